@@ -1,0 +1,1 @@
+"""Training Transformers for machine translation in JAX/Flax."""

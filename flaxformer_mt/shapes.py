@@ -1,0 +1,56 @@
+"""Axis letters, array types, and the two structures that rooms hand to each other: `Batch` and `Cache`.
+
+Owns the glossary; knows nothing of files, configs or devices.
+
+B batch · S source length · T target length · Q query length · M attended (memory) length · D model width ·
+H heads · K query/key size of a head · E value size of a head · F feed-forward width · V vocabulary ·
+W beam width · L layers. Masks are bool, True = may attend.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from beartype import beartype
+from jaxtyping import Bool, Float, Int, jaxtyped
+
+Array = jax.Array | np.ndarray
+
+Tokens = Int[Array, "B T"]
+Activations = Float[Array, "B T D"]
+AttentionMask = Bool[Array, "#B #H #Q M"]
+
+# Checks the annotated shapes of a function at each call; under jit that is once, while tracing.
+typed = jaxtyped(typechecker=beartype)
+
+
+class Batch(NamedTuple):
+    """Sentence pairs as arrays, padded to one of a few static shapes.
+
+    With pad 0, bos 1, eos 2, the pair ([5, 6, 2], [7, 8, 9, 2]) in a 4x6 bucket is the row
+    source [5 6 2 0], target_in [1 7 8 9 0 0], target_out [7 8 9 2 0 0].
+    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each pair;
+    bucketed rows hold one pair, and the four arrays are None.
+    """
+
+    source: Int[Array, "B S"]
+    target_in: Int[Array, "B T"]
+    target_out: Int[Array, "B T"]
+    source_mask: Bool[Array, "B S"]
+    target_mask: Bool[Array, "B T"]
+    source_segments: Int[Array, "B S"] | None = None
+    target_segments: Int[Array, "B T"] | None = None
+    source_positions: Int[Array, "B S"] | None = None
+    target_positions: Int[Array, "B T"] | None = None
+
+
+class Cache(NamedTuple):
+    """What decoding remembers between tokens.
+
+    `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves are
+    [B, ...], computed once a source and shared by its beams; `index` is the number of tokens decoded so far.
+    """
+
+    per_beam: Any
+    shared: Any
+    index: Int[Array, ""]
