@@ -1,0 +1,51 @@
+"""The position-wise feed-forward network, plain or gated.
+
+Knows nothing of sequences: each position is transformed alone.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.layers import Dropout, make_initializer
+from flaxformer_mt.shapes import Array
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # the erf of Hendrycks and Gimpel 2016
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+class FeedForward(nn.Module):
+    """activation(x W1 + b1) W2 + b2 (section 3.3); swiglu multiplies a second projection in (Shazeer 2020)."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        config = self.config
+        dense = functools.partial(
+            nn.Dense,
+            use_bias=config.ffn_bias,
+            dtype=jnp.dtype(config.dtype),
+            kernel_init=make_initializer(config.initializer),
+        )
+        self.input = dense(config.ffn_dim)
+        if config.activation == "swiglu":
+            self.gate = dense(config.ffn_dim)
+        self.output = dense(config.model_dim)
+        rate = config.ffn_dropout_rate
+        self.dropout = Dropout(config.dropout_rate if rate is None else rate)
+
+    def __call__(self, x: Array, *, deterministic: bool) -> Array:
+        """x [..., D] -> [..., D], through width F."""
+        hidden = self.input(x)
+        if self.config.activation == "swiglu":
+            hidden = hidden * jax.nn.silu(self.gate(x))
+        else:
+            hidden = _ACTIVATIONS[self.config.activation](hidden)
+        return self.output(self.dropout(hidden, deterministic=deterministic))
