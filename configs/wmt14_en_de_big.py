@@ -1,0 +1,27 @@
+"""English to German on WMT 2014 with the big model of "Attention Is All You Need" (Vaswani et al. 2017).
+
+    pip install 'flaxformer-mt[tfds-build]'         # once: TFDS builds this set with TensorFlow
+    python -m flaxformer_mt prepare --config=wmt14_en_de_big
+    python train.py --config=wmt14_en_de_big
+
+Meant for several large GPUs (the paper: three and a half days on eight P100s). Data, vocabulary and
+schedule are those of wmt14_en_de_base.py; wider layers, dropout 0.3, 300,000 steps and the last twenty
+checkpoints averaged are the paper's for this model.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from flaxformer_mt.config import Config, load_config
+
+
+def get_config() -> Config:
+    """Table 3's big model, derived from the base model's file beside this one."""
+    base = load_config(Path(__file__).with_name("wmt14_en_de_base.py"))
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, model_dim=1024, num_heads=16, ffn_dim=4096, dropout_rate=0.3),
+        train=dataclasses.replace(
+            base.train, steps=300_000, checkpoint_every=600, keep_checkpoints=20, average_last=20
+        ),
+    )
