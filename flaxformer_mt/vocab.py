@@ -1,0 +1,389 @@
+"""Text to ids and back: training, loading and saving of SentencePiece models.
+
+Row 2 of the data path, and the only door to sentencepiece. Knows what pad, bos, eos and unk are; knows no
+batches, no files of text, and no network.
+"""
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import sentencepiece
+
+from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.errors import UserError
+
+# The visible space of SentencePiece, U+2581.
+_SPACE = "\u2581"
+# Training reads lines in stretches of at most this many characters: SentencePiece would skip lines of more
+# than max_sentence_length bytes without a word, and its unigram trainer's time grows faster than a line does.
+_TRAINING_CHARACTERS = 1000
+_TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
+# Sums of the unigram trainer depend on the number of threads: a fixed one gives one model on every machine.
+_TRAINING_THREADS = 16
+# Warnings are ours to give, in the user's words.
+_ONLY_FATAL = 3
+# The generator of subword sampling is seeded through a global of the library.
+_SAMPLING_LOCK = threading.Lock()
+
+_JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
+
+
+class TextPairs(Protocol):
+    """What training a vocabulary needs of the pairs: how many, and each with `.source` and `.target`."""
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """The pairs in order."""
+        ...
+
+
+class Vocab:
+    """One SentencePiece model: text <-> ids.
+
+    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols.
+    fingerprint: hex digest of the model.
+    """
+
+    def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
+        """Loads a serialized model; `name` is what messages call it.
+
+        Raises:
+          UserError: `model` is not a SentencePiece model, or one without pad, bos or eos.
+        """
+        sentencepiece.set_min_log_level(_ONLY_FATAL)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+            self.size: int = self._processor.get_piece_size()
+        except RuntimeError as error:
+            raise UserError(
+                f"{name} is not a SentencePiece model; give a .model file of spm_train"
+            ) from error
+        if not self.size:
+            raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+        self.pad_id: int = self._processor.pad_id()
+        self.bos_id: int = self._processor.bos_id()
+        self.eos_id: int = self._processor.eos_id()
+        self.unk_id: int = self._processor.unk_id()
+        ids = {"pad": self.pad_id, "bos": self.bos_id, "eos": self.eos_id}
+        missing = [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]
+        if missing:
+            raise UserError(
+                f"{name} has no {' and no '.join(missing)} symbol (ids: {ids}, -1 is absent); train it with "
+                + " ".join(f"--{symbol}_id=N" for symbol in missing)
+            )
+        self._model = model
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+
+    @classmethod
+    def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
+        """Reads a `.model` file; `name` says in messages where the path came from.
+
+        Raises:
+          UserError: the file is absent or unreadable, is no model, or lacks pad, bos or eos.
+        """
+        try:
+            model = Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(f"{name} {path} cannot be read: {error.strerror}; check the path") from error
+        return cls(model, name=f"{name} {path}")
+
+    def save(self, path: Path) -> None:
+        """Writes the model; a file of that name is replaced at once or not at all."""
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            partial.write_bytes(self._model)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of `text`, ending in eos, never starting with bos; the empty text is [eos]."""
+        return self.tokenize_all([text])[0].tolist()
+
+    def tokenize_all(
+        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None
+    ) -> list[np.ndarray]:
+        """The ids of many texts, each an int32 array that ends in eos.
+
+        Args:
+          texts: any strings.
+          sampling: subword regularisation, 0 for none: the dropout of merges of a BPE model (Provilkov et al.
+            2020), or the sharpness alpha of a unigram model's samples from all segmentations (Kudo 2018).
+          seed: of sampling; the same texts, sampling and seed give the same ids.
+
+        Raises:
+          UserError: a text is not valid Unicode, or `sampling` is on for a model that cannot: char or word.
+        """
+        if sampling and seed is None:
+            raise ValueError("sampling needs a seed")
+        try:
+            if sampling:
+                return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
+            return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
+        except (RuntimeError, TypeError) as error:
+            _refuse_surrogates(texts)
+            if "SampleEncode is not available" in str(error):
+                raise UserError(
+                    f"vocab.sampling is {sampling}, but the vocabulary is neither bpe nor unigram; set 0"
+                ) from error
+            raise
+
+    def _sample(self, texts: list[str], sampling: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
+        # SentencePiece keeps one generator a thread, which starts from a global seed when it is first used:
+        # samples are a function of the seed in a fresh thread, one only, when nobody sets the seed meanwhile.
+        with _SAMPLING_LOCK, ThreadPoolExecutor(max_workers=1) as fresh_thread:
+            sentencepiece.set_random_generator_seed(int(seed.generate_state(1, np.uint32)[0]))
+            return fresh_thread.submit(
+                self._processor.encode,
+                texts,
+                add_eos=True,
+                enable_sampling=True,
+                nbest_size=-1,
+                alpha=sampling,
+                num_threads=1,
+                return_type="numpy",
+            ).result()
+
+    def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
+        r"""The text of `ids` up to the first eos, without pad and bos; one line whatever the ids.
+
+        A model with byte fallback can spell any byte: "\n" and "\r" become spaces, so a line stays a line.
+        """
+        kept = []
+        for token in np.asarray(ids).tolist():
+            if token == self.eos_id:
+                break
+            if token not in (self.pad_id, self.bos_id):
+                kept.append(token)
+        text = self._processor.decode(kept)
+        # Bytes can also spell the visible space, as a word model does before each unknown word.
+        return text.removeprefix(_SPACE).replace(_SPACE, " ").replace("\n", " ").replace("\r", " ")
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The pieces of `ids` as the model spells them, special symbols and visible spaces included."""
+        return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
+
+
+def _refuse_surrogates(texts: Iterable[str]) -> None:
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"text {text[:60]!r} is not valid Unicode: {error.reason} at character {error.start}; "
+                "read it from UTF-8"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Vocabs:
+    """The vocabularies of the two languages; one and the same when `joint`."""
+
+    source: Vocab
+    target: Vocab
+    joint: bool
+
+    def __post_init__(self) -> None:
+        """Refuses two models that number the padding differently: a batch has one pad id."""
+        if self.source.pad_id != self.target.pad_id:
+            raise UserError(
+                f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
+                f"{self.target.pad_id}; train both with the same --pad_id"
+            )
+
+    def save(self, directory: str | Path) -> None:
+        """Writes joint.model, or source.model and target.model."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.joint:
+            self.source.save(directory / _JOINT)
+        else:
+            self.source.save(directory / _SOURCE)
+            self.target.save(directory / _TARGET)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Vocabs":
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: the models are absent, both joint and separate, or damaged.
+        """
+        directory = Path(directory)
+        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
+        separate = source.is_file() and target.is_file()
+        if joint.is_file() and separate:
+            raise UserError(
+                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove what is not in use"
+            )
+        if joint.is_file():
+            vocab = Vocab.load(joint)
+            return cls(vocab, vocab, joint=True)
+        if separate:
+            return cls(Vocab.load(source), Vocab.load(target), joint=False)
+        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
+
+
+def load_vocabs(directory: str | Path) -> Vocabs:
+    """The vocabularies of a run; see `Vocabs.load`."""
+    return Vocabs.load(directory)
+
+
+def make_vocabs(config: VocabConfig, pairs: TextPairs, directory: str | Path) -> Vocabs:
+    """The vocabularies in `directory`; when it has none, the given models or trained ones are put there.
+
+    Training is deterministic: the same pairs and config give the same bytes.
+
+    Raises:
+      UserError: what is there or given contradicts `config`, or `pairs` do not support what it asks for.
+    """
+    directory = Path(directory)
+    if (directory / _JOINT).is_file() or (
+        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
+    ):
+        vocabs = Vocabs.load(directory)
+        _check_agrees(vocabs, config, directory)
+        return vocabs
+    if config.joint:
+        if config.target_model:
+            raise UserError(
+                f"vocab.target_model is {config.target_model}, but vocab.joint is True and one model "
+                "serves both; set vocab.joint=False, or give vocab.source_model alone"
+            )
+        vocab = _given_or_trained(config, pairs, "source", sides=("source", "target"))
+        vocabs = Vocabs(vocab, vocab, joint=True)
+    else:
+        vocabs = Vocabs(
+            _given_or_trained(config, pairs, "source", sides=("source",)),
+            _given_or_trained(config, pairs, "target", sides=("target",)),
+            joint=False,
+        )
+    vocabs.save(directory)
+    return vocabs
+
+
+def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
+    remedy = f"set it back, or remove {directory} (or take another run directory) for a new vocabulary"
+    if vocabs.joint != config.joint:
+        raise UserError(
+            f"vocab.joint is {config.joint}, but {directory} holds joint={vocabs.joint}; {remedy}"
+        )
+    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
+        size = getattr(vocabs, side).size
+        if not given and size != config.size:
+            raise UserError(
+                f"vocab.size is {config.size}, but {directory} holds {size} {side} pieces; {remedy}"
+            )
+
+
+def _given_or_trained(config: VocabConfig, pairs: TextPairs, side: str, *, sides: tuple[str, ...]) -> Vocab:
+    given = getattr(config, f"{side}_model")
+    if given:
+        return Vocab.load(given, name=f"vocab.{side}_model")
+    return _train(config, pairs, sides)
+
+
+def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
+    lines, model = _Lines(pairs, sides, config.max_sentences), io.BytesIO()
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.size,
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            normalization_rule_name=config.normalization,
+            pad_id=config.pad_id,
+            bos_id=config.bos_id,
+            eos_id=config.eos_id,
+            unk_id=config.unk_id,
+            max_sentence_length=_TRAINING_BYTES,
+            num_threads=_TRAINING_THREADS,
+            minloglevel=_ONLY_FATAL,
+        )
+    except RuntimeError as error:
+        if lines.error is not None:
+            raise lines.error from None
+        raise UserError(_explain(str(error), config, sides)) from error
+    vocab = Vocab(model.getvalue())
+    if (
+        vocab.size != config.size
+    ):  # a char model has as many pieces as there are characters, whatever was asked for
+        raise UserError(_too_large(config, sides, vocab.size))
+    return vocab
+
+
+class _Lines:
+    """The sentences to train on, at most `max_sentences`, spread evenly over the data.
+
+    error: what reading the pairs raised; SentencePiece would make it text in a message of its own.
+    """
+
+    def __init__(self, pairs: TextPairs, sides: tuple[str, ...], max_sentences: int) -> None:
+        self._pairs, self._sides = pairs, sides
+        self._wanted = min(len(pairs), max(1, max_sentences // len(sides)))
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        total, wanted = len(self._pairs), self._wanted
+        try:
+            for index, pair in enumerate(self._pairs):
+                if (index + 1) * wanted // total > index * wanted // total:
+                    for side in self._sides:
+                        yield from _stretches(getattr(pair, side))
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def _stretches(line: str) -> Iterator[str]:
+    """Cuts a long line before spaces, or where it must; if 4 were long, "ab cdefg" -> "ab", " cde", "fg"."""
+    start = 0
+    while len(line) - start > _TRAINING_CHARACTERS:
+        space = line.rfind(" ", start + 1, start + _TRAINING_CHARACTERS + 1)
+        end = space if space > 0 else start + _TRAINING_CHARACTERS
+        yield line[start:end]
+        start = end
+    yield line[start:]
+
+
+def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
+    """The user's words for an error of SentencePiece's trainer."""
+    where = " and ".join(sides)
+    if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
+        return _too_large(config, sides, int(match[1]))
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
+        return (
+            f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
+            f"{config.kind} vocabulary of the {where} text begins with; set vocab.size to {match[1]} or "
+            f"more, better some thousands, or lower vocab.character_coverage ({config.character_coverage})"
+        )
+    if "(vocab_size) >= (0)" in problem:
+        least = 4 + 256 * config.byte_fallback
+        symbols = "special symbols and bytes" if config.byte_fallback else "special symbols"
+        return f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+    if "sentences_.empty()" in problem or "all_chars_count" in problem:
+        return f"the {where} text to train the vocabulary on is empty; check data.dataset"
+    return f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
+
+
+def _too_large(config: VocabConfig, sides: tuple[str, ...], maximum: int) -> str:
+    return (
+        f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives {maximum} "
+        f"{config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+    )
