@@ -1,0 +1,152 @@
+"""What each command takes: one dataclass a command, whose docstring and comments are its `--help`.
+
+Owns names, types and defaults of flags, and how a flag's text becomes a value. Knows neither who splits the
+command line nor what the commands do.
+"""
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from flaxformer_mt.config import Config
+
+_TRUTH = {"true": True, "false": False}
+_NOUNS = {int: "whole number", float: "number"}
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What the commands share that start from a config."""
+
+    # Run directory. Without --config, one that exists gives its own config.
+    run: Path
+    # The experiment.
+    config: Config = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class TrainOptions(ExperimentOptions):
+    """Trains the model that a config describes, or carries on where a run's last checkpoint is."""
+
+
+@dataclass(frozen=True)
+class ShowOptions(ExperimentOptions):
+    """Shows the resolved config, the parameters, and the FLOPs, memory and batch shapes of a step."""
+
+
+@dataclass(frozen=True)
+class PrepareOptions(ExperimentOptions):
+    """Prepares data set, vocabulary and token store, and reports on the data."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What the commands share that search for translations."""
+
+    # Run directory of a trained model.
+    run: Path
+    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    checkpoint: str | None = None
+    # Beam search, or always the most probable token. None: as the run's config says.
+    method: Literal["beam", "greedy"] | None = None
+    # Hypotheses that beam search keeps. None: as the run's config says.
+    beam_size: int | None = None
+    # Exponent of the length penalty; 0: none. None: as the run's config says.
+    length_penalty: float | None = None
+    # Source and beam tokens that are searched together. None: as the run's config says.
+    batch_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(SearchOptions):
+    """Translates a split, or a file, and scores it against its references."""
+
+    # Which split of the run's data set. None: test, unless a file is given.
+    split: Literal["test", "valid"] | None = None
+    # Instead of a split: a file of sentences.
+    source: Path | None = None
+    # The file of their translations, one line for each line of the source.
+    reference: Path | None = None
+    # Score without regard to case.
+    lowercase: bool = False
+
+
+@dataclass(frozen=True)
+class TranslateOptions(SearchOptions):
+    """Translates text, one sentence a line: one line out for each line in, in the same order."""
+
+    # File to read; -: standard input.
+    input: str = "-"
+    # File to write, called FILE.partial until it is whole; -: standard output.
+    output: str = "-"
+    # Write so many translations of a line as `i ||| text ||| score`, i counting lines from 0. None: the best.
+    n_best: int | None = None
+    # Write `score<TAB>text`. A score is a log-probability over its length penalty.
+    scores: bool = False
+    # Lines that are not UTF-8: end with an error, or replace what cannot be read by U+FFFD.
+    invalid_utf8: Literal["refuse", "replace"] = "refuse"
+
+
+@dataclass(frozen=True)
+class AverageOptions:
+    """Averages the parameters of the last checkpoints into checkpoints/average."""
+
+    # Run directory of a trained model.
+    run: Path
+    # How many checkpoints, counted from the newest.
+    last: int
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Tells versions and devices, what is missing, and how to get it."""
+
+
+def read_value(text: str, kind: Any) -> Any:
+    """What a flag's text means for a field of a type: "1,2" for tuple[float, ...] is (1.0, 2.0).
+
+    Raises:
+      ValueError: it means nothing; the message says what would.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        wanted = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if text.lower() == "none" else read_value(text, wanted)
+    if origin is Literal:
+        return text if text in arguments else _refuse_choice(text, arguments)
+    if origin is tuple:
+        return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
+    if kind is bool:
+        return _refuse_choice(text, ("True", "False")) if text.lower() not in _TRUTH else _TRUTH[text.lower()]
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"is {text!r}, which is no {_NOUNS[kind]}") from None
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"is {text!r}, which is no {_NOUNS[kind]}")
+    return value
+
+
+def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
+    near = difflib.get_close_matches(text.lower(), choices, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"is {text!r}{hint} (allowed: {', '.join(choices)})")
+
+
+def describe_type(kind: Any) -> str:
+    """How `--help` writes a type: INT, {bucket,pack}, FLOAT|none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return "|".join(
+            "none" if argument is types.NoneType else describe_type(argument) for argument in arguments
+        )
+    if origin is Literal:
+        return "{" + ",".join(arguments) + "}"
+    if origin is tuple:
+        return f"{describe_type(arguments[0])},..."
+    return "{True,False}" if kind is bool else str(kind.__name__).upper()
