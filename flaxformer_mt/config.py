@@ -176,6 +176,8 @@ class TrainConfig:
 
     steps: int = 100_000
     label_smoothing: float = 0.1
+    # Tokens whose logits are made at a time for the loss. 0: all at once, best on accelerators; about 256 suits CPUs.
+    loss_chunk_tokens: int = 0
     log_every: int = 50
     # Loss and BLEU on the validation set every so many steps.
     evaluate_every: int = 1000
@@ -433,6 +435,8 @@ def _training_problems(config: Config) -> typing.Iterator[str]:
     for name, share in [("optim.ema_decay", optim.ema_decay), ("train.label_smoothing", train.label_smoothing)]:
         if not 0 <= share < 1:
             yield f"{name} is {share}; it must be at least 0 and below 1"
+    if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
+        yield f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; use adamw"
     if optim.schedule in ("cosine", "linear") and optim.warmup_steps >= train.steps:
         yield f"optim.warmup_steps {optim.warmup_steps} leaves nothing of train.steps {train.steps}; lower it"
     if train.average_last > train.keep_checkpoints:

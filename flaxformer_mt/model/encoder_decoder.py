@@ -24,7 +24,7 @@ def _maybe_remat(block: type[nn.Module], config: ModelConfig, *, deterministic_a
 
 
 class Embedding(nn.Module):
-    """The table [V, D] that turns ids into vectors, and vectors into logits where it is tied to the output."""
+    """The table [V, D] that turns ids into vectors, and whose rows may be tied to the output."""
 
     size: int
     model_dim: int
@@ -37,11 +37,6 @@ class Embedding(nn.Module):
     def __call__(self, ids: Array) -> Array:
         """Vectors [..., D] of ids [...]."""
         return jnp.take(self.embedding, ids, axis=0)
-
-    def attend(self, x: Array) -> Array:
-        """Products [..., V] of x [..., D] with every row, in float32."""
-        table = self.embedding.astype(x.dtype)
-        return jnp.einsum("...D,VD->...V", x, table, preferred_element_type=jnp.float32)
 
 
 class Stack(nn.Module):
@@ -84,7 +79,8 @@ class Stack(nn.Module):
 class EncoderDecoder(nn.Module):
     """Encoder, decoder, embeddings and output, tied as `model.tying` says.
 
-    Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/..., output/kernel.
+    Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/...,
+    output_kernel, output_bias.
     """
 
     config: ModelConfig
@@ -102,14 +98,16 @@ class EncoderDecoder(nn.Module):
         self.decoder = Stack(config, config.num_decoder_layers, DecoderBlock)
         if config.tying == "none":
             init = make_initializer(config.initializer)
-            self.output = nn.Dense(
-                self.target_size, use_bias=config.output_bias, dtype=jnp.dtype(config.dtype), kernel_init=init
-            )
-        elif config.output_bias:
+            self.output_kernel = self.param("output_kernel", init, (config.model_dim, self.target_size))
+        if config.output_bias:
             self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.target_size,))
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
         """Logits [B, T, V] of every next target token, in float32."""
+        return self.logits(self.hidden(batch, deterministic=deterministic))
+
+    def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
+        """What the output layer turns into logits, [B, T, D]."""
         if batch.source_segments is None or batch.target_segments is None:
             source_mask = cross_mask = make_padding_mask(batch.source_mask)
             self_mask = make_causal_mask(batch.target_in.shape[1])
@@ -119,7 +117,7 @@ class EncoderDecoder(nn.Module):
             causal = make_causal_mask(batch.target_in.shape[1])
             self_mask = make_segment_mask(batch.target_segments, batch.target_segments) & causal
         memory = self._encode(batch.source, source_mask, batch.source_positions, deterministic=deterministic)
-        x = self._decode(
+        return self._decode(
             batch.target_in,
             memory,
             self_mask=self_mask,
@@ -127,7 +125,6 @@ class EncoderDecoder(nn.Module):
             positions=batch.target_positions,
             deterministic=deterministic,
         )
-        return self.logits(x)
 
     def encode(self, source: Array, source_mask: Array) -> Array:
         """The memory [B, S, D] of sources [B, S], one to a row."""
@@ -168,11 +165,16 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, x: Array) -> Array:
         """Scores [..., V] of the target vocabulary for x [..., D], in float32."""
+        table, bias = self.output_layer()
+        scores = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+        return scores if bias is None else scores + bias
+
+    def output_layer(self) -> tuple[Array, Array | None]:
+        """The matrix [V, D] and bias [V] that turn hidden states into logits."""
+        bias = self.output_bias if self.config.output_bias else None
         if self.config.tying == "none":
-            return self.output(x).astype(jnp.float32)
-        table = self.shared_embedding if self.config.tying == "all" else self.target_embedding
-        scores = table.attend(x)
-        return scores + self.output_bias if self.config.output_bias else scores
+            return self.output_kernel.T, bias
+        return (self.shared_embedding if self.config.tying == "all" else self.target_embedding).embedding, bias
 
     def _embed_source(self, ids: Array) -> Array:
         return self.shared_embedding(ids) if self.config.tying == "all" else self.source_embedding(ids)

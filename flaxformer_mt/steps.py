@@ -1,0 +1,153 @@
+"""The update and the evaluation of one batch, as pure functions.
+
+Row 9 of the data path. Gradients are sums over tokens, added up over devices by `reduce` and over microbatches by
+`add_sums`, and divided once by the number of tokens; so neither the number of devices nor the number of
+microbatches changes the update. Knows nothing of loops, files or which devices there are.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.losses import Output, count_correct, projected_cross_entropy, smoothed_cross_entropy
+from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.state import TrainState
+
+Reduce = Callable[[Any], Any]
+
+_PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
+
+
+class Sums(NamedTuple):
+    """Gradient and loss of some tokens, summed; weight is how many they are."""
+
+    gradients: Any
+    loss_sum: Array
+    weight: Array
+
+
+class StepMetrics(NamedTuple):
+    """What an update reports, as device scalars: reading one waits for the step."""
+
+    loss_sum: Array
+    weight: Array
+    gradient_norm: Array
+    skipped: Array
+    skipped_in_a_row: Array
+
+
+def keep(tree: Any) -> Any:
+    """The `reduce` of a program that sees whole arrays: nothing to add up."""
+    return tree
+
+
+def add_sums(left: Sums, right: Sums) -> Sums:
+    """The sums of two microbatches together."""
+    return jax.tree.map(jnp.add, left, right)
+
+
+def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
+    """Builds the pure function from parameters and a batch to the sums of its gradients."""
+
+    def gradient_step(params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep) -> Sums:
+        key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
+        dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+
+        def loss_of(params: Any) -> tuple[Array, Array]:
+            def run(module: Any) -> tuple[Array, Array]:
+                hidden = module.hidden(batch, deterministic=False)
+                return _training_loss(module, hidden, batch, config)
+
+            return nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
+
+        (loss_sum, weight), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return reduce(Sums(gradients, loss_sum, weight))
+
+    return gradient_step
+
+
+def _training_loss(module: Any, hidden: Array, batch: Batch, config: Config) -> tuple[Array, Array]:
+    smoothing = config.train.label_smoothing
+    if config.train.loss_chunk_tokens:
+        return projected_cross_entropy(
+            hidden,
+            Output(*module.output_layer()),
+            batch.target_out,
+            batch.target_mask,
+            smoothing=smoothing,
+            chunk_tokens=config.train.loss_chunk_tokens,
+        )
+    return smoothed_cross_entropy(module.logits(hidden), batch.target_out, batch.target_mask, smoothing)
+
+
+def make_update(
+    optimizer: optax.GradientTransformation, config: Config
+) -> Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]:
+    """Builds the pure update: divide by the weight, clip, step, move the average.
+
+    A gradient with a NaN or an infinity leaves everything but the counters as it was.
+    """
+
+    def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+        gradients = jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
+        norm = optax.global_norm(gradients)
+        good = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        def choose(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+
+        params = choose(params, state.params)
+        ema_params = state.ema_params
+        if ema_params is not None:
+            # Early averages forget faster, so that the start does not linger.
+            number = state.step.astype(jnp.float32)
+            decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
+            ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
+        skipped_now = jnp.where(good, 0, 1)
+        after = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=choose(opt_state, state.opt_state),
+            ema_params=ema_params,
+            skipped=state.skipped + skipped_now,
+            skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
+        )
+        # Copies: the state is donated to the next step, its counters must outlive it.
+        return after, StepMetrics(sums.loss_sum, sums.weight, norm, after.skipped + 0, after.skipped_in_a_row + 0)
+
+    return update
+
+
+def make_train_step(
+    model: nn.Module, optimizer: optax.GradientTransformation, config: Config
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
+    """Builds the pure update from one batch; `reduce` sums a pytree over devices (`keep` under jit)."""
+    gradient_step = make_gradient_step(model, config)
+    update = make_update(optimizer, config)
+
+    def train_step(state: TrainState, batch: Batch, *, reduce: Reduce = keep) -> tuple[TrainState, StepMetrics]:
+        return update(state, gradient_step(state.params, state.step, batch, reduce=reduce))
+
+    return train_step
+
+
+def make_evaluation_step(model: nn.Module) -> Callable[..., dict[str, tuple[Array, Array]]]:
+    """Builds the function from parameters and a batch to (sum, weight) of loss and token accuracy.
+
+    The loss is plain cross-entropy in nats a token: smoothing belongs to training.
+    """
+
+    def evaluation_step(params: Any, batch: Batch, *, reduce: Reduce = keep) -> dict[str, tuple[Array, Array]]:
+        logits = model.apply({"params": params}, batch, deterministic=True)
+        loss = smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0)
+        accuracy = count_correct(logits, batch.target_out, batch.target_mask)
+        return reduce({"loss": loss, "accuracy": accuracy})
+
+    return evaluation_step
