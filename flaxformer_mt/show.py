@@ -1,0 +1,139 @@
+"""What an experiment amounts to before it runs: parameters, FLOPs and memory of a step, shapes of batches.
+
+Everything is found by tracing the very functions that training runs, on shapes alone: nothing is computed.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from flaxformer_mt.config import Config, to_dict
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.optim import make_optimizer, make_schedule
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.state import init_state
+from flaxformer_mt.steps import make_gradient_step
+
+
+def show(config: Config) -> dict[str, Any]:
+    """Describes an experiment as JSON values.
+
+    The vocabularies are taken to have `vocab.size` entries. A step is one update from `optim.accumulation`
+    batches of the longest shape, every position a token.
+    """
+    model = make_model(config.model, source_size=config.vocab.size, target_size=config.vocab.size)
+    params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    batch = longest_batch(config)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    traced = jax.make_jaxpr(make_gradient_step(model, config))(params, number, batch)
+    flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
+    (rows, source_length), target_length = batch.source.shape, batch.target_in.shape[1]
+    tokens = rows * target_length * config.optim.accumulation
+    return {
+        "parameters": count_parameters(params),
+        "batch": {
+            "longest_shape": {"rows": rows, "source": source_length, "target": target_length},
+            "most_shapes": config.data.num_shapes if config.data.batching == "bucket" else 1,
+            "target_tokens": tokens,
+        },
+        "step": {
+            "teraflops": round(flops / 1e12, 4),
+            "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
+            "memory_mib": estimate_memory(config, params),
+        },
+        "config": to_dict(config),
+    }
+
+
+def longest_batch(config: Config) -> Batch:
+    """The shapes of the largest batch that the config allows: rows for the longest sentences."""
+    data = config.data
+    multiple = data.length_multiple
+    source, target = (-(-n // multiple) * multiple for n in (data.max_source_length, data.max_target_length))
+    rows = max(data.batch_tokens // max(source, target) // data.row_multiple, 1) * data.row_multiple
+
+    def array(length: int, kind: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, length), kind)
+
+    ids, truth = jnp.int32, jnp.bool_
+    plain = Batch(
+        source=array(source, ids),
+        target_in=array(target, ids),
+        target_out=array(target, ids),
+        source_mask=array(source, truth),
+        target_mask=array(target, truth),
+    )
+    if data.batching == "bucket":
+        return plain
+    return plain._replace(
+        source_segments=array(source, ids),
+        target_segments=array(target, ids),
+        source_positions=array(source, ids),
+        target_positions=array(target, ids),
+    )
+
+
+def count_parameters(params: Any) -> dict[str, Any]:
+    """Parameters in all, in embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
+    modules: Counter[str] = Counter()
+    embeddings = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = [str(key.key) for key in path]
+        modules["/".join(names[:2])] += leaf.size
+        embeddings += leaf.size if names[-1] == "embedding" else 0
+    return {"total": modules.total(), "embeddings": embeddings, "modules": dict(modules)}
+
+
+def count_product_flops(jaxpr: Jaxpr) -> int:
+    """Floating-point operations of all matrix products in a traced program, two for each multiply-add.
+
+    [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. Loops of unknown length (`while`) count once.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            terms = math.prod(left[axis] for axis in contracted)
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * terms
+            continue
+        inner = [part for value in equation.params.values() for part in _programs_in(value)]
+        counts = [count_product_flops(part) for part in inner]
+        if equation.primitive.name == "cond":
+            total += max(counts)  # one branch runs
+        else:
+            total += sum(counts) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total
+
+
+def _programs_in(value: Any) -> list[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    return [part for item in value for part in _programs_in(item)] if isinstance(value, tuple | list) else []
+
+
+def estimate_memory(config: Config, params: Any) -> dict[str, float]:
+    """MiB that a step holds on each device besides activations, which depend on what XLA makes of the step."""
+    optimizer = make_optimizer(
+        config.optim,
+        make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),
+    )
+    state = jax.eval_shape(lambda p: init_state(p, optimizer, ema=config.optim.ema_decay > 0), params)
+    sizes = {
+        "parameters": _bytes_of(state.params),
+        "gradients": _bytes_of(state.params) * (2 if config.optim.accumulation > 1 else 1),
+        "optimizer": _bytes_of(state.opt_state),
+        "moving_average": _bytes_of(state.ema_params),
+    }
+    total = sum(sizes.values())
+    return {name: round(size / 2**20, 1) for name, size in (sizes | {"without_activations": total}).items()}
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
