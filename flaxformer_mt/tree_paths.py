@@ -1,0 +1,144 @@
+"""Trees of arrays as flat tables: leaves by their path, on the host and back, and how two tables differ.
+
+Owns the spelling of paths (`encoder/layer_0/kernel`) and of specs (`float32[4,8]`). Knows nothing of files.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+# {"encoder/layer_0/kernel": leaf}
+Leaves = dict[str, Any]
+# {"encoder/layer_0/kernel": "float32[4,8]"}
+Specs = dict[str, str]
+
+# The path of a tree that is one bare leaf.
+_BARE_LEAF = "value"
+
+
+def flatten_tree(tree: PyTree) -> Leaves:
+    """The leaves of a tree by path; what has no leaves (None, optax.EmptyState) has no entry.
+
+        {"a": {"b": x}, "c": (y, None)} -> {"a/b": x, "c/0": y}
+
+    Raises ValueError if a name has a slash in it or two leaves have the same path.
+    """
+    leaves: Leaves = {}
+    for entries, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = jax.tree_util.keystr(entries, simple=True, separator="/") or _BARE_LEAF
+        if path in leaves or path.count("/") != max(len(entries) - 1, 0):
+            raise ValueError(
+                f"the path {path} of a leaf is ambiguous; rename what has a slash or a twin in it"
+            )
+        leaves[path] = leaf
+    return leaves
+
+
+def unflatten_like(tree: PyTree, leaves: Leaves) -> PyTree:
+    """A tree of the structure of `tree` with the leaves of the same paths."""
+    structure = jax.tree_util.tree_structure(tree)
+    return jax.tree_util.tree_unflatten(structure, [leaves[path] for path in flatten_tree(tree)])
+
+
+def nest_leaves(leaves: Leaves) -> dict[str, Any]:
+    """Leaves as nested dicts: {"a/b": x, "c/0": y} -> {"a": {"b": x}, "c": {"0": y}}."""
+    nested: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return nested
+
+
+def make_specs(leaves: Leaves) -> Specs:
+    """Type and shape of each leaf, as in {"a/b": "float32[4,8]", "step": "int32[]"}."""
+    return {path: make_spec(leaf) for path, leaf in leaves.items()}
+
+
+def make_spec(leaf: Any) -> str:
+    """Type and shape of an array, a ShapeDtypeStruct or a number, as `float32[4,8]`."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
+
+
+def is_empty(spec: str) -> bool:
+    """Whether arrays of this spec have no elements, as those of `float32[0,8]`."""
+    return 0 in _parse_spec(spec)[1]
+
+
+def make_empty(spec: str) -> np.ndarray:
+    """The array without elements that `spec` describes."""
+    dtype, shape = _parse_spec(spec)
+    assert 0 in shape, spec
+    return np.empty(shape, jnp.dtype(dtype))
+
+
+def _parse_spec(spec: str) -> tuple[str, list[int]]:
+    dtype, _, shape = spec.rstrip("]").partition("[")
+    return dtype, [int(size) for size in shape.split(",") if size]
+
+
+def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
+    """Every path whose type or shape differs, one line each, in the order of `wanted`."""
+    lines = []
+    for path in [*wanted, *(path for path in stored if path not in wanted)]:
+        if stored.get(path) != wanted.get(path):
+            lines.append(
+                f"{path}: stored {stored.get(path, 'nothing')}, wanted {wanted.get(path, 'nothing')}"
+            )
+    return lines
+
+
+def average_leaves(tables: Iterable[Leaves]) -> Leaves:
+    """The mean of each leaf over tables of the same specs, summed in float64 and returned in the leaf's type.
+
+    Leaves that are not floating-point have no mean; they are those of the last table.
+    """
+    sums: Leaves = {}
+    newest: Leaves = {}
+    count = 0
+    for newest in tables:
+        count += 1
+        for path, leaf in newest.items():
+            sums[path] = sums.get(path, 0.0) + leaf.astype(np.float64)
+    return {
+        path: np.asarray(sums[path] / count, leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        for path, leaf in newest.items()
+    }
+
+
+def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
+    """Copies of all leaves in host memory, whole whatever their sharding; all processes call it together.
+
+    They are copies even on the CPU, where the host could see the device's own buffer: a step that donates it
+    writes there.
+    """
+    for leaf in leaves.values():
+        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
+    return {path: np.array(_gather_leaf(leaf), copy=True) for path, leaf in leaves.items()}
+
+
+def _gather_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if leaf.is_fully_replicated:
+        return leaf.addressable_data(0)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(leaf, tiled=True)
+
+
+def place_leaf(leaf: np.ndarray, like: Any) -> Any:
+    """Puts a host array where `like` is: its sharding, the default device if it names none, or the host."""
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    if like.sharding is None:
+        return jnp.asarray(leaf)
+    return jax.make_array_from_callback(leaf.shape, like.sharding, lambda index: leaf[index])
