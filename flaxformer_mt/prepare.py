@@ -1,0 +1,79 @@
+"""From a config to everything that training reads: pairs, vocabularies, token stores, and a report on them.
+
+Rows 1 to 3 of the data path, in order. Knows nothing of models or devices.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
+from flaxformer_mt.data.batching import plan_epoch, plan_summary
+from flaxformer_mt.data.store import EpochStores, TokenStore
+from flaxformer_mt.vocab import Vocabs, load_vocabs, make_vocabs
+
+
+class Prepared(NamedTuple):
+    """Data ready to train on. `valid` and `test` are None where the data set has no such split."""
+
+    vocabs: Vocabs
+    train: EpochStores
+    valid_pairs: Pairs | None
+    valid: TokenStore | None
+    test_pairs: Pairs | None
+    report: dict[str, Any]
+
+
+def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
+    """Reads the data set, trains or loads the vocabularies, and tokenizes; whatever is there already is reused.
+
+    Args:
+      run_dir: gets a copy of the vocabularies, and keeps the one it has.
+
+    Raises:
+      UserError: whatever is wrong with the data or the vocabulary.
+    """
+    root = cache_dir(config.data)
+    train_pairs = read_pairs(config.data, "train")
+    valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
+    test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
+    vocabs = _find_vocabs(config, train_pairs, root, run_dir)
+
+    tokens = root / "tokens"
+    train = EpochStores(train_pairs, vocabs, tokens, sampling=config.vocab.sampling, seed=config.seed)
+    valid = TokenStore.build(valid_pairs, vocabs, tokens) if valid_pairs is not None else None
+    report = {
+        "train": train_pairs.report,
+        "valid": valid_pairs.report if valid_pairs is not None else None,
+        "test": test_pairs.report if test_pairs is not None else None,
+        "vocabulary": {
+            "kind": config.vocab.kind,
+            "joint": vocabs.joint,
+            "source_size": vocabs.source.size,
+            "target_size": vocabs.target.size,
+        },
+        "batches": _plan_first_epoch(config, train),
+    }
+    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+
+
+def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
+    if run_dir is not None and (run_dir / "vocab").is_dir():
+        return load_vocabs(run_dir / "vocab")
+    settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
+    key = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12).hexdigest()
+    vocabs = make_vocabs(config.vocab, pairs, root / "vocabularies" / key)
+    if run_dir is not None:
+        vocabs.save(run_dir / "vocab")
+    return vocabs
+
+
+def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
+    store = train.store(0)
+    plan = plan_epoch(
+        store.source_lengths, store.target_lengths, config=config.data, seed=config.seed, epoch=0, parts=store.parts
+    )
+    return plan_summary(plan)

@@ -1,0 +1,79 @@
+"""The run directory: what belongs to one experiment, and whether a command may go on with it.
+
+Owns the names of its files and the comparison of configs. Knows nothing of what the files hold.
+
+RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import Config, compare_configs, read_config, save_config
+from flaxformer_mt.errors import UserError
+
+# Fields that may change between two sittings of one run: they do not change what is computed from here on.
+_FREE_FIELDS = (
+    "data.cache_dir",
+    "data.tfds_data_dir",
+    "data.loader_threads",
+    "data.prefetch",
+    "parallel.data",
+    "train.log_every",
+    "train.tensorboard",
+    "train.keep_checkpoints",
+)
+
+# Schedules that do not look at train.steps, so that a run may be made longer.
+_OPEN_ENDED = ("noam", "inverse_sqrt", "constant")
+
+
+def open_run(run_dir: Path, config: Config) -> None:
+    """Makes the directory and writes its config, or checks that the run there was made with the same one.
+
+    Raises:
+      UserError: the run has another config; names every field that differs, with both values.
+    """
+    path = run_dir / "config.json"
+    if path.exists():
+        old = read_config(path)
+        differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
+        if differences:
+            raise UserError(
+                f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
+                + "\n  ".join(differences)
+                + "\nGive another --run=DIR, or the old values, or delete the directory."
+            )
+    elif run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"{run_dir} is a file, not a directory; give another --run=DIR")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_config(config, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+
+
+def _may_differ(line: str, old: Config, new: Config) -> bool:
+    name = line.split(":", 1)[0]
+    if name == "train.steps":
+        return new.train.steps > old.train.steps and new.optim.schedule in _OPEN_ENDED
+    return name in _FREE_FIELDS
+
+
+def read_report(run_dir: Path) -> dict[str, Any] | None:
+    """The report of a finished run, or None."""
+    try:
+        return json.loads((run_dir / "report.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{run_dir / 'report.json'} is damaged ({error}); delete it to have it made again") from None
+
+
+def write_report(run_dir: Path, report: dict[str, Any]) -> None:
+    """Writes report.json whole or not at all."""
+    path = run_dir / "report.json"
+    path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    os.replace(path.with_suffix(".tmp"), path)
