@@ -61,7 +61,7 @@ def _train(options: TrainOptions) -> object:
 def _show(options: ShowOptions) -> object:
     from flaxformer_mt.show import show
 
-    return show(options.config)
+    return show(options.config, options.run)
 
 
 def _prepare(options: PrepareOptions) -> object:

@@ -32,9 +32,11 @@ class CleanConfig:
     empty: Literal["refuse", "drop", "keep"] = "drop"
     # Pairs with a side of more than max_characters characters.
     too_long: Literal["refuse", "drop", "keep"] = "drop"
+    # What too_long means.
     max_characters: int = 2000
     # Pairs whose longer side has more than max_length_ratio times the characters of the shorter one.
     length_ratio: Literal["refuse", "drop", "keep"] = "drop"
+    # What length_ratio means.
     max_length_ratio: float = 9.0
     # Pairs that were already seen word for word.
     duplicates: Literal["refuse", "drop", "keep"] = "keep"
@@ -55,15 +57,21 @@ class DataConfig:
     cache_dir: str = ""
     # Where TFDS keeps or downloads the sets known by name. Empty: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     tfds_data_dir: str = ""
+    # Languages, as the set or the files name them.
     source_language: str = "de"
+    # The language to translate into.
     target_language: str = "en"
-    train_split: str = "train"
     # Names of the splits in the set; parallel_text reads files of these names.
+    train_split: str = "train"
+    # The split that is scored while training.
     valid_split: str = "valid"
+    # The split that is scored at the end.
     test_split: str = "test"
+    # What happens to training pairs that look wrong.
     clean: CleanConfig = field(default_factory=CleanConfig)
-    # Longest source and target, in tokens with the end symbol. Longer training pairs are left out, and counted.
+    # Longest source, in tokens with the end symbol. Longer training pairs are left out, and counted.
     max_source_length: int = 128
+    # Longest target, likewise.
     max_target_length: int = 128
     # bucket: pairs of like length share a batch; pack: several pairs share a row, told apart by segment numbers.
     batching: Literal["bucket", "pack"] = "bucket"
@@ -71,8 +79,9 @@ class DataConfig:
     batch_tokens: int = 4096
     # bucket: how many different batch shapes there may be; each costs one compilation.
     num_shapes: int = 8
-    # Lengths of shapes are multiples of this; rows of a batch are multiples of row_multiple.
+    # Lengths of batches are multiples of this.
     length_multiple: int = 4
+    # Rows of batches are multiples of this, so that devices can share them.
     row_multiple: int = 8
     # Threads that make batches ahead of the training step.
     loader_threads: int = 2
@@ -84,23 +93,31 @@ class DataConfig:
 class VocabConfig:
     """The SentencePiece vocabulary, trained on the train split unless a model file is given."""
 
+    # How text is cut: byte pairs, a unigram model, characters or words.
     kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    # How many pieces, special symbols included.
     size: int = 8000
     # One vocabulary for both languages, or one each.
     joint: bool = True
     # A SentencePiece model to use as it is (joint: source_model serves both). Empty: train one.
     source_model: str = ""
+    # The same for the target language, when vocab.joint is False.
     target_model: str = ""
     # Characters never seen are spelled in bytes instead of becoming unknown.
     byte_fallback: bool = True
+    # Share of the characters in the text that get a piece; below 1 for scripts of thousands.
     character_coverage: float = 1.0
+    # What SentencePiece does to characters first; _cf also folds case.
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
     # Most sentences that training of the vocabulary looks at.
     max_sentences: int = 2_000_000
-    # Ids of the special symbols.
+    # Id of padding.
     pad_id: int = 0
+    # Id of the start symbol.
     bos_id: int = 1
+    # Id of the end symbol.
     eos_id: int = 2
+    # Id of what has no piece.
     unk_id: int = 3
     # Subword regularisation while training: dropout of merges (bpe) or the sharpness alpha (unigram). 0: off.
     sampling: float = 0.0
@@ -110,19 +127,31 @@ class VocabConfig:
 class ModelConfig:
     """The network."""
 
+    # Which network.
     architecture: Literal["encoder_decoder"] = "encoder_decoder"
+    # Layers of the encoder.
     num_encoder_layers: int = 6
+    # Layers of the decoder.
     num_decoder_layers: int = 6
+    # Width of the residual stream.
     model_dim: int = 512
+    # Attention heads.
     num_heads: int = 8
-    # Sizes of a head's queries and keys, and of its values. None: model_dim / num_heads.
+    # Size of a head's queries and keys. None: model_dim / num_heads.
     key_dim: int | None = None
+    # Size of a head's values. None: model_dim / num_heads.
     value_dim: int | None = None
+    # Width of the feed-forward layers.
     ffn_dim: int = 2048
+    # Nonlinearity of the feed-forward layers.
     activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "relu"
+    # Normalise before each sublayer (pre) or after adding it to the stream (post, the paper).
     norm_position: Literal["pre", "post"] = "pre"
+    # Layer normalisation, or root mean square without a mean.
     norm: Literal["layer", "rms"] = "layer"
+    # Added to the variance.
     norm_epsilon: float = 1e-5
+    # How layers know where a token stands.
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     # Rows of the learned position table. Sinusoidal and rotary positions have no bound of their own.
     max_positions: int = 512
@@ -130,13 +159,17 @@ class ModelConfig:
     embedding_scale: bool = True
     # Share matrices: none, target embedding with the output, or all three.
     tying: Literal["none", "target_output", "all"] = "all"
+    # Biases in attention.
     attention_bias: bool = True
+    # Biases in the feed-forward layers.
     ffn_bias: bool = True
+    # A bias for every word of the vocabulary.
     output_bias: bool = False
     # Dropout on embeddings and on what each sublayer adds to the residual stream.
     dropout_rate: float = 0.1
-    # Dropout on attention weights and inside the feed-forward. None: dropout_rate.
+    # Dropout on attention weights. None: dropout_rate.
     attention_dropout_rate: float | None = None
+    # Dropout inside the feed-forward layers. None: dropout_rate.
     ffn_dropout_rate: float | None = None
     # Matrices: the paper's Xavier, its normal twin, LeCun's, or a normal of standard deviation 0.02.
     initializer: Literal["xavier_uniform", "xavier_normal", "lecun_normal", "normal"] = "xavier_uniform"
@@ -150,17 +183,23 @@ class ModelConfig:
 class OptimConfig:
     """The update rule and its learning rate."""
 
+    # The update rule.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak of the schedule; with noam the factor before model_dim^-0.5.
     learning_rate: float = 1e-3
     # noam: the paper's equation 3. inverse_sqrt: the same shape with learning_rate as its peak.
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
+    # Updates over which the learning rate rises from zero.
     warmup_steps: int = 4000
     # Where cosine and linear end, as a share of learning_rate.
     final_fraction: float = 0.0
+    # Decay of the mean of gradients, Adam's beta 1.
     b1: float = 0.9
+    # Decay of the mean of their squares, Adam's beta 2.
     b2: float = 0.98
+    # Added to the root of that mean.
     epsilon: float = 1e-9
+    # Decoupled weight decay, of matrices only. 0: none.
     weight_decay: float = 0.0
     # Global-norm clipping. 0: off.
     clip_norm: float = 1.0
@@ -174,13 +213,17 @@ class OptimConfig:
 class TrainConfig:
     """The loop: how long, how often it looks, what it keeps."""
 
+    # Updates.
     steps: int = 100_000
+    # Probability that the loss spreads over the whole vocabulary.
     label_smoothing: float = 0.1
     # Tokens whose logits are made at a time for the loss. 0: all at once, best on accelerators; about 256 suits CPUs.
     loss_chunk_tokens: int = 0
+    # A line of progress and metrics every so many updates.
     log_every: int = 50
     # Loss and BLEU on the validation set every so many steps.
     evaluate_every: int = 1000
+    # A checkpoint every so many updates.
     checkpoint_every: int = 1000
     # Last checkpoints to keep, beside the best.
     keep_checkpoints: int = 5
@@ -196,9 +239,11 @@ class TrainConfig:
     max_nonfinite_steps: int = 20
     # Random numbers of dropout: rbg is fast; threefry is the same on every backend and layout.
     prng: Literal["rbg", "threefry"] = "rbg"
+    # Write TensorBoard files beside metrics.jsonl.
     tensorboard: bool = True
-    # How scores count: sacreBLEU's tokenizer for BLEU, and whether case counts.
+    # sacreBLEU's tokenizer for BLEU; none: the text is split into tokens already.
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "none"] = "13a"
+    # Count scores without regard to case.
     lowercase: bool = False
 
 
@@ -214,12 +259,15 @@ class ParallelConfig:
 class SearchConfig:
     """How a translation is searched."""
 
+    # Beam search, or always the most probable token.
     method: Literal["beam", "greedy"] = "beam"
+    # Hypotheses that beam search keeps.
     beam_size: int = 4
     # Exponent alpha of the length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). 0: none.
     length_penalty: float = 1.0
-    # The longest translation: ratio times the source's tokens, plus offset.
+    # The longest translation, in tokens: this times the source's, plus max_length_offset.
     max_length_ratio: float = 1.5
+    # See max_length_ratio.
     max_length_offset: int = 20
     # Source and beam tokens that are searched together.
     batch_tokens: int = 8192
@@ -231,12 +279,19 @@ class Config:
 
     # Of everything random: parameters, dropout, order of the data.
     seed: int = 1
+    # Where the pairs come from and how they become batches.
     data: DataConfig = field(default_factory=DataConfig)
+    # The SentencePiece vocabularies.
     vocab: VocabConfig = field(default_factory=VocabConfig)
+    # The network.
     model: ModelConfig = field(default_factory=ModelConfig)
+    # The update rule and its learning rate.
     optim: OptimConfig = field(default_factory=OptimConfig)
+    # The loop: how long, how often it looks, what it keeps.
     train: TrainConfig = field(default_factory=TrainConfig)
+    # How the work is laid over devices.
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    # How a translation is searched.
     search: SearchConfig = field(default_factory=SearchConfig)
 
 

@@ -5,6 +5,7 @@ Everything is found by tracing the very functions that training runs, on shapes 
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,13 +20,25 @@ from flaxformer_mt.state import init_state
 from flaxformer_mt.steps import make_gradient_step
 
 
-def show(config: Config) -> dict[str, Any]:
+def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     """Describes an experiment as JSON values.
 
-    The vocabularies are taken to have `vocab.size` entries. A step is one update from `optim.accumulation`
-    batches of the longest shape, every position a token.
+    A step is one update from `optim.accumulation` batches of the longest shape, every position a token.
+    Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere both
+    vocabularies are taken to have `vocab.size` entries, and `batches` is None.
+
+    Raises:
+      UserError: the data that was prepared can no longer be read.
     """
-    model = make_model(config.model, source_size=config.vocab.size, target_size=config.vocab.size)
+    source_size = target_size = config.vocab.size
+    batches = None
+    if run_dir is not None and (run_dir / "vocab").is_dir():
+        from flaxformer_mt.prepare import prepare
+
+        report = prepare(config, run_dir).report
+        source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
+        batches = report["batches"]
+    model = make_model(config.model, source_size=source_size, target_size=target_size)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
@@ -35,12 +48,15 @@ def show(config: Config) -> dict[str, Any]:
     tokens = rows * target_length * config.optim.accumulation
     return {
         "parameters": count_parameters(params),
-        "batch": {
-            "longest_shape": {"rows": rows, "source": source_length, "target": target_length},
-            "most_shapes": config.data.num_shapes if config.data.batching == "bucket" else 1,
-            "target_tokens": tokens,
+        "vocabulary": {"source_size": source_size, "target_size": target_size},
+        "batches": batches,
+        "longest_batch": {
+            "rows": rows,
+            "source_length": source_length,
+            "target_length": target_length,
         },
         "step": {
+            "target_tokens": tokens,
             "teraflops": round(flops / 1e12, 4),
             "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
             "memory_mib": estimate_memory(config, params),
@@ -56,7 +72,7 @@ def longest_batch(config: Config) -> Batch:
     source, target = (-(-n // multiple) * multiple for n in (data.max_source_length, data.max_target_length))
     rows = max(data.batch_tokens // max(source, target) // data.row_multiple, 1) * data.row_multiple
 
-    def array(length: int, kind: Any) -> jax.ShapeDtypeStruct:
+    def array(length: int, kind: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, length), kind)
 
     ids, truth = jnp.int32, jnp.bool_
@@ -94,6 +110,7 @@ def count_product_flops(jaxpr: Jaxpr) -> int:
     [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. Loops of unknown length (`while`) count once.
     """
     total = 0
+    equation: Any
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
@@ -119,7 +136,7 @@ def _programs_in(value: Any) -> list[Jaxpr]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """MiB that a step holds on each device besides activations, which depend on what XLA makes of the step."""
+    """MiB that a step holds on each device besides activations, which depend on what XLA makes of it."""
     optimizer = make_optimizer(
         config.optim,
         make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),
