@@ -1,0 +1,294 @@
+"""Tracking: what is recorded is valid, complete and not recorded twice; what is shown can be read."""
+
+import io
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt import tracking
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.tracking import Tracker, format_duration, format_train_line, read_metrics
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """A time that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1.7e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    stopped = Clock()
+    monkeypatch.setattr(tracking, "time", stopped)
+    return stopped
+
+
+def make_tracker(run_dir: Path, **options) -> Tracker:
+    options = {"total_steps": 100, "tensorboard": False, "stream": io.StringIO()} | options
+    return Tracker(run_dir, **options)
+
+
+def read_events(run_dir: Path) -> list:
+    """All events of all TensorBoard files, in the order of the files' start steps."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    events = []
+    files = sorted((run_dir / "tensorboard").iterdir(), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    for path in files:
+        data = path.read_bytes()
+        while data:  # a record is its length, a checksum, the event, and another checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return events
+
+
+def test_each_log_is_one_line_of_json(tmp_path, clock):
+    with make_tracker(tmp_path / "new" / "run") as tracker:
+        tracker.log(
+            50, "train", {"loss": 3.5, "tokens": np.int64(7), "rate": jnp.float32(0.5), "note": "ü\u2028x"}
+        )
+        clock.now = 101.5
+        tracker.log(50, "valid", {"bleu": 12.25})
+        # another process reads what is there so far
+        assert len(read_metrics(tmp_path / "new" / "run")) == 2
+    lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line) for line in lines[:-1]] == [
+        {
+            "step": 50,
+            "time": 1700000100.0,
+            "split": "train",
+            "loss": 3.5,
+            "tokens": 7,
+            "rate": 0.5,
+            "note": "ü\u2028x",
+        },
+        {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
+    ]
+    assert lines[-1] == ""
+    assert lines[0].startswith('{"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5')
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    values = {"loss": math.nan, "norm": np.float32(math.inf), "low": -math.inf, "none": None, "fine": 1.0}
+    stream = io.StringIO()
+    with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:
+        tracker.log(1, "train", values)
+    record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert {name: record[name] for name in values} == dict.fromkeys(values, None) | {"fine": 1.0}
+    assert [value.tag for event in read_events(tmp_path) for value in event.summary.value] == ["train/fine"]
+    assert "loss nan" in stream.getvalue()
+
+
+def test_names_of_the_record_are_not_overwritten(tmp_path):
+    with make_tracker(tmp_path) as tracker, pytest.raises(ValueError, match="cannot be named split, time"):
+        tracker.log(1, "train", {"time": 3, "split": 4})
+
+
+def test_resuming_removes_what_comes_again(tmp_path):
+    with make_tracker(tmp_path) as tracker:
+        for step in (10, 20, 30, 40):
+            tracker.log(step, "train", {"loss": float(step)})
+            tracker.log(step, "valid", {"bleu": float(step)})
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join(whole[:4]) + b"\n" + whole[4][:-9])  # killed while writing step 30
+    assert [record["step"] for record in read_metrics(tmp_path)] == [10, 10, 20, 20]
+
+    stream = io.StringIO()
+    with make_tracker(tmp_path, start_step=20, stream=stream) as tracker:
+        tracker.log(30, "train", {"loss": 31.0})
+    assert path.read_bytes().split(b"\n")[:4] == whole[:4]
+    assert read_metrics(tmp_path)[4]["loss"] == 31.0
+    assert "removed" not in stream.getvalue()
+
+    with make_tracker(tmp_path, start_step=10) as tracker:
+        assert [(record["step"], record["split"]) for record in read_metrics(tmp_path)] == [
+            (10, "train"),
+            (10, "valid"),
+        ]
+    with make_tracker(tmp_path) as tracker:
+        assert read_metrics(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+    with make_tracker(tmp_path, start_step=5) as tracker:
+        tracker.log(6, "train", {})
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 6]
+
+
+def test_damaged_lines_are_named_when_read_and_counted_when_removed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"step": 1}\n{"st\n\xff\xfe\n[3]\n{"step": "4"}\n{"step": 5}\n'
+    )
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2 is damaged: .*remove the line"):
+        read_metrics(tmp_path)
+    stream = io.StringIO()
+    with make_tracker(tmp_path, start_step=9, stream=stream):
+        assert [record["step"] for record in read_metrics(tmp_path)] == [1, 5]
+    assert "removed 4 unreadable lines" in stream.getvalue()
+    with pytest.raises(UserError, match="metrics.jsonl does not exist; train in"):
+        read_metrics(tmp_path / "elsewhere")
+
+
+def test_tensorboard_has_the_scalars_and_is_told_what_to_forget(tmp_path):
+    with make_tracker(tmp_path, tensorboard=True) as tracker:
+        tracker.log(10, "train", {"loss": 2.5, "note": "text"})
+        tracker.log(10, "valid", {"bleu": 11, "chrf": None})
+    with make_tracker(tmp_path, tensorboard=True, start_step=10) as tracker:
+        tracker.log(20, "train", {"loss": 1.5})
+    events = read_events(tmp_path)
+    scalars = [
+        (event.step, value.tag, value.simple_value) for event in events for value in event.summary.value
+    ]
+    assert scalars == [(10, "train/loss", 2.5), (10, "valid/bleu", 11.0), (20, "train/loss", 1.5)]
+    starts = [event.step for event in events if event.HasField("session_log")]
+    assert starts == [0, 11]  # TensorBoard forgets what it read of these steps and later
+
+
+def test_without_tensorboard_it_is_not_imported(tmp_path):
+    code = (
+        "import sys, pathlib; from flaxformer_mt.tracking import Tracker\n"
+        f"with Tracker(pathlib.Path({str(tmp_path)!r}), total_steps=1, tensorboard=False) as tracker:\n"
+        "    tracker.log(1, 'train', {})\n"
+        "assert not {'tensorboardX', 'rich', 'tensorflow', 'torch', 'jax'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_the_line_of_progress():
+    values = {
+        "loss": 3.4119,
+        "learning_rate": 8.9e-4,
+        "tokens_per_second": 5600.4,
+        "padding": 0.0613,
+        "other": 1,
+    }
+    line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
+    assert format_train_line(1200, 5000, values, 751) == line
+    assert format_train_line(7, 5000, {"loss": None, "padding": "?"}, math.nan) == "step     7/5000"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (751, "12:31"),
+        (3599.4, "59:59"),
+        (3599.6, "1 h 00 min"),
+        (11_130, "3 h 05 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 d 00 h"),
+        (190_000, "2 d 04 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_time_left_follows_the_recent_rate(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:
+        clock.now += 60  # compilation and ten steps: 6 seconds a step
+        tracker.log(10, "train", {})
+        clock.now += 10  # one second a step from here
+        tracker.log(20, "train", {})
+        tracker.log(20, "valid", {"bleu": 1.0})
+        for step in range(30, 510, 10):
+            clock.now += 5  # and half a second in the end
+            tracker.log(step, "train", {})
+    lines = stream.getvalue().split("\n")
+    assert lines[0].endswith("| 1 h 39 min left")  # 990 steps of 6 seconds
+    assert lines[1].endswith("| 16:20 left")  # 980 steps of 1 second
+    assert lines[2] == "valid @20 | BLEU 1.00"
+    assert lines[-2].endswith("step   500/1000 | 4:10 left")  # 500 steps of half a second
+
+
+def test_a_resumed_run_does_not_count_the_steps_before_it(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=1000, start_step=500, stream=stream) as tracker:
+        clock.now += 10
+        tracker.log(510, "train", {})
+    assert stream.getvalue() == "step   510/1000 | 8:10 left\n"
+
+
+def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
+    stream = io.StringIO()
+    tracker = make_tracker(tmp_path, stream=stream)
+    tracker.message("begins [bold]here[/bold]")
+    tracker.log(100, "train", {"loss": 1.0})
+    tracker.log(100, "valid", {"loss": 2.0, "bleu": 31.204, "chrf": 55.1})
+    tracker.close()
+    tracker.close()
+    assert stream.getvalue().split("\n") == [
+        "begins [bold]here[/bold]",
+        "step   100/100 | loss 1.000 | 0:00 left",
+        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10",
+        "",
+    ]
+
+
+def test_a_terminal_shows_one_line_written_over_and_messages_above_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    with make_tracker(tmp_path, stream=stream) as tracker:
+        tracker.log(10, "train", {"loss": 5.0})
+        tracker.message("a message with [brackets] and :smile: " + "long " * 40)
+        print("for programs")
+        tracker.log(20, "train", {"loss": 4.0})
+        tracker.log(20, "valid", {"bleu": 3.0})
+    shown = stream.getvalue()
+    assert "\x1b[2K" in shown  # lines are erased
+    assert "a message with [brackets] and :smile: " + "long " * 40 in shown.replace("\n", "")
+    assert "valid @20 | BLEU 3.00" in shown
+    assert shown.index("loss 5.000") < shown.index("a message") < shown.index("loss 4.000")
+    assert shown.rstrip("\n\x1b[?25h").endswith("left")
+    assert capsys.readouterr().out == "for programs\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with make_tracker(tmp_path, stream=stream) as tracker:
+        tracker.log(10, "train", {"loss": 5.0})
+    assert stream.getvalue().startswith("step    10/100 | loss 5.000 | ")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_files_are_closed_when_training_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), make_tracker(tmp_path, tensorboard=True) as tracker:
+        tracker.log(1, "train", {"loss": 1.0})
+        _ = 1 / 0
+    with pytest.raises(ValueError, match="closed file"):
+        tracker.log(2, "train", {"loss": 1.0})
+    assert [value.tag for event in read_events(tmp_path) for value in event.summary.value] == ["train/loss"]
