@@ -168,10 +168,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        result = _run(arguments)
-        if result is not None:
-            _print_json(result)
-        sys.stdout.flush()
+        try:
+            _print_json(_run(arguments))
+        finally:
+            sys.stdout.flush()  # here, so that a reader who has left is noticed here
     except UserError as error:
         return _fail(str(error))
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
@@ -198,6 +198,8 @@ def _fail(message: str) -> int:
 
 
 def _print_json(result: object) -> None:
+    if result is None:
+        return
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     sys.stdout.buffer.write(text.encode("utf-8"))  # whatever the terminal's encoding
 

@@ -1,4 +1,4 @@
-"""Every file of configs/ loads, is valid, survives JSON, says how to run it, and has a model that can be traced."""
+"""Every file of configs/ loads, is valid, survives JSON, says how to run it, and its model can be traced."""
 
 import json
 import re
