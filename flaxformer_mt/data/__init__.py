@@ -1,0 +1,20 @@
+"""From pairs of strings to batches of ids: the token store, the plan of an epoch, the loader."""
+
+from flaxformer_mt.data.batching import EpochPlan, plan_epoch, plan_summary
+from flaxformer_mt.data.buckets import Shape, make_training_shapes
+from flaxformer_mt.data.loader import Position, make_batch, train_batches, valid_batches
+from flaxformer_mt.data.store import EpochStores, TokenStore
+
+__all__ = [
+    "EpochPlan",
+    "EpochStores",
+    "Position",
+    "Shape",
+    "TokenStore",
+    "make_batch",
+    "make_training_shapes",
+    "plan_epoch",
+    "plan_summary",
+    "train_batches",
+    "valid_batches",
+]

@@ -1,0 +1,262 @@
+"""Plans: which pairs form which batch of an epoch, as a pure function of lengths, config, seed and epoch.
+
+Row 4 of the data path. Owns shuffling, weights of mixed sets, and the two ways to batch, buckets and packs.
+Knows lengths, not tokens; computes, and reads nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.data.buckets import Shape, fitting, make_shapes, make_training_shapes, smallest_shape
+from flaxformer_mt.data.packing import pack_rows
+
+
+class PlannedBatch(NamedTuple):
+    """Which pairs form a batch: `examples[i]`, a pair's number in the store, goes to row `rows[i]`.
+
+    Bucket: rows are 0, 1, 2, ...; pack: several pairs share a row, side by side in the order given.
+    """
+
+    examples: np.ndarray
+    rows: np.ndarray
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The batches of an epoch: `len(plan)` of them, and `plan[i]`.
+
+    shapes: those there may be, from the smallest; not every epoch has batches of each.
+    skipped: pairs left out because a side is too long.
+    num_pairs: pairs in the batches; with weights a pair counts as often as it occurs.
+    source_tokens, target_tokens: their tokens, end symbols included.
+    """
+
+    shapes: tuple[Shape, ...]
+    skipped: int
+    source_tokens: int
+    target_tokens: int
+    # Pairs in the order of their batches, and for packs the row of each within its batch.
+    _examples: np.ndarray
+    _rows: np.ndarray | None
+    # Batch i holds pairs _starts[i] to _stops[i], in shape number _shape_numbers[i].
+    _starts: np.ndarray
+    _stops: np.ndarray
+    _shape_numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> PlannedBatch:
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        pairs = slice(self._starts[index], self._stops[index])
+        examples = self._examples[pairs]
+        rows = np.arange(len(examples)) if self._rows is None else self._rows[pairs]
+        return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]])
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several pairs."""
+        return self._rows is not None
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs in the batches, each as often as it occurs."""
+        return len(self._examples)
+
+    @property
+    def num_tokens(self) -> int:
+        """Source and target tokens, without padding."""
+        return self.source_tokens + self.target_tokens
+
+    @property
+    def shape_counts(self) -> np.ndarray:
+        """[len(shapes)] the number of batches of each shape."""
+        return np.bincount(self._shape_numbers, minlength=len(self.shapes))
+
+    @property
+    def padding_share(self) -> float:
+        """The share of padding in the source and target arrays of all batches; 0 if there are none."""
+        sizes = [shape.rows * (shape.source + shape.target) for shape in self.shapes]
+        places = int(self.shape_counts @ sizes)
+        return 1 - self.num_tokens / places if places else 0.0
+
+
+def plan_epoch(
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    *,
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    parts: Sequence[Part] | None = None,
+    shapes: tuple[Shape, ...] | None = None,
+) -> EpochPlan:
+    """Shuffles all pairs and groups them into batches, in random order; every pair occurs once.
+
+    Args:
+      source_lengths, target_lengths: [N] tokens of each pair, end symbols included.
+      config: `batching` says how, and the other fields how large.
+      seed, epoch: of everything random. The same arguments give the same plan.
+      parts: the mixed sets, in order. A pair of a set of weight w occurs floor(w) times and once more with
+        probability w - floor(w). None: every pair once.
+      shapes: of the batches; None: those of `make_training_shapes`. Pairs that fit none are skipped.
+
+    Raises:
+      UserError: no pair is within `config.max_source_length` and `config.max_target_length`.
+    """
+    if shapes is None:
+        shapes = make_training_shapes(source_lengths, target_lengths, config=config)
+    random = np.random.default_rng([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch])
+    fits = fitting(source_lengths, target_lengths, config=config)
+    fits &= smallest_shape(source_lengths, target_lengths, shapes) < len(shapes)
+    examples = random.permutation(_occurrences(fits, parts, random))
+    lengths = source_lengths[examples], target_lengths[examples]
+    if config.batching == "pack":
+        groups = _group_into_packs(examples, *lengths, shapes[-1], random)
+    else:
+        groups = _group_into_buckets(examples, *lengths, shapes)
+    order = random.permutation(len(groups.starts))
+    return _plan(groups, shapes, order, lengths, skipped=int(len(fits) - fits.sum()))
+
+
+def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
+    """A plan without chance, for measuring: all pairs once, in buckets of at most `config.num_shapes` shapes.
+
+    Pairs over the config's maxima are not left out: the last shape is as long as the longest pair.
+    """
+    shapes = make_shapes(source_lengths, target_lengths, config=config)
+    examples = np.arange(len(source_lengths))
+    groups = _group_into_buckets(examples, source_lengths, target_lengths, shapes)
+    lengths = source_lengths, target_lengths
+    return _plan(groups, shapes, np.arange(len(groups.starts)), lengths, skipped=0)
+
+
+def plan_summary(plan: EpochPlan) -> dict[str, Any]:
+    """What a log says of a plan, as JSON values."""
+    return {
+        "batches": len(plan),
+        "pairs": plan.num_pairs,
+        "skipped": plan.skipped,
+        "source_tokens": plan.source_tokens,
+        "target_tokens": plan.target_tokens,
+        "padding": round(plan.padding_share, 4),
+        "shapes": [
+            {**shape._asdict(), "batches": int(count)}
+            for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
+        ],
+    }
+
+
+class _Groups(NamedTuple):
+    """Pairs by batch: batch i is `examples[starts[i]:stops[i]]`."""
+
+    examples: np.ndarray
+    rows: np.ndarray | None
+    starts: np.ndarray
+    stops: np.ndarray
+    shape_numbers: np.ndarray
+
+
+def _plan(
+    groups: _Groups,
+    shapes: tuple[Shape, ...],
+    order: np.ndarray,
+    lengths: tuple[np.ndarray, np.ndarray],
+    *,
+    skipped: int,
+) -> EpochPlan:
+    return EpochPlan(
+        shapes=shapes,
+        skipped=skipped,
+        source_tokens=int(lengths[0].sum(dtype=np.int64)),
+        target_tokens=int(lengths[1].sum(dtype=np.int64)),
+        _examples=groups.examples,
+        _rows=groups.rows,
+        _starts=groups.starts[order],
+        _stops=groups.stops[order],
+        _shape_numbers=groups.shape_numbers[order],
+    )
+
+
+def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
+    """The pairs that fit, each as often as its part's weight says this epoch."""
+    if parts is None:
+        parts = [Part("all", len(fits), 1.0)]
+    if sum(part.size for part in parts) != len(fits):
+        raise ValueError(f"the parts have {sum(part.size for part in parts)} pairs, the lengths {len(fits)}")
+    chosen, start = [], 0
+    for part in parts:
+        present = start + np.flatnonzero(fits[start : start + part.size])
+        start += part.size
+        times = int(part.weight)
+        # So many, or one more by the toss of a coin: the expectation is exact even for a handful of pairs.
+        extra = int((part.weight - times) * len(present) + random.random())
+        chosen += [present] * times
+        chosen.append(random.choice(present, extra, replace=False, shuffle=False))
+    return np.concatenate(chosen)
+
+
+def _group_into_buckets(
+    examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
+) -> _Groups:
+    """Cuts the pairs of each shape, in the order they come, into batches; the last may be filled partly."""
+    numbers = smallest_shape(source_lengths, target_lengths, shapes).astype(np.uint16)
+    by_shape = examples[np.argsort(numbers, kind="stable")]
+    ends = np.cumsum(np.bincount(numbers, minlength=len(shapes)))
+    groups = _promote_leftovers(np.split(by_shape, ends[:-1]), shapes)
+    starts, stops, first = [], [], 0
+    for group, shape in zip(groups, shapes, strict=True):
+        last = first + len(group)
+        starts.append(np.arange(first, last, shape.rows))
+        stops.append(np.minimum(starts[-1] + shape.rows, last))
+        first = last
+    shape_numbers = np.repeat(np.arange(len(shapes)), [len(batches) for batches in starts])
+    return _Groups(np.concatenate(groups), None, np.concatenate(starts), np.concatenate(stops), shape_numbers)
+
+
+def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:
+    """Moves what would fill a batch partly to a larger shape, where that is less work in all.
+
+    With 4, 4 and 2 rows a batch and 5, 3 and 2 pairs, the fifth of the first shape fills up the second.
+    """
+    groups = list(groups)
+    for number, shape in enumerate(shapes):
+        left = len(groups[number]) % shape.rows
+        if not left or number + 1 == len(shapes):
+            continue
+
+        def added_work(larger: int, left: int = left) -> int:
+            rows, size = shapes[larger].rows, len(groups[larger])
+            return (-(-(size + left) // rows) - -(-size // rows)) * shapes[larger].work
+
+        best = min(range(number + 1, len(shapes)), key=added_work)
+        if added_work(best) < shape.work:
+            groups[number], leftover = np.split(groups[number], [-left])
+            groups[best] = np.concatenate([groups[best], leftover])
+    return groups
+
+
+def _group_into_packs(
+    examples: np.ndarray,
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    shape: Shape,
+    random: np.random.Generator,
+) -> _Groups:
+    """Packs the pairs into rows and the rows, shuffled, into batches; the last may be filled partly."""
+    rows, num_rows = pack_rows(source_lengths, target_lengths, source=shape.source, target=shape.target)
+    rows = random.permutation(num_rows)[rows]
+    by_row = np.argsort(rows, kind="stable")
+    rows = rows[by_row]
+    starts = np.searchsorted(rows, np.arange(0, num_rows, shape.rows))
+    stops = np.append(starts[1:], len(rows))[: len(starts)]
+    return _Groups(
+        examples[by_row], (rows % shape.rows).astype(np.int32), starts, stops, np.zeros(len(starts), np.int64)
+    )

@@ -1,0 +1,312 @@
+"""Token ids on disk: every pair tokenized once, then memory-mapped.
+
+Row 3 of the data path. Owns the files of a store and their life: built once for the same pairs, vocabularies
+and sampling, whole or not at all, whoever else builds at the same time. Knows nothing of batches or shapes.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import Vocabs
+
+# Part of every store's key: raise it when the files, or the ids that the same inputs give, change.
+_FORMAT = 1
+# Pairs that are tokenized at a time; seeds of sampling go by chunk, so this is part of the format.
+_CHUNK = 16384
+_META = "meta.json"
+_SIDES = ("source", "target")
+# A folder of a build that was killed is removed when nothing in it has changed for this long.
+_STALE_SECONDS = 24 * 3600
+
+
+class BuildStopped(Exception):
+    """A build was asked to stop; only whoever asked can see this."""
+
+
+class Side(NamedTuple):
+    """One language: `tokens[offsets[i]:offsets[i + 1]]` are the ids of sentence i, `lengths[i]` of them."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+
+class TokenStore:
+    """The ids of all pairs of a split, without padding, each sentence ending in eos.
+
+    source, target: the two sides as flat arrays. parts: the mixed sets, in order. folder: where it lies.
+    """
+
+    def __init__(self, folder: Path, source: Side, target: Side, parts: tuple[Part, ...]) -> None:
+        self.folder = folder
+        self.source = source
+        self.target = target
+        self.parts = parts
+
+    @classmethod
+    def build(
+        cls,
+        pairs: Pairs,
+        vocabs: Vocabs,
+        root: str | Path,
+        *,
+        sampling: float = 0.0,
+        seed: int = 0,
+        stop: threading.Event | None = None,
+    ) -> "TokenStore":
+        """Opens the store of these pairs and vocabularies under `root`; writes it first if it is not there.
+
+        Args:
+          pairs: read once, in order, with bounded memory.
+          vocabs: of the two sides.
+          root: a cache folder; it may hold many stores.
+          sampling: subword regularisation of both sides, see `Vocab.tokenize_all`. 0: none.
+          seed: of sampling.
+          stop: when another thread sets it, a build under way ends with `BuildStopped` and leaves nothing.
+
+        Raises:
+          UserError: there are no pairs, `root` cannot be written, or the store there is damaged.
+        """
+        if not len(pairs):
+            raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
+        folder = Path(root) / f"tokens-{_key(pairs, vocabs, sampling, seed)}"
+        for _ in range(3):  # another run that shares the cache may remove a sampled store before it is open
+            try:
+                return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
+            except FileNotFoundError:
+                _write_store(folder, _until(stop, pairs), vocabs, sampling, seed)
+        raise UserError(f"the token store {folder} is incomplete; remove the folder, it will be built again")
+
+    def __len__(self) -> int:
+        return len(self.source.lengths)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids (source, target) of one pair, with eos, without padding."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"pair {index} of {len(self)}")
+        sides = (self.source, self.target)
+        source, target = (side.tokens[side.offsets[index] : side.offsets[index + 1]] for side in sides)
+        return source, target
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """Tokens of each source sentence, eos included; int32."""
+        return self.source.lengths
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """Tokens of each target sentence, eos included; int32."""
+        return self.target.lengths
+
+
+class EpochStores:
+    """The store of each epoch: always the same one, or with sampling another segmentation each time.
+
+    An epoch's segmentation is a function of (seed, epoch): training resumes with the ids it would have seen.
+    base: the store of epoch 0, from which the shapes of batches are chosen; it stays on the disk.
+    Several threads may ask; one builds while the others wait.
+    """
+
+    # Beside the base: the epoch in training, and the one that is prepared meanwhile.
+    _KEPT = 2
+
+    def __init__(self, pairs: Pairs, vocabs: Vocabs, root: str | Path, sampling: float, seed: int) -> None:
+        self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
+        self.sampling, self._seed = sampling, seed
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._stores: dict[int, TokenStore] = {}
+        self.base = self._build(0)
+
+    def store(self, epoch: int) -> TokenStore:
+        """The store of `epoch`, built if need be; older ones but the last two asked for are removed."""
+        if not self.sampling or epoch == 0:
+            return self.base
+        with self._lock:
+            store = self._stores.pop(epoch, None)
+            self._stores[epoch] = self._build(epoch) if store is None else store
+            for old in list(self._stores)[: -self._KEPT]:
+                _remove(self._stores.pop(old).folder)  # batches in the making keep their mapped files
+            return self._stores[epoch]
+
+    def close(self) -> None:
+        """Ends a build that is under way and removes all stores but the base; there will be no more."""
+        self._closed.set()
+        with self._lock:
+            while self._stores:
+                _remove(self._stores.popitem()[1].folder)
+
+    def _build(self, epoch: int) -> TokenStore:
+        seed = _fold(self._seed, epoch) if self.sampling else 0
+        return TokenStore.build(
+            self._pairs, self._vocabs, self._root, sampling=self.sampling, seed=seed, stop=self._closed
+        )
+
+
+def _fold(*numbers: int) -> int:
+    """One seed of 64 bits out of several numbers of any size and sign."""
+    words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
+    identity = [
+        _FORMAT,
+        pairs.fingerprint,
+        len(pairs),
+        vocabs.source.fingerprint,
+        vocabs.target.fingerprint,
+        *((sampling, seed) if sampling else ()),
+    ]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+
+
+def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
+    """Maps the files; FileNotFoundError if the store is not there, UserError if it is damaged."""
+    try:
+        counts = json.loads((folder / _META).read_text(encoding="utf-8"))["tokens"]
+        source, target = (_open_side(folder, name) for name in _SIDES)
+    except (ValueError, KeyError, EOFError) as error:
+        raise UserError(f"the token store {folder} is damaged ({error}); remove the folder") from error
+    for name, side in zip(_SIDES, (source, target), strict=True):
+        sentences, tokens = len(side.lengths), len(side.tokens)
+        if (sentences, tokens, side.offsets[-1]) != (size, counts[name], counts[name]):
+            raise UserError(
+                f"the token store {folder} is damaged: {sentences} {name} sentences of {tokens} tokens, "
+                f"written were {size} of {counts[name]}; remove the folder"
+            )
+    return source, target
+
+
+def _open_side(folder: Path, name: str) -> Side:
+    tokens = np.load(folder / f"{name}.tokens.npy", mmap_mode="r").view(np.ndarray)
+    offsets = np.load(folder / f"{name}.offsets.npy", mmap_mode="r").view(np.ndarray)
+    return Side(tokens, offsets, np.diff(offsets).astype(np.int32))
+
+
+def _write_store(folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: float, seed: int) -> None:
+    """Writes beside `folder`, then renames: it appears whole. Another process that was faster has its way."""
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        partial.mkdir(parents=True)
+        _remove_leftovers(folder.parent)
+        counts = {
+            name: writer.size
+            for name, writer in _tokenize_into(partial, pairs, vocabs, sampling, seed).items()
+        }
+        meta = {"format": _FORMAT, "tokens": counts, "sampling": sampling, "seed": seed}
+        (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        try:
+            os.rename(partial, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        raise UserError(
+            f"the token store {folder} cannot be written: {error}; free space, or set data.cache_dir"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _tokenize_into(
+    folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: float, seed: int
+) -> dict[str, "_GrowingArray"]:
+    sides = list(zip(_SIDES, (vocabs.source, vocabs.target), strict=True))
+    tokens = {
+        name: _GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
+        for name, vocab in sides
+    }
+    offsets = {name: _GrowingArray(folder / f"{name}.offsets.npy", np.int64) for name, _ in sides}
+    try:
+        for name in offsets:
+            offsets[name].append(np.zeros(1, np.int64))
+        for number, chunk in enumerate(_chunks(pairs, _CHUNK)):
+            for which, (name, vocab) in enumerate(sides):
+                ids = vocab.tokenize_all(
+                    [pair[which] for pair in chunk], sampling=sampling, seed=_fold(seed, number, which)
+                )
+                lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+                offsets[name].append(tokens[name].size + np.cumsum(lengths))
+                tokens[name].append(np.concatenate(ids))
+    finally:
+        for writer in itertools.chain(tokens.values(), offsets.values()):
+            writer.close()
+    return tokens
+
+
+def _until(stop: threading.Event | None, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    for pair in pairs:
+        if stop is not None and stop.is_set():
+            raise BuildStopped
+        yield pair
+
+
+def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
+    iterator = iter(pairs)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+class _GrowingArray:
+    """A one-dimensional .npy file that grows at its end.
+
+    numpy leaves room in the header for the largest size, so that it can be written again in place.
+    """
+
+    def __init__(self, path: Path, dtype: type) -> None:
+        self.size = 0
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._write_header()
+        self._start = self._file.tell()
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(values.astype(self._dtype, copy=False).tobytes())
+        self.size += len(values)
+
+    def close(self) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+            assert self._file.tell() == self._start, "the header has outgrown its room"
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _write_header(self) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file, {"descr": self._dtype.str, "fortran_order": False, "shape": (self.size,)}
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Removes a store so that nobody sees half of it."""
+    doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        os.rename(folder, doomed)
+    except FileNotFoundError:
+        return  # another run that shares the cache was faster
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Removes what builds left that were killed more than a day ago."""
+    for partial in root.glob(".tokens-*"):
+        try:
+            changed = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+        except FileNotFoundError:
+            continue  # its build has just ended
+        if time.time() - changed > _STALE_SECONDS:
+            shutil.rmtree(partial, ignore_errors=True)
