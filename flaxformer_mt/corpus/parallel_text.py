@@ -1,0 +1,145 @@
+"""`parallel_text`: a user's own text files as a TFDS data set, prepared anew whenever their content changes.
+
+Owns the TFDS builder over text files and the checks that concern whole files. Which lines are good is for
+`cleaning` to say: the prepared set holds them all, in the order of the files. Imports TFDS, so import it
+late.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.corpus import text_files
+from flaxformer_mt.corpus.cleaning import digest
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.prepared import build_once
+from flaxformer_mt.corpus.text_files import Scan
+from flaxformer_mt.errors import UserError
+
+# TFDS holds a split in memory while writing it, and beyond 1 GB needs TensorFlow: text is laid down in
+# several.
+_PART_BYTES = 1 << 28
+
+
+@dataclass(eq=False, kw_only=True)
+class ParallelTextConfig(tfds.core.BuilderConfig):
+    """The files of one split; `name` is a digest of their content, so edited files are another data set."""
+
+    files: tuple[Path, ...] = ()
+    stamps: tuple[tuple[int, ...], ...] = ()
+    languages: tuple[str, str] = ("", "")
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+class ParallelText(tfds.core.GeneratorBasedBuilder):
+    """Pairs of lines in the order of the files, as splits part00000, part00001, ... of bounded size."""
+
+    url_infos = (
+        None  # nothing is downloaded; TFDS looks for checksums otherwise, with a package it does not require
+    )
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Pairs of lines of the user's text files.",
+            features=tfds.features.Translation(languages=self.builder_config.languages),
+            supervised_keys=self.builder_config.languages,
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
+        rows = _read_unchanging(self.builder_config)
+        # One stream, cut in pieces: TFDS exhausts each generator before it starts the next.
+        return {
+            f"part{number:05d}": self._generate_examples(rows, start, stop)
+            for number, (start, stop) in enumerate(self.builder_config.ranges)
+        }
+
+    def _generate_examples(
+        self, rows: Iterator, start: int, stop: int
+    ) -> Iterator[tuple[int, dict[str, bytes]]]:
+        for line, pair in enumerate(islice(rows, stop - start), start):
+            yield line, dict(zip(self.builder_config.languages, pair, strict=True))
+
+
+def _read_unchanging(config: ParallelTextConfig) -> Iterator[tuple[bytes, bytes]]:
+    """The rows; ends with an error instead of the last row if a file is not the one that was scanned."""
+    lines = config.ranges[-1][1]
+    for line, row in enumerate(islice(text_files.read_rows(config.files), lines), start=1):
+        if line == lines:
+            for path, stamp in zip(config.files, config.stamps, strict=True):
+                if text_files.read_stamp(path) != stamp:
+                    raise UserError(f"{path} changed while it was being read; run the command again")
+        yield row
+
+
+def open_parallel_text(
+    folder: Path,
+    split: str,
+    *,
+    name: str,
+    languages: tuple[str, str],
+    clean: CleanConfig,
+    may_drop: bool,
+    cache: Path,
+) -> RawSplit:
+    """Prepares the files `folder/split.*` under `cache` unless they lie there already, and opens them.
+
+    Raises:
+      UserError: files are missing, empty, of different line counts (unless `clean` drops the surplus of a
+        train split), or a .tsv has not two columns.
+    """
+    files = text_files.find_files(folder, split, languages)
+    stamps = tuple(text_files.read_stamp(path) for path in files)
+    columns = 3 - len(files)
+    scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
+    lines = _count_lines(files, scans, clean, may_drop=may_drop)
+    config = ParallelTextConfig(
+        name=digest([languages, columns, lines, [scan.digest for scan in scans]]),
+        files=files,
+        stamps=stamps,
+        languages=languages,
+        ranges=tuple(text_files.cut_into_blocks(scans, lines, most_bytes=_PART_BYTES)),
+    )
+    builder = build_once(
+        lambda: ParallelText(
+            config=config, data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD
+        )
+    )
+    return RawSplit(
+        name=name,
+        identity=config.name,
+        rows=builder.as_data_source("+".join(sorted(builder.info.splits))),
+        languages=languages,
+        sides=(files[0].name, files[-1].name),
+        unit="line",
+        facts={
+            "folder": str(folder),
+            "files": [
+                {"file": path.name, "lines": scan.lines, "crlf_lines": scan.crlf_lines, "bom": scan.bom}
+                for path, scan in zip(files, scans, strict=True)
+            ],
+            "surplus_lines": max(scan.lines for scan in scans) - lines,
+        },
+    )
+
+
+def _count_lines(
+    files: tuple[Path, ...], scans: tuple[Scan, ...], clean: CleanConfig, *, may_drop: bool
+) -> int:
+    counts = [scan.lines for scan in scans]
+    for path, count in zip(files, counts, strict=True):
+        if count == 0:
+            raise UserError(f"{path} is empty; it should hold one sentence a line")
+    if len(set(counts)) > 1 and not (may_drop and clean.unequal_lines == "drop"):
+        remedy = "correct the files; pairs that scores are computed on are never dropped"
+        if may_drop:
+            remedy = "correct them, or cut the longer one with --config.data.clean.unequal_lines=drop"
+        raise UserError(f"{files[0]} has {counts[0]} lines, but {files[1]} has {counts[1]}; {remedy}")
+    return min(counts)

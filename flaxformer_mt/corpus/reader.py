@@ -1,0 +1,132 @@
+"""The door to text: which set a name means, and the pairs of its splits.
+
+Row 1 of the data path. Owns the grammar of `data.dataset`, mixtures and fingerprints. Knows no tokens.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.corpus.cleaning import digest, load_or_clean
+from flaxformer_mt.corpus.pairs import Pairs, RawSplit
+from flaxformer_mt.corpus.prepared import cache_dir, match_split, quiet, tfds_dir
+from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.errors import UserError
+
+Split = Literal["train", "valid", "test"]
+
+
+def read_pairs(config: DataConfig, split: Split) -> Pairs:
+    """Opens the pairs of a split, preparing its sets on disk when they are not there yet.
+
+    `train` is all sets of `data.dataset`, one after another, cleaned by `data.clean`. `valid` and `test` are
+    those of the first set alone, whole: scores of a mixture are comparable with scores of that set.
+
+    Raises:
+      UserError: a set, split, file or language is missing, damaged, or refused by a cleaning rule.
+    """
+    if config.source_language == config.target_language:
+        raise UserError(f"data.source_language and data.target_language are both {config.source_language}")
+    names = _names(config)
+    weights = config.weights or (1.0,) * len(names)
+    if len(weights) != len(names):
+        raise UserError(
+            f"data.weights has {len(weights)} numbers for {len(names)} data sets ({config.dataset})"
+        )
+    if split != "train":
+        names, weights = names[:1], (1.0,)
+    may_drop = split == "train"
+    splits, kept, reports = [], [], []
+    for name in names:
+        raw = _open(name, config, split)
+        rows, report = load_or_clean(
+            raw, config.clean, may_drop=may_drop, folder=cache_dir(config) / "cleaned"
+        )
+        if report["pairs"] == 0:
+            found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
+            raise UserError(
+                f"{name} has no {split} pairs: of {report['read']} none is left ({found or 'it is empty'})"
+            )
+        splits.append(raw)
+        kept.append(rows)
+        reports.append(report)
+    rules = dataclasses.asdict(config.clean) if may_drop else None
+    return Pairs(
+        splits,
+        kept,
+        weights=weights,
+        fingerprint=digest(
+            [split, rules, *([raw.name.partition("@")[0], raw.identity, raw.languages] for raw in splits)]
+        ),
+        report={"split": split, "pairs": sum(report["pairs"] for report in reports), "parts": reports},
+    )
+
+
+def has_split(config: DataConfig, split: Split) -> bool:
+    """Whether the first set of `data.dataset` has such a split. Raises UserError if the set is missing."""
+    name, wanted = _names(config)[0], getattr(config, f"{split}_split")
+    if name == "toy_de_en":
+        from flaxformer_mt.corpus.toy_de_en import SIZES
+
+        return match_split(wanted, SIZES) is not None
+    if name.partition("@")[0] == "parallel_text":
+        return _match_files(_text_folder(name, config), wanted, _languages(config)) is not None
+    from flaxformer_mt.corpus.named_sets import has_named_split
+
+    return has_named_split(name, wanted, folder=tfds_dir(config))
+
+
+def _names(config: DataConfig) -> list[str]:
+    names = [name.strip() for name in config.dataset.split(",")]
+    if not all(names):
+        raise UserError(
+            f"data.dataset {config.dataset!r} has an empty name; write toy_de_en, or A,B for a mixture"
+        )
+    return names
+
+
+def _languages(config: DataConfig) -> tuple[str, str]:
+    return config.source_language, config.target_language
+
+
+def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
+    """Opens one set of a mixture; the builders, and TFDS with them, are imported only here."""
+    wanted, languages = getattr(config, f"{split}_split"), _languages(config)
+    with quiet():
+        if name == "toy_de_en":
+            from flaxformer_mt.corpus.toy_de_en import open_toy
+
+            return open_toy(wanted, languages=languages, cache=cache_dir(config))
+        if name.partition("@")[0] == "parallel_text":
+            from flaxformer_mt.corpus.parallel_text import open_parallel_text
+
+            folder = _text_folder(name, config)
+            return open_parallel_text(
+                folder,
+                _match_files(folder, wanted, languages) or wanted,
+                name=name,
+                languages=languages,
+                clean=config.clean,
+                may_drop=split == "train",
+                cache=cache_dir(config),
+            )
+        from flaxformer_mt.corpus.named_sets import open_named
+
+        return open_named(name, wanted, languages=languages, folder=tfds_dir(config))
+
+
+def _text_folder(name: str, config: DataConfig) -> Path:
+    folder = name.partition("@")[2] if "@" in name else config.text_dir
+    if not folder:
+        raise UserError(
+            "data.text_dir is empty; set it to the folder of your text files, or write parallel_text@DIR"
+        )
+    return Path(folder).expanduser()
+
+
+def _match_files(folder: Path, split: str, languages: tuple[str, str]) -> str | None:
+    """The split that has files, where `valid` and `validation` stand for each other."""
+    return match_split(
+        split, [name for name in (split, "valid", "validation") if has_files(folder, name, languages)]
+    )
