@@ -26,6 +26,8 @@ def get_config() -> Config:
             max_source_length=100,
             max_target_length=100,
             batch_tokens=2048,
+            num_shapes=10,
+            length_multiple=2,
         ),
         vocab=VocabConfig(kind="bpe", size=8000, joint=True),
         model=ModelConfig(
@@ -37,7 +39,7 @@ def get_config() -> Config:
             norm_position="pre",
             dropout_rate=0.3,
             attention_dropout_rate=0.1,
-            ffn_dropout_rate=0.1,
+            ffn_dropout_rate=0.0,
         ),
         optim=OptimConfig(
             optimizer="adam",
@@ -48,9 +50,9 @@ def get_config() -> Config:
             ema_decay=0.999,
         ),
         train=TrainConfig(
-            steps=6000,
-            evaluate_every=500,
-            checkpoint_every=500,
+            steps=6600,
+            evaluate_every=600,
+            checkpoint_every=600,
             keep_checkpoints=3,
             loss_chunk_tokens=256,
         ),

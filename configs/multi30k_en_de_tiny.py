@@ -27,6 +27,8 @@ def get_config() -> Config:
             max_source_length=100,
             max_target_length=100,
             batch_tokens=4096,
+            num_shapes=10,
+            length_multiple=2,
         ),
         vocab=VocabConfig(kind="bpe", size=10000, joint=True),
         model=ModelConfig(

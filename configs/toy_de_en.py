@@ -1,9 +1,17 @@
 """German-English sentences from a small grammar: the whole path in minutes on two CPU cores.
 
-    python train.py
+python train.py
 """
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, SearchConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    SearchConfig,
+    TrainConfig,
+    VocabConfig,
+)
 
 
 def get_config() -> Config:

@@ -111,7 +111,7 @@ class Evaluation:
         self._config = config
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._references = [pair.target for pair in prepared.valid_pairs]
-        self._batches = list(valid_batches(prepared.valid, config, pad_id=vocab.pad_id, bos_id=vocab.bos_id))
+        self._batches = list(valid_batches(prepared.valid, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id))
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model))
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)

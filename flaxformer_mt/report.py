@@ -30,3 +30,26 @@ def make_report(
     if prepared.test_pairs is not None:
         report["test"] = evaluate_run(run_dir, split="test")
     return report
+
+
+def describe_report(report: dict[str, Any], run_dir: Path) -> str:
+    """The report for a human: what was trained, the scores, ten translations, and what to try next."""
+    minutes = report["train_seconds"] / 60
+    lines = [
+        f"trained {report['step']:,} steps ({report['target_tokens']:,} target tokens) in {minutes:.1f} minutes "
+        f"on {report['hardware']}; {report['parameters']:,} parameters"
+    ]
+    test = report.get("test")
+    if test is not None:
+        lines += [
+            f"test BLEU {test['bleu']:.2f}   {test['signature']}",
+            f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",
+            f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
+            f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
+        ]
+    lines += [
+        "Try next:",
+        f"  python -m flaxformer_mt translate --run={run_dir} --input=FILE",
+        f"  python -m flaxformer_mt evaluate --run={run_dir} --search.beam_size=8",
+    ]
+    return "\n".join(lines)

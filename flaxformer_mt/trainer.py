@@ -66,10 +66,15 @@ def fit(config: Config, run_dir: Path) -> dict[str, Any]:
         return report
 
     setup = _set_up(config, run_dir)
-    checkpoints = Checkpoints(run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric)
+    checkpoints = Checkpoints(
+        run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
+    )
     state, progress = _resume(checkpoints, setup.state)
     tracker = Tracker(
-        run_dir, total_steps=config.train.steps, start_step=progress.step, tensorboard=config.train.tensorboard
+        run_dir,
+        total_steps=config.train.steps,
+        start_step=progress.step,
+        tensorboard=config.train.tensorboard,
     )
     with tracker:
         _announce(tracker, config, setup, progress)
@@ -130,7 +135,7 @@ def _train(
         evaluate = Evaluation(config, setup.prepared, setup.model, setup.parallel)
     batches = train_batches(
         setup.prepared.train,
-        config,
+        config.data,
         seed=config.seed,
         pad_id=vocab.pad_id,
         bos_id=vocab.bos_id,
@@ -158,7 +163,9 @@ def _train(
                 log.go_on()
             if stop.received and not _is_done(config, progress):
                 checkpoints.wait()
-                tracker.message(f"stopped at step {progress.step} and saved; the same command goes on from there")
+                tracker.message(
+                    f"stopped at step {progress.step} and saved; the same command goes on from there"
+                )
                 raise SystemExit(stop.exit_status)
     checkpoints.wait()
 
