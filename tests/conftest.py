@@ -1,6 +1,11 @@
-"""Tests run on the CPU, without a network, with types checked strictly."""
+"""Tests run on four simulated CPU devices, without a network."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Read when JAX makes its first array; tests that need one device ask for one.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+    )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
