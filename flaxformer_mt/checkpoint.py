@@ -69,6 +69,7 @@ class Checkpoints:
         # Which checkpoints the last `newest_good` passed over and why; "" when none.
         self.warning = ""
         self._index = CheckpointIndex(run_dir, best_metric=best_metric)
+        self.directory = self._index.directory
         self._keep_last = keep_last
         self._swept = False
         self._writer: threading.Thread | None = None
@@ -230,13 +231,13 @@ class Checkpoints:
     def _sweep(self) -> None:
         # only before the first save: whoever reads must not clear what another process is writing
         if not self._swept and jax.process_index() == 0:
-            manifest.sweep_folders(self._index.directory)
+            manifest.sweep_folders(self.directory)
         self._swept = True
 
     def _check_fit(self, folder: Path, wanted: dict[str, Specs]) -> None:
         self._index.check_sound(folder, wanted)
         stored = manifest.read_facts(folder)["trees"]
-        what = f"checkpoint {folder.name} of {self._index.directory}"
+        what = f"checkpoint {folder.name} of {self.directory}"
         absent = [name for name in wanted if name not in stored]
         if absent:
             raise UserError(
@@ -253,9 +254,7 @@ class Checkpoints:
         stored = manifest.read_facts(folder)["trees"]
         name = next((name for name in _INFERENCE_TREES if name in stored), None)
         if name is None:
-            raise UserError(
-                f"checkpoint {folder.name} of {self._index.directory} has no params to translate with"
-            )
+            raise UserError(f"checkpoint {folder.name} of {self.directory} has no params to translate with")
         self._index.check_sound(folder, [name])
         return name, stored[name]
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -84,12 +85,11 @@ def test_numpy_targets_stay_on_the_host(tmp_path):
 
 def test_save_takes_a_snapshot(tmp_path, monkeypatch):
     """The writing starts after the caller has overwritten and donated what it saved."""
-    go = tmp_path / "go"
+    go = threading.Event()
     write = checkpoint_module._write_checkpoint
 
     def write_later(*args):
-        while not go.exists():
-            time.sleep(0.005)
+        assert go.wait(timeout=20)
         write(*args)
 
     monkeypatch.setattr(checkpoint_module, "_write_checkpoint", write_later)
@@ -101,7 +101,7 @@ def test_save_takes_a_snapshot(tmp_path, monkeypatch):
     progress["epoch"] = 2
     device = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(device)
     device.block_until_ready()
-    go.touch()
+    go.set()
     params, restored_progress = checkpoints.restore_params(1)
     np.testing.assert_array_equal(params["host"], np.arange(4.0))
     np.testing.assert_array_equal(params["device"], np.arange(4096.0))
@@ -396,6 +396,7 @@ def test_files_are_as_documented(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(5, {"params": {"w": jnp.ones(2)}, "opt_state": optax.EmptyState()}, {"epoch": 1})
     folder = checkpoints.resolve(5)
+    assert folder == checkpoints.directory / "5" == tmp_path / "checkpoints" / "5"
     assert {path.name for path in folder.iterdir()} == {"params", "progress.json", "manifest.json"}
     assert json.loads((folder / "progress.json").read_text()) == {"epoch": 1}
     manifest = json.loads((folder / "manifest.json").read_text())
