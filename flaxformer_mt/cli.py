@@ -73,6 +73,7 @@ def _prepare(options: PrepareOptions) -> object:
 def _evaluate(options: EvaluateOptions) -> object:
     from flaxformer_mt.evaluate import evaluate_run
 
+    search = _search_config(options)
     if (options.source is None) != (options.reference is None):
         missing = "--reference" if options.reference is None else "--source"
         raise UserError(
@@ -89,7 +90,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         reference=options.reference,
         checkpoint=options.checkpoint,
         lowercase=options.lowercase,
-        search=_search_config(options),
+        search=search,
     )
 
 
@@ -238,7 +239,7 @@ def _parse(name: str, flags: list[str]) -> Any:
         config, run_dir = choose_config(config_name, run)
         default = command.options(run=run_dir, config=config)
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
-    switches = {f"--{f.name}" for f in dataclasses.fields(command.options) if f.type is bool}
+    switches = {f"--{f.name}" for f in dataclasses.fields(command.options) if f.type in (bool, bool | None)}
     flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
     captured = io.StringIO()
     try:

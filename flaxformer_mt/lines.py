@@ -56,8 +56,10 @@ def read_lines(
         try:
             yield line.decode("utf-8", errors="strict" if invalid_utf8 == "refuse" else "replace")
         except UnicodeDecodeError as error:
+            where = "standard input" if name == STANDARD else name
+            byte = f"byte 0x{line[error.start]:02x} at {error.start + 1}"
             raise UserError(
-                f"{name}, line {number}, is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); "
+                f"{where}, line {number}, is not UTF-8 ({byte}); "
                 "convert it with iconv, or give --invalid_utf8=replace"
             ) from None
 

@@ -69,11 +69,11 @@ class EvaluateOptions(SearchOptions):
     # Which split of the run's data set. None: test, unless a file is given.
     split: Literal["test", "valid"] | None = None
     # Instead of a split: a file of sentences.
-    source: Path | None = None
+    source: str | None = None
     # The file of their translations, one line for each line of the source.
-    reference: Path | None = None
-    # Score without regard to case.
-    lowercase: bool = False
+    reference: str | None = None
+    # Score without regard to case. None: as the run's config says.
+    lowercase: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,11 @@ def test_evaluate_hands_over_what_was_asked(capfd, monkeypatch, run_dir):
         7,
         Config().search.length_penalty,
     )
-    assert (files["source"], files["reference"], files["lowercase"]) == (Path("a"), Path("b"), False)
+    assert (files["source"], files["reference"], files["lowercase"]) == (
+        "a",
+        "b",
+        None,
+    )  # None: as configured
     assert files["search"].method == "greedy"
 
 
@@ -317,6 +321,8 @@ def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
     assert "--source is missing" in fail(capfd, "evaluate", f"--run={run_dir}", "--reference=a")
     message = fail(capfd, "evaluate", f"--run={run_dir}", "--split=valid", "--source=a", "--reference=b")
     assert message == "--split=valid and --source=a exclude each other; leave one out"
+    message = fail(capfd, "evaluate", f"--run={run_dir}", "--source=a", "--reference=b")
+    assert message == "input a does not exist"
 
 
 def test_average_names_what_there_is(capfd, run_dir):
@@ -408,7 +414,8 @@ def test_lines_that_are_not_utf8(capfd, monkeypatch, run_dir, translator):
     out, err = capfd.readouterr()
     assert out == "GOOD\n"  # what came before is not lost
     assert (
-        err.startswith("error: -, line 2, is not UTF-8 (byte 0xe4 at 2)") and "--invalid_utf8=replace" in err
+        err.startswith("error: standard input, line 2, is not UTF-8 (byte 0xe4 at 2)")
+        and "--invalid_utf8=replace" in err
     )
     feed(monkeypatch, data)
     assert main(["translate", f"--run={run_dir}", "--invalid_utf8=replace"]) == 0
@@ -466,7 +473,7 @@ def test_every_command_has_help(capfd, name):
 def run_process(*arguments, **kwargs):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, env=environment, timeout=60, **kwargs
+        [sys.executable, *arguments], capture_output=True, env=environment, timeout=300, **kwargs
     )
 
 
@@ -482,7 +489,7 @@ def test_a_reader_who_leaves_is_no_error():
     with open(writing, "wb") as broken:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "flaxformer_mt", "--help"]
-        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE, env=environment, timeout=60)
+        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE, env=environment, timeout=300)
     assert (done.returncode, done.stderr) == (141, b"")
 
 

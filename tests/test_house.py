@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up. A room (a file, or a folder with all its files) imports only from floors below its own.
 FLOORS = [
-    {"errors", "manifest", "tree_paths", "signals"},
+    {"errors", "manifest", "memory", "signals", "tree_paths"},
     {"config", "shapes", "lines", "checkpoint_index"},
     {"options", "recipes", "run_directory"},
     {"corpus", "model", "losses", "optim", "search", "parallel", "metrics", "tracking", "vocab"},
@@ -66,16 +66,19 @@ def room_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """Dotted names that a statement imports: `from a.b import c` gives a.b.c."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"from .{node.module or ''}: say from flaxformer_mt..."
+        return {f"{node.module}.{alias.name}" for alias in node.names}
+    return set()
+
+
 def imports_of(file: Path) -> set[str]:
-    """Dotted names that a file imports anywhere in it: `from a.b import c` gives a.b.c."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file.name} imports relatively; say flaxformer_mt.{node.module}"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    """Dotted names that a file imports anywhere in it."""
+    return set().union(*map(names_in, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
 
 
 def rooms_imported_by(file: Path) -> set[str]:
@@ -182,8 +185,8 @@ def run_python(code: str) -> str:
 
 def test_importing_the_package_is_quick_and_light():
     out = run_python(
-        "import sys, time; start = time.perf_counter(); import flaxformer_mt, flaxformer_mt.cli; "
-        "print(time.perf_counter() - start, *{'tensorflow', 'torch', 'jax', 'flax'} & set(sys.modules))"
+        "import sys, time; start = time.process_time(); import flaxformer_mt, flaxformer_mt.cli; "
+        "print(time.process_time() - start, *{'tensorflow', 'torch', 'jax', 'flax'} & set(sys.modules))"
     )
     seconds, *loaded = out.split()
     assert float(seconds) < 2
@@ -191,14 +194,19 @@ def test_importing_the_package_is_quick_and_light():
 
 
 def test_no_room_loads_tensorflow_torch_or_slow_dependencies():
-    """Every module together, as a notebook would import them."""
-    modules = [".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in FILES]
-    heavy = "{'tensorflow', 'torch', 'tensorflow_datasets', 'grain', 'orbax', 'matplotlib'}"
-    names = ", ".join(name for name in modules if not name.endswith("__main__"))
+    """All modules together, but for the TFDS builders, which are imported when a data set is opened."""
+    slow = {"tensorflow", "torch", "tensorflow_datasets", "grain", "orbax", "matplotlib"}
+    modules = []
+    for file in FILES:
+        top = {name.split(".")[0] for node in ast.parse(file.read_text()).body for name in names_in(node)}
+        builder = room_of(file) == "corpus" and "tensorflow_datasets" in top
+        assert builder or not top & slow, f"{file.name} imports {top & slow} before anyone needs it"
+        if not builder and file.name != "__main__.py":
+            modules.append(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     # What flax loads is flax's choice: orbax, for a checkpoint format that is not ours.
     out = run_python(
-        f"import flax.linen, sys; before = set(sys.modules); import {names}; "
-        f"print(*{heavy} & (set(sys.modules) - before))"
+        f"import flax.linen, sys; before = set(sys.modules); import {', '.join(modules)}; "
+        f"print(*{slow} & (set(sys.modules) - before))"
     )
     assert out.split() == []
 
