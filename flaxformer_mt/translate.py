@@ -19,9 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.checkpoint import Checkpoints
-from flaxformer_mt.config import Config, SearchConfig, read_config
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config_files import read_config
+from flaxformer_mt.corpus.prepared import cache_dir
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.search import SearchResult, beam_search, greedy_search
 from flaxformer_mt.search.batches import SearchBatch, plan_batches, round_down
 from flaxformer_mt.shapes import Array, Cache
@@ -122,6 +125,7 @@ class Translator:
           UserError: no run directory, no such checkpoint, or parameters that do not fit the config.
         """
         config = read_config(run_dir / "config.json")
+        enable_compilation_cache(cache_dir(config.data) / "compiled")
         if search is not None:
             config = dataclasses.replace(config, search=search)
         check_search(config.search)

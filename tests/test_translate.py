@@ -1,0 +1,383 @@
+"""Lines in, lines out, with a tiny random network and a real vocabulary."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.checkpoint import Checkpoints
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config_files import save_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.translate import Translation, Translator
+from flaxformer_mt.vocab import make_vocabs
+
+TEXT = [
+    ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
+    ("die alte Katze trinkt heute Milch .", "the old cat drinks milk today ."),
+    ("wir lesen ein gutes Buch .", "we read a good book ."),
+    ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
+]
+
+
+class Pair:
+    def __init__(self, source, target):
+        self.source, self.target = source, target
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory):
+    pairs = [Pair(*text) for text in TEXT * 5]
+    return make_vocabs(VocabConfig(size=320), pairs, tmp_path_factory.mktemp("vocab"))
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Config(
+        data=DataConfig(max_source_length=24),
+        vocab=VocabConfig(size=320),
+        model=ModelConfig(
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=16,
+            num_heads=2,
+            ffn_dim=16,
+            output_bias=True,
+        ),
+        search=SearchConfig(beam_size=3, max_length_ratio=0.5, max_length_offset=4, batch_tokens=400),
+    )
+
+
+def random_params(config, vocabs, seed=0):
+    """Parameters whose outputs differ from token to token, and that end sentences now and then."""
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    params = init_params(model, jax.random.key(seed))
+    table = params["shared_embedding"]["embedding"]
+    params["shared_embedding"]["embedding"] = 3.0 * table
+    params["output_bias"] = params["output_bias"].at[vocabs.target.eos_id].set(4.0)
+    return params
+
+
+@pytest.fixture(scope="module")
+def params(config, vocabs):
+    return random_params(config, vocabs)
+
+
+@pytest.fixture(scope="module")
+def shared_translator(config, params, vocabs):
+    return Translator(config, params, vocabs, warn=lambda message: None)
+
+
+@pytest.fixture
+def warnings():
+    return []
+
+
+@pytest.fixture
+def translator(shared_translator, warnings, monkeypatch):
+    """One translator for all tests, so that each shape is compiled once; it warns into a fresh list."""
+    monkeypatch.setattr(shared_translator, "warn", warnings.append)
+    return shared_translator
+
+
+SENTENCES = [source for source, _ in TEXT]
+
+
+# ---- the network and the search together ----
+
+
+def test_log_probs_are_those_of_the_network(translator, vocabs, params):
+    """The cached, batched, reordered search agrees with one full pass over its own output."""
+    vocab, model = vocabs.target, translator._model
+    for line, translation in zip(SENTENCES, translator.translate(SENTENCES, n_best=3), strict=True):
+        source = jnp.asarray([vocabs.source.tokenize(line)])
+        mask = jnp.ones(source.shape, bool)
+        memory = model.apply({"params": params}, source, mask, method="encode")
+        assert len(translation.n_best) == 3
+        for hypothesis in translation.n_best:
+            target_in = jnp.asarray([[vocab.bos_id, *hypothesis.tokens[:-1]]])
+            logits = model.apply({"params": params}, target_in, memory, mask, method="decode")
+            steps = jax.nn.log_softmax(logits)[
+                0, jnp.arange(target_in.shape[1]), jnp.array(hypothesis.tokens)
+            ]
+            np.testing.assert_allclose(hypothesis.log_prob, steps.sum(), rtol=1e-4)
+            expected = hypothesis.log_prob / (5 + len(hypothesis.tokens)) * 6
+            np.testing.assert_allclose(hypothesis.score, expected, rtol=1e-5)
+
+
+def test_a_line_does_not_depend_on_its_company(translator):
+    lines = [" ".join(SENTENCES[:2]), *SENTENCES, "Milch", "", "ein Buch ."]
+    together = translator.translate(lines)
+    assert len({t.text for t in together}) > 3  # different sources, different translations
+    backwards = translator.translate(lines[::-1])[::-1]
+    alone = [translator.translate([line])[0] for line in lines]
+    for one, two, three in zip(together, backwards, alone, strict=True):
+        assert one.tokens == two.tokens == three.tokens
+        assert one.text == two.text == three.text
+        np.testing.assert_allclose([two.score, three.score], one.score, rtol=1e-4)
+
+
+def test_other_parameters_need_no_compilation(translator, config, vocabs):
+    own = translator.translate(SENTENCES)
+    shapes = translator._search._cache_size()
+    others = translator.translate(SENTENCES, params=random_params(config, vocabs, seed=1))
+    assert [t.tokens for t in others] != [t.tokens for t in own]
+    assert translator._search._cache_size() == shapes
+    assert translator.translate(SENTENCES) == own
+
+
+def test_lines_of_all_lengths_share_few_shapes(config, params, vocabs, monkeypatch):
+    translator = Translator(config, params, vocabs)
+    shapes = []
+
+    def fake_search(params, source, source_mask, limits, *, max_length, n_best):
+        shapes.append((source.shape, max_length))
+        assert (limits <= max_length).all() and (limits[source_mask[:, 1]] > 0).all()
+        rows = source.shape[0]
+        tokens = np.full((rows, n_best, max_length), vocabs.target.eos_id, np.int32)
+        ones = np.ones((rows, n_best))
+        return type(translator)._search_ids.__annotations__["return"](tokens, -ones, -ones, ones.astype(int))
+
+    monkeypatch.setattr(translator, "_search", fake_search)
+    words = " ".join(SENTENCES).split()
+    lines = [" ".join(words[i % 20 : i % 20 + 1 + i % 4]) for i in range(300)]
+    assert len(translator.translate(lines)) == 300
+    assert len(shapes) > 10 and len(set(shapes)) <= 5
+
+
+def test_limits(translator, config):
+    for translation in translator.translate(SENTENCES):
+        assert translation.tokens
+    eager = dataclasses.replace(config.search, max_length_ratio=0.0, max_length_offset=0)
+    short = Translator(dataclasses.replace(config, search=eager), translator._params, translator.vocabs)
+    assert [len(t.tokens) for t in short.translate(SENTENCES[:2])] == [1, 1]  # always room for one token
+
+
+def test_learned_positions_bound_the_length(config, vocabs):
+    model = dataclasses.replace(config.model, positions="learned", max_positions=24)
+    long = dataclasses.replace(config.search, max_length_offset=100)
+    config = dataclasses.replace(config, model=model, search=long)
+    translator = Translator(config, random_params(config, vocabs), vocabs)
+    assert translator._limit_of(5) == 24
+    assert len(translator.translate(["Milch"])[0].tokens) <= 24
+
+
+# ---- one line for each line ----
+
+
+ODD_LINES = [
+    "",
+    "   \t ",
+    "\x85",
+    "Hund \x85 Katze",
+    "a\u2028b\u2029c",
+    "\x00\x01\x07 Hund \x1b[31m",
+    "🐕‍🦺 🎉🎉🎉",
+    "Собака спит .",
+    "كلب ينام",
+    "犬は庭で寝ている。",
+    "\u200b\ufeff",
+    "Hund\tKatze\rMilch\nBuch",
+    "Hund " * 2000,
+    "x" * 3000,
+    "\U0010ffff\ue000",
+    "der kleine Hund",
+]
+
+
+def test_odd_lines_give_one_line_each(translator, warnings):
+    translations = translator.translate(ODD_LINES)
+    assert len(translations) == len(ODD_LINES)
+    for line, translation in zip(ODD_LINES, translations, strict=True):
+        assert len(f"{translation.text}|".splitlines()) == 1, repr(line)
+        assert translation.text == translation.text.encode().decode()
+    assert translations[0] == translations[1] == translations[2] == Translation("", 0.0, 0.0, ())
+    assert translations[-1].text == translator.translate(["der kleine Hund"])[0].text
+    assert [t.truncated for t in translations].count(True) == len(warnings[0].split("are")[0].split(","))
+
+
+def test_what_ends_lines_elsewhere_becomes_a_space(translator, monkeypatch):
+    spelled = "a\nb\rc\vd\fe\x1cf\x1dg\x1eh\x85i\u2028j\u2029k"
+    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: spelled)
+    assert translator.translate(["Hund"])[0].text == "a b c d e f g h i j k"
+
+
+def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network ran")
+
+    monkeypatch.setattr(translator, "_search", refuse)
+    assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
+    assert translator.translate([]) == []
+
+
+def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
+    searched = []
+    search = translator._search
+
+    def spy(params, source, source_mask, limits, **options):
+        searched.append((np.where(source_mask, source, -1), limits))
+        return search(params, source, source_mask, limits, **options)
+
+    monkeypatch.setattr(translator, "_search", spy)
+    long = "Hund schläft " * 30
+    found = translator.translate(["Milch", long, "", long])
+    assert [t.truncated for t in found] == [False, True, False, True]
+    (source, _), ids = searched[0], vocabs.source.tokenize(long)
+    assert source.shape[1] == 24 and source[0].tolist() == [*ids[:23], vocabs.source.eos_id]
+    assert warnings == [
+        "lines 2, 4 are longer than data.max_source_length 24 tokens: only the beginning was translated; "
+        "split long lines into sentences"
+    ]
+    warnings.clear()
+    translator.translate([long] * 13)
+    assert warnings[0].startswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more are longer")
+
+
+def test_scores_that_are_not_numbers_are_told(translator, warnings, params):
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
+    found = translator.translate(["Hund", ""], params=broken)
+    assert [t.text for t in found] == ["", ""]
+    assert found[0].score == -math.inf and found[1].score == 0.0
+    assert warnings == [
+        "the model's scores are not numbers for line 1, whose translation is empty; try an earlier checkpoint"
+    ]
+
+
+# ---- n best ----
+
+
+def test_n_best_are_different_and_in_order(translator):
+    for translation in translator.translate(SENTENCES, n_best=3):
+        assert translation.n_best[0] is translation
+        assert len({hypothesis.tokens for hypothesis in translation.n_best}) == 3
+        ended = [h for h in translation.n_best if h.tokens[-1] == translator.vocabs.target.eos_id]
+        scores = [hypothesis.score for hypothesis in ended]
+        assert scores == sorted(scores, reverse=True)
+    best = [t.tokens for t in translator.translate(SENTENCES)]
+    assert best == [t.tokens for t in translator.translate(SENTENCES, n_best=3)]
+
+
+def test_greedy_is_beam_one(config, params, vocabs):
+    found = []
+    for method, width in (("greedy", 5), ("beam", 1)):
+        search = dataclasses.replace(config.search, method=method, beam_size=width)
+        translator = Translator(dataclasses.replace(config, search=search), params, vocabs)
+        found.append(translator.translate(SENTENCES))
+        with pytest.raises(UserError, match=f"n_best is 2, but {method} search keeps 1"):
+            translator.translate(SENTENCES, n_best=2)
+    assert [t.tokens for t in found[0]] == [t.tokens for t in found[1]]
+
+
+# ---- streams ----
+
+
+def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, warnings):
+    lines = [*SENTENCES, "", "Milch", "Hund " * 50]
+    expected = [t.text for t in translator.translate(lines)]
+    warnings.clear()
+    read = []
+
+    def source():
+        for number in itertools.count():
+            read.append(number)
+            yield lines[number % len(lines)]
+
+    stream = translator.translate_stream(source(), window=5)
+    for number in range(14):
+        assert next(stream).text == expected[number % len(lines)]
+        assert len(read) <= (number // 5 + 1) * 5
+    assert [warning.split(" longer")[0] for warning in warnings] == ["line 7 is", "line 14 is"]
+
+
+def test_a_stream_of_nothing(translator):
+    assert list(translator.translate_stream([])) == []
+    with pytest.raises(UserError, match="window is 0"):
+        next(translator.translate_stream(["Hund"], window=0))
+
+
+# ---- mistakes ----
+
+
+def test_mistakes_are_named(translator, config, vocabs):
+    with pytest.raises(UserError, match="n_best is 4, but beam search keeps 3 hypotheses"):
+        translator.translate(SENTENCES, n_best=4)
+    with pytest.raises(UserError, match="n_best is 0"):
+        translator.translate(SENTENCES, n_best=0)
+    with pytest.raises(UserError, match="got one string"):
+        translator.translate("Hund")
+    with pytest.raises(UserError, match="line 2 is bytes, not str"):
+        translator.translate(["Hund", b"Hund"])
+    with pytest.raises(ValueError, match="params="):
+        Translator(config, None, vocabs).translate(["Hund"])
+    wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=-1.0, batch_tokens=0)
+    with pytest.raises(UserError) as error:
+        Translator(dataclasses.replace(config, search=wrong), None, vocabs)
+    assert [line.split(" is ")[0] for line in str(error.value).split("\n")] == [
+        "search.beam_size",
+        "search.length_penalty",
+        "search.max_length_ratio",
+        "search.batch_tokens",
+    ]
+
+
+# ---- run directories ----
+
+
+@pytest.fixture
+def run_dir(tmp_path, config, params, vocabs, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))  # load leaves it alone
+    run = tmp_path / "run"
+    (run / "vocab").mkdir(parents=True)
+    save_config(config, run / "config.json")
+    vocabs.save(run / "vocab")
+    checkpoints = Checkpoints(run)
+    checkpoints.save(10, {"params": params}, {"step": 10, "metrics": {}})
+    checkpoints.wait()
+    return run
+
+
+def test_load_translates_as_what_was_saved(run_dir, translator, warnings):
+    loaded = Translator.load(run_dir, checkpoint="10", warn=warnings.append)
+    assert not warnings and loaded.checkpoint == "10"
+    assert loaded.translate(SENTENCES[:1])[0].tokens == translator.translate(SENTENCES[:1])[0].tokens
+    search = SearchConfig(method="greedy")
+    assert Translator.load(run_dir, checkpoint="10", search=search).config.search == search
+
+
+def test_load_takes_the_final_checkpoint_or_says_what_instead(run_dir, params, warnings, config):
+    loaded = Translator.load(run_dir, warn=warnings.append)  # best is wanted, but nothing was evaluated
+    assert loaded.checkpoint == "last" and len(warnings) == 1
+    assert "has no best checkpoint yet; using last" in warnings[0]
+    checkpoints = Checkpoints(run_dir)
+    checkpoints.save(20, {"params": params}, {"step": 20, "metrics": {"bleu": 5.0}})
+    checkpoints.wait()
+    warnings.clear()
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "best" and not warnings
+    averaged = dataclasses.replace(config.train, final_checkpoint="average", average_last=2)
+    save_config(dataclasses.replace(config, train=averaged), run_dir / "config.json")
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "best"
+    assert "has no average checkpoint yet; using best" in warnings[0]
+    warnings.clear()
+    checkpoints.average(2)
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "average" and not warnings
+    with pytest.raises(UserError, match="30"):  # what was asked for by name is never replaced
+        Translator.load(run_dir, checkpoint="30")
+
+
+def test_load_refuses_what_does_not_fit(run_dir, config, tmp_path):
+    with pytest.raises(UserError, match="config.json"):
+        Translator.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="search.beam_size is 0"):
+        Translator.load(run_dir, search=SearchConfig(beam_size=0))
+    wider = dataclasses.replace(config.model, ffn_dim=32, output_bias=False)
+    save_config(dataclasses.replace(config, model=wider), run_dir / "config.json")
+    with pytest.raises(UserError) as error:
+        Translator.load(run_dir, checkpoint="10")
+    assert "(16, 32) by the config, (16, 16) in the checkpoint" in str(error.value)
+    assert "['output_bias']: absent by the config, (320,) in the checkpoint" in str(error.value)
