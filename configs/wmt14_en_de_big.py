@@ -12,7 +12,8 @@ checkpoints averaged are the paper's for this model.
 import dataclasses
 from pathlib import Path
 
-from flaxformer_mt.config import Config, load_config
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import load_config
 
 
 def get_config() -> Config:

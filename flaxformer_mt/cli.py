@@ -23,7 +23,9 @@ from typing import Any, NoReturn
 
 import tyro
 
-from flaxformer_mt.config import Config, SearchConfig, flatten, read_config, validate
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config_checks import validate
+from flaxformer_mt.config_files import flatten, read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.lines import open_input, open_output, read_lines
 from flaxformer_mt.options import (

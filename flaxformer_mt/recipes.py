@@ -6,7 +6,8 @@ Owns what `--config=NAME` and a run directory without `--config` mean. Knows not
 import difflib
 from pathlib import Path
 
-from flaxformer_mt.config import Config, load_config, read_config
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import load_config, read_config
 from flaxformer_mt.errors import UserError
 
 DEFAULT_CONFIG = "toy_de_en"

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.config import Config, compare_configs, read_config, save_config
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import compare_configs, read_config, save_config
 from flaxformer_mt.errors import UserError
 
 # Fields that may change between two sittings of one run: they do not change what is computed from here on.
@@ -63,13 +64,18 @@ def _may_differ(line: str, old: Config, new: Config) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:
-    """The report of a finished run, or None."""
+    """The report of a finished run, or None. Raises UserError if it is damaged."""
+    path = run_dir / "report.json"
     try:
-        return json.loads((run_dir / "report.json").read_text(encoding="utf-8"))
+        report = json.loads(path.read_bytes())
+        reason = "" if {"step", "stopped_early"} <= set(report) else "it says not how the run ended"
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{run_dir / 'report.json'} is damaged ({error}); delete it to have it made again") from None
+    except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
+        reason = str(error)
+    if reason:
+        raise UserError(f"{path} is damaged ({reason}); delete it to have it made again")
+    return report
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

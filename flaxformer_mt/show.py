@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from flaxformer_mt.config import Config, to_dict
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import to_dict
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.optim import make_optimizer, make_schedule
 from flaxformer_mt.shapes import Batch

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from flaxformer_mt.checkpoint import Checkpoints
-from flaxformer_mt.config import Config, validate
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_checks import validate
 from flaxformer_mt.corpus.reader import cache_dir
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import UserError
@@ -127,7 +128,7 @@ def _train(
     checkpoints: Checkpoints,
     tracker: Tracker,
 ) -> None:
-    """The loop: batch, update, log; evaluation and checkpoint when they are due; until done or asked to stop."""
+    """The loop: batch, update, log, and evaluation and checkpoint when due; until done or asked to stop."""
     train = config.train
     vocab = setup.prepared.vocabs.target
     evaluate = None
@@ -141,7 +142,7 @@ def _train(
         bos_id=vocab.bos_id,
         start=progress.position,
     )
-    log = TrainingLog(tracker, setup.schedule, config)
+    log = TrainingLog(tracker, setup.schedule, config, progress.log)
     clock = time.monotonic() - progress.train_seconds
     with StopRequest() as stop:
         while not _is_done(config, progress):
@@ -159,6 +160,7 @@ def _train(
             if progress.metrics or last or progress.step % train.checkpoint_every == 0 or stop.received:
                 log.pause()
                 progress.train_seconds = time.monotonic() - clock
+                progress.log = log.to_dict()
                 checkpoints.save(progress.step, _to_trees(state), progress.to_dict())
                 log.go_on()
             if stop.received and not _is_done(config, progress):
@@ -167,6 +169,7 @@ def _train(
                     f"stopped at step {progress.step} and saved; the same command goes on from there"
                 )
                 raise SystemExit(stop.exit_status)
+    log.flush(progress.step)  # the rest, where training ended early
     checkpoints.wait()
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from flaxformer_mt import doctor, trainer
 from flaxformer_mt.cli import COMMANDS, main
-from flaxformer_mt.config import Config, flatten, save_config
+from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import flatten, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translate import Translator
 

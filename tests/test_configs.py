@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from flaxformer_mt import recipes
-from flaxformer_mt.config import from_dict, load_config, to_dict, validate
+from flaxformer_mt.config_checks import validate
+from flaxformer_mt.config_files import from_dict, load_config, to_dict
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.show import longest_batch
@@ -101,7 +102,7 @@ def test_near_recipe_is_named():
 
 
 def test_a_run_directory_gives_its_own_config(tmp_path):
-    from flaxformer_mt.config import save_config
+    from flaxformer_mt.config_files import save_config
 
     config = load_config(CONFIGS[0])
     assert recipes.choose_config(CONFIGS[0].stem, None) == (config, Path("runs") / CONFIGS[0].stem)

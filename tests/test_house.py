@@ -20,6 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"errors", "manifest", "memory", "signals", "tree_paths"},
     {"config", "shapes", "lines", "checkpoint_index"},
+    {"config_checks", "config_files"},
     {"options", "recipes", "run_directory"},
     {"corpus", "model", "losses", "optim", "search", "parallel", "metrics", "tracking", "vocab"},
     {"state", "data"},
@@ -57,10 +58,6 @@ WALLS = {
     "parallel": {"model"},
     "search": {"model", "vocab"},
 }
-
-# One table of fields is easier to read in one piece.
-LONGER_FILES = {"config.py": 550}
-
 
 def room_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -149,7 +146,7 @@ def test_no_junk_drawers():
 def test_files_and_functions_are_short_and_say_what_they_are(file):
     text = file.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    assert text.count("\n") <= LONGER_FILES.get(file.name, 400)
+    assert text.count("\n") <= 400
     assert ast.get_docstring(tree) or not text
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

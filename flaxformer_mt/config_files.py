@@ -1,0 +1,126 @@
+"""Configs as files: Python that describes an experiment, JSON that a run keeps of it, and what differs.
+
+Owns the way from and to both. Knows nothing of what a field means.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.errors import UserError
+
+
+def load_config(path: str | Path) -> Config:
+    """Runs a config file (Python with `get_config() -> Config`) and returns what it describes.
+
+    Raises:
+      UserError: the file is absent, fails, or has no `get_config` that returns a Config.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise UserError(f"config file {path} does not exist{hint}")
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"config file {path} is not a Python file; it should define get_config() -> Config")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's own Python raises is his to read, in one line
+        raise UserError(f"config file {path} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(
+            f"get_config() of {path} returns {type(config).__name__}, not flaxformer_mt.config.Config"
+        )
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested dicts of JSON values."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any], *, kind: type = Config, where: str = "config") -> Any:
+    """Builds a config (or a section) from nested dicts; a field that is absent takes its default.
+
+    Raises:
+      UserError: an unknown field (the near one is named) or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    built = {}
+    for name, value in values.items():
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+            raise UserError(f"unknown config field {where}.{name}{hint}")
+        built[name] = _read_value(value, hints[name], f"{where}.{name}")
+    return kind(**built)
+
+
+def _read_value(value: Any, hint: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} should be an object, got {value!r}")
+        return from_dict(value, kind=typing.cast(type, hint), where=where)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} is {value!r}; allowed: {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where} should be a list, got {value!r}")
+        return tuple(_read_value(item, args[0], where) for item in value)
+    if origin is types.UnionType:
+        if value is None and type(None) in args:
+            return None
+        return _read_value(value, next(a for a in args if a is not type(None)), where)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise UserError(f"{where} should be {hint.__name__}, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Writes the config as JSON."""
+    path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(path: Path) -> Config:
+    """Reads a config that `save_config` wrote. Raises UserError if it is absent or damaged."""
+    try:
+        return from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """All fields by their dotted names, as {"data.clean.empty": "drop", ...}."""
+
+    def walk(node: dict[str, Any], prefix: str) -> typing.Iterator[tuple[str, Any]]:
+        for name, value in node.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, value
+
+    return dict(walk(to_dict(config), ""))
+
+
+def compare_configs(old: Config, new: Config) -> list[str]:
+    """Fields that differ, one line each: `model.model_dim: 256 in the old, 512 in the new`."""
+    before, after = flatten(old), flatten(new)
+    return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]
