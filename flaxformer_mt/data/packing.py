@@ -37,10 +37,11 @@ def pack_rows(
 
 
 def _windows(lengths: np.ndarray) -> np.ndarray:
-    """[windows, _WINDOW]: consecutive lengths, the last window filled up with zeros."""
-    padded = np.zeros(-(-len(lengths) // _WINDOW) * _WINDOW, np.int32)
+    """[windows, pairs of a window]: consecutive lengths, the last window filled up with zeros."""
+    window = min(_WINDOW, len(lengths))
+    padded = np.zeros(-(-len(lengths) // window) * window, np.int32)
     padded[: len(lengths)] = lengths
-    return padded.reshape(-1, _WINDOW)
+    return padded.reshape(-1, window)
 
 
 def _pack_windows(
@@ -48,7 +49,7 @@ def _pack_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """First fit of each window's pairs, the longest first; all windows place their k-th pair in one step.
 
-    Returns the row of each pair within its window, [windows, _WINDOW], and the number of rows of each window.
+    Returns the row of each pair within its window, and the number of rows of each window.
     """
     order = np.argsort(-np.maximum(source_lengths / source, target_lengths / target), axis=1, kind="stable")
     source_lengths = np.take_along_axis(source_lengths, order, axis=1)

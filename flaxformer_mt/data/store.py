@@ -86,7 +86,7 @@ class TokenStore:
         for _ in range(3):  # another run that shares the cache may remove a sampled store before it is open
             try:
                 return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 _write_store(folder, _until(stop, pairs), vocabs, sampling, seed)
         raise UserError(f"the token store {folder} is incomplete; remove the folder, it will be built again")
 
@@ -174,12 +174,14 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
 
 
 def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
-    """Maps the files; FileNotFoundError if the store is not there, UserError if it is damaged."""
+    """Maps the files; FileNotFoundError if one is not there, UserError if the store is damaged."""
     try:
         counts = json.loads((folder / _META).read_text(encoding="utf-8"))["tokens"]
         source, target = (_open_side(folder, name) for name in _SIDES)
     except (ValueError, KeyError, EOFError) as error:
         raise UserError(f"the token store {folder} is damaged ({error}); remove the folder") from error
+    except PermissionError as error:
+        raise UserError(f"the token store {folder} cannot be read: {error}; set data.cache_dir") from error
     for name, side in zip(_SIDES, (source, target), strict=True):
         sentences, tokens = len(side.lengths), len(side.tokens)
         if (sentences, tokens, side.offsets[-1]) != (size, counts[name], counts[name]):
