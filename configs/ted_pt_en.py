@@ -1,6 +1,6 @@
 """Portuguese to English on TED talks (52,000 pairs), as TFDS's ted_hrlr_translate/pt_to_en holds them.
 
-    pip install 'flaxformer-mt[tfds-build]'         # once: TFDS builds this set with TensorFlow
+    pip install '.[tfds-build]'         # once: TFDS builds this set with TensorFlow
     python -m flaxformer_mt prepare --config=ted_pt_en
     python train.py --config=ted_pt_en
 

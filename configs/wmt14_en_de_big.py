@@ -1,6 +1,6 @@
 """English to German on WMT 2014 with the big model of "Attention Is All You Need" (Vaswani et al. 2017).
 
-    pip install 'flaxformer-mt[tfds-build]'         # once: TFDS builds this set with TensorFlow
+    pip install '.[tfds-build]'         # once: TFDS builds this set with TensorFlow
     python -m flaxformer_mt prepare --config=wmt14_en_de_big
     python train.py --config=wmt14_en_de_big
 
