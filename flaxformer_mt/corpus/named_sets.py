@@ -139,21 +139,23 @@ def _make_builder(name: str, folder: Path) -> Any:
 
 
 def _unknown(name: str, folder: Path) -> str:
-    """What to say of a name that TFDS does not know: the near ones, and those on disk."""
-    family = name.partition("/")[0]
-    known = ["toy_de_en", "parallel_text", *_FAMILIES]
-    for each in _FAMILIES:
-        known += [f"{each}/{config}" for config in tfds.builder_cls(each).builder_configs]
-    known += [str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")]
-    near = difflib.get_close_matches(name, sorted(set(known)), n=4)
-    if not near:
-        near = [each for each in known if each.startswith(f"{family}/")][:8]
-    hint = (
-        f"did you mean {', '.join(near)}?"
-        if near
-        else f"known are {', '.join(known[:4])} and other TFDS sets"
+    """What to say of a name that TFDS does not know: near ones, or the same pair in the other direction."""
+    family, _, config = name.partition("/")
+    prepared = sorted(
+        {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
     )
-    return f"there is no data set {name}; {hint}"
+    near = difflib.get_close_matches(name, ["toy_de_en", "parallel_text", *prepared], n=2, cutoff=0.75)
+    for each in difflib.get_close_matches(family, _FAMILIES, n=1, cutoff=0.75):
+        configs = list(tfds.builder_cls(each).builder_configs)
+        reverse = "-".join(reversed(config.split("-")))
+        chosen = [c for c in (config, reverse) if c in configs] or difflib.get_close_matches(
+            config, configs, n=3
+        )
+        near += [f"{each}/{c}" for c in chosen or configs[:8]]
+    if near:
+        return f"there is no data set {name}; did you mean {' or '.join(dict.fromkeys(near))}?"
+    known = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))
+    return f"there is no data set {name}; there are {known} and other TFDS sets"
 
 
 def _identify(folder: Path) -> str:

@@ -7,7 +7,7 @@ Owns `Pair`, `Part`, `RawSplit` (one split of one set, as bytes) and `Pairs` (wh
 import bisect
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,10 +54,10 @@ class RawSplit:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, indices: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         """The (source, target) bytes of some rows, in the order of `indices`."""
         source, target = self.languages
-        return [(row[source], row[target]) for row in self.rows.__getitems__([int(i) for i in indices])]
+        return [(row[source], row[target]) for row in self.rows.__getitems__(list(indices))]
 
     def where(self, row: int, side: int) -> str:
         """Where one side of a row stands: `train.de line 7`."""
@@ -113,9 +113,9 @@ class Pairs:
 
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
-        rows = positions if kept is None else kept[positions.start : positions.stop]
+        rows: list[int] = list(positions) if kept is None else kept[positions.start : positions.stop].tolist()
         return [
-            Pair(*(_decode(text, split, int(row), side) for side, text in enumerate(sides)))
+            Pair(*(_decode(text, split, row, side) for side, text in enumerate(sides)))
             for row, sides in zip(rows, split.read(rows), strict=True)
         ]
 

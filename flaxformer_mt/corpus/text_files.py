@@ -49,13 +49,14 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     if not folder.is_dir():
         raise UserError(f"the folder of parallel_text {folder} does not exist; set --config.data.text_dir")
     source, target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
-    if table and (source or target):
-        raise UserError(f"{folder} has both {table.name} and {(source or target).name}; keep one of them")
+    for other in (source, target):
+        if table and other:
+            raise UserError(f"{folder} has both {table.name} and {other.name}; keep one of them")
     if table:
         return (table,)
-    for language, path in zip(languages, (source, target), strict=True):
-        if path is None:
-            raise UserError(_missing(folder, split, language, languages))
+    if source is None or target is None:
+        missing = languages[0] if source is None else languages[1]
+        raise UserError(_missing(folder, split, missing, languages))
     return source, target
 
 

@@ -100,17 +100,15 @@ def _finite(verb: str, past: str, subject: Phrase) -> str:
 
 def _verb_words(clause: Clause, *, support: bool) -> tuple[str, list[str]]:
     """The auxiliary ("": there is none) and the other verbs; `support` puts do where there would be none."""
-    verb = clause.verb.english if clause.verb else "be"
-    past = (clause.verb.past if clause.verb else "was") if clause.tense == "past" else ""
-    tail: list[str] = []
-    if clause.tense == "future":
-        return "will", [verb]
-    if clause.tense == "modal":
-        modal = clause.modal
+    verb, past = clause.verb.english, clause.verb.past if clause.tense == "past" else ""
+    modal, tail = clause.modal, list[str]()
+    if modal is not None:
         tail = [*modal.rest.split(), verb]
+        verb, past = modal.english, modal.english_past if clause.tense == "past" else ""
         if modal.auxiliary:
-            return modal.english_past if clause.modal_past else modal.english, tail
-        verb, past = modal.english, modal.english_past if clause.modal_past else ""
+            return past or verb, tail
+    elif clause.tense == "future":
+        return "will", [verb]
     elif clause.gladly:
         tail, verb = ["to", verb], "like"
     if verb == "be":
@@ -123,8 +121,6 @@ def _verb_words(clause: Clause, *, support: bool) -> tuple[str, list[str]]:
 def _objects(clause: Clause) -> list[str]:
     """Particle, objects and the adverbs among them: turn off the lamp, turn it off, look for the key."""
     verb, manner = clause.verb, [clause.manner.english] if clause.manner else []
-    if verb is None:
-        return manner
     if clause.oblique is not None:
         return [verb.particle, *manner, verb.link, *say(clause.oblique, subject=False)]
     phrases = [phrase for phrase in (clause.dative, clause.accusative) if phrase is not None]
@@ -159,8 +155,8 @@ def order_clause(clause: Clause, *, front: str = "", inverted: bool = False) -> 
         words = [*subject, "cannot", *often, *verbs]
     else:
         words = [*subject, auxiliary, *negation, *often, *verbs]
-    words += [*_objects(clause), *_place(clause.companion), *_predicate(clause)]
-    return [*first, *words, *(place if front != "place" else []), *(time if front != "time" else [])]
+    words += [*_objects(clause), *_predicate(clause), *(place if front != "place" else [])]
+    return [*first, *words, *_place(clause.companion), *(time if front != "time" else [])]
 
 
 def to_english(sentence: Sentence) -> str:
@@ -176,8 +172,6 @@ def to_english(sentence: Sentence) -> str:
         bare = [
             infinitive.verb.english,
             *_objects(infinitive),
-            *_place(infinitive.companion),
-            *_place(infinitive.place),
         ]
         return tidy([*order_clause(sentence.main), "to", *bare], ".")
     return tidy(_compound(sentence), ".")

@@ -3,7 +3,7 @@
 Owns words that the grammar itself is built on; nouns, adjectives and full verbs are in toy_lexicon.
 """
 
-from flaxformer_mt.corpus.toy_lexicon import Adverb, Modal, Name, Preposition, Pronoun
+from flaxformer_mt.corpus.toy_lexicon import Adverb, Modal, Name, Preposition, Pronoun, Verb
 
 # Object forms that would stand for two English words (sie: her or them; es, ihm: it or him) are left out.
 PRONOUNS = (
@@ -96,6 +96,7 @@ PRETERITE = {
     "haben": ("hatte", "hattest", "hatte", "hatten", "hattet", "hatten"),
     "sein": ("war", "warst", "war", "waren", "wart", "waren"),
 }
+BE = Verb("sein", "", "ist", "gewesen", "sein", "be", "", "", "was", "is", (), (), ())
 MODALS = (
     Modal(
         "können",

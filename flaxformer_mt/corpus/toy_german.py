@@ -133,7 +133,7 @@ def _decline_head(phrase: NounPhrase, case: Case) -> list[str]:
 
 
 def _relative(head: NounPhrase, relative: Relative) -> list[str]:
-    case = "nominative" if relative.role == "subject" else relative.role
+    case: Case = "nominative" if relative.role == "subject" else relative.role
     column = _column(head)
     pronoun = _RELATIVE_DATIVE[column] if case == "dative" else _DEFINITE[case][column]
     return [pronoun, *order_clause(relative.clause, "last")]
@@ -171,26 +171,26 @@ def conjugate(verb: Verb, subject: Phrase) -> str:
 
 def _verb_words(clause: Clause) -> tuple[str, list[str]]:
     """The finite verb and the words that close the clause: (hat, [gelesen]), (steht, [auf])."""
-    name = clause.verb.infinitive if clause.verb else "sein"
-    infinitive = (clause.verb.prefix if clause.verb else "") + name
+    verb, modal, subject = clause.verb, clause.modal, clause.subject
+    infinitive = verb.prefix + verb.infinitive
+    if modal is not None:
+        return _six(modal.past if clause.tense == "past" else modal.present, subject), [infinitive]
     if clause.tense == "future":
-        return _six(PRESENT["werden"], clause.subject), [infinitive]
-    if clause.tense == "modal":
-        forms = clause.modal.past if clause.modal_past else clause.modal.present
-        return _six(forms, clause.subject), [infinitive]
-    if clause.tense == "past" and name in PRETERITE:
-        return _six(PRETERITE[name], clause.subject), []
+        return _six(PRESENT["werden"], subject), [infinitive]
+    if clause.tense == "past" and verb.infinitive in PRETERITE:
+        return _six(PRETERITE[verb.infinitive], subject), []
     if clause.tense == "past":
-        return _six(PRESENT[clause.verb.auxiliary], clause.subject), [clause.verb.participle]
-    if clause.verb is None:
-        return _six(PRESENT["sein"], clause.subject), []
-    return conjugate(clause.verb, clause.subject), [clause.verb.prefix]
+        return _six(PRESENT[verb.auxiliary], subject), [verb.participle]
+    return conjugate(verb, subject), [verb.prefix]
 
 
 def _middle(clause: Clause, front: str) -> list[str]:
     """What stands between the finite verb (or the conjunction) and the end, without the subject."""
-    spoken = {name: decline(getattr(clause, name) or Gap(), name) for name in ("accusative", "dative")}
-    light = [name for name in ("accusative", "dative") if isinstance(getattr(clause, name), Pronoun)]
+    spoken: dict[Case, list[str]] = {
+        "accusative": decline(clause.accusative or Gap(), "accusative"),
+        "dative": decline(clause.dative or Gap(), "dative"),
+    }
+    light = [name for name in spoken if isinstance(getattr(clause, name), Pronoun)]
     words = [word for name in light for word in spoken[name]]
     if clause.time and front != "time":
         words += clause.time.german.split()
@@ -230,8 +230,7 @@ def _predicate(clause: Clause) -> list[str]:
 def order_clause(clause: Clause, order: Order, front: str = "") -> list[str]:
     """A clause with its verb second, first (questions), last (subordinate), or as an infinitive with zu.
 
-    `front` names what stands before a second verb instead of the subject: time, place or accusative; or, for
-    any word that is not part of the clause (wann, or a whole subordinate clause), "other".
+    `front` names what stands before a second verb instead of the subject: time, place or accusative.
     """
     subject = decline(clause.subject, "nominative")
     middle = _middle(clause, front)
@@ -239,19 +238,22 @@ def order_clause(clause: Clause, order: Order, front: str = "") -> list[str]:
         return [*middle, *_to_infinitive(clause.verb)]
     finite, closing = _verb_words(clause)
     if order == "last":
-        if closing == [clause.verb.prefix if clause.verb else ""]:
+        if closing == [clause.verb.prefix]:
             return [*subject, *middle, closing[0] + finite]
         return [*subject, *middle, *closing, finite]
-    if order == "first" or front == "other":
+    if order == "first":
         return [finite, *subject, *middle, *closing]
     if not front:
         return [*subject, finite, *middle, *closing]
-    first = clause.time.german.split() if front == "time" else None
-    if front == "place":
-        first = _attach(clause.place)
-    elif front == "accusative":
-        first = decline(clause.accusative, "accusative")
-    return [*first, finite, *subject, *middle, *closing]
+    if front == "time" and clause.time:
+        subject = [*clause.time.german.split(), finite, *subject]
+    elif front == "place" and clause.place:
+        subject = [*_attach(clause.place), finite, *subject]
+    elif front == "accusative" and clause.accusative:
+        subject = [*decline(clause.accusative, "accusative"), finite, *subject]
+    else:
+        raise ValueError(f"the clause has no {front} to put in front")
+    return [*subject, *middle, *closing]
 
 
 def _to_infinitive(verb: Verb) -> list[str]:

@@ -6,13 +6,21 @@ toy_english's.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flaxformer_mt.corpus.toy_english import to_english
 from flaxformer_mt.corpus.toy_german import to_german
 from flaxformer_mt.corpus.toy_lexicon import VERBS, Adverb
-from flaxformer_mt.corpus.toy_phrases import PEOPLE, STATES, Dice, fill_clause, grow_clause, grow_subject
+from flaxformer_mt.corpus.toy_phrases import (
+    PEOPLE,
+    STATES,
+    Dice,
+    Moods,
+    fill_clause,
+    grow_clause,
+    grow_subject,
+)
 from flaxformer_mt.corpus.toy_syntax import (
     Clause,
     Compound,
@@ -39,18 +47,16 @@ _WHEN, _WHY = Adverb("wann", "when"), Adverb("warum", "why")
 
 def grow_sentence(dice: Dice) -> Sentence:
     """A sentence of a random kind."""
-    grow = dice.weigh(
-        {
-            _grow_statement: 9,
-            _grow_question: 3,
-            _grow_subordinate: 3,
-            _grow_that: 2,
-            _grow_indirect_question: 0.7,
-            _grow_infinitive: 1.2,
-            _grow_coordination: 1.2,
-        }
-    )
-    return grow(dice)
+    kinds: dict[Callable[[Dice], Sentence], float] = {
+        _grow_statement: 9,
+        _grow_question: 3,
+        _grow_subordinate: 3,
+        _grow_that: 2,
+        _grow_indirect_question: 0.7,
+        _grow_infinitive: 1.2,
+        _grow_coordination: 1.2,
+    }
+    return dice.weigh(kinds)(dice)
 
 
 def _grow_statement(dice: Dice) -> Statement:
@@ -67,8 +73,14 @@ def _grow_statement(dice: Dice) -> Statement:
 
 
 def _grow_question(dice: Dice) -> Question:
-    grow = dice.weigh({_ask_whether: 4, _ask_who: 1.5, _ask_whom: 2, _ask_where: 1.5, _ask_when_or_why: 2})
-    return grow(dice)
+    kinds: dict[Callable[[Dice], Question], float] = {
+        _ask_whether: 4,
+        _ask_who: 1.5,
+        _ask_whom: 2,
+        _ask_where: 1.5,
+        _ask_when_or_why: 2,
+    }
+    return dice.weigh(kinds)(dice)
 
 
 def _ask_whether(dice: Dice) -> Question:
@@ -108,23 +120,22 @@ def _grow_subordinate(dice: Dice) -> Compound:
     """Because, although, if, before: the two clauses in tenses that go together, in either order."""
     kind = dice.weigh({"reason": 5, "if": 2, "before": 1.5})
     conjunction = {"reason": dice.pick(_REASONS), "if": _IF, "before": _BEFORE}[kind]
-    if kind == "reason":
-        first = {"present": 2, "past": 3, "future": 0.7} if dice.chance(0.8) else {"modal": 1}
-        main = grow_clause(dice, tenses=first)
-        second = {"past": 1} if main.tense == "past" else {"present": 3, "past": 1, "modal": 1}
-    elif kind == "if":
-        main = grow_clause(dice, tenses={"present": 2, "future": 2, "modal": 1})
-        second = {"present": 1}
-    else:
-        main = grow_clause(dice, tenses={"present": 1, "past": 1})
-        second = {main.tense: 1}
-    return Compound(main, conjunction, grow_clause(dice, tenses=second), second_first=dice.chance(0.35))
+    first: Moods = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
+    if kind != "reason":
+        first = {"present": 2, "future": 2, "modal": 1} if kind == "if" else {"present": 1, "past": 1}
+    main = grow_clause(dice, moods=first)
+    second: Moods = {"present": 1}
+    if main.tense == "past":
+        second = {"past": 1}
+    elif kind == "reason":
+        second = {"present": 3, "past": 1, "modal": 1}
+    return Compound(main, conjunction, grow_clause(dice, moods=second), second_first=dice.chance(0.35))
 
 
 def _grow_that(dice: Dice) -> Compound:
     main = _grow_bare(dice, "dass", past=dice.chance(0.3))
     second = grow_clause(
-        dice, tenses={"past": 1} if main.tense == "past" else {"present": 3, "past": 2, "future": 1}
+        dice, moods={"past": 1} if main.tense == "past" else {"present": 3, "past": 2, "future": 1}
     )
     return Compound(main, _THAT, second)
 
@@ -153,13 +164,13 @@ def _grow_infinitive(dice: Dice) -> WithInfinitive:
     verbs = [verb for verb in VERBS if verb.frame in frames and "person" in verb.subjects]
     verb = dice.pick([verb for verb in verbs if verb.infinitive not in (*STATES, "vergessen", "verlieren")])
     # Grown with the main subject, so that no object is that subject itself.
-    clause = fill_clause(dice, main.subject, verb, tenses={"present": 1}, bare=True)
+    clause = fill_clause(dice, main.subject, verb, moods={"present": 1}, bare=True)
     return WithInfinitive(main, replace(clause, subject=Gap()))
 
 
 def _grow_coordination(dice: Dice) -> Compound:
-    main = grow_clause(dice, tenses={"present": 2, "past": 2})
-    second = grow_clause(dice, tenses={main.tense: 1})
+    main = grow_clause(dice, moods={"present": 2, "past": 2})
+    second = grow_clause(dice, moods={main.tense: 1})
     return Compound(main, dice.pick(_COORDINATIONS), second, coordinate=True)
 
 

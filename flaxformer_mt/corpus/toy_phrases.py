@@ -3,13 +3,24 @@
 Owns the probabilities below the sentence. Sentences are toy_grammar's.
 """
 
+import functools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from flaxformer_mt.corpus import toy_function_words as words
-from flaxformer_mt.corpus.toy_lexicon import ADJECTIVES, NOUNS, VERBS, Adverb, Name, Noun, Pronoun, Verb
+from flaxformer_mt.corpus.toy_lexicon import (
+    ADJECTIVES,
+    NOUNS,
+    VERBS,
+    Adjective,
+    Adverb,
+    Name,
+    Noun,
+    Pronoun,
+    Verb,
+)
 from flaxformer_mt.corpus.toy_syntax import (
     Clause,
     Gap,
@@ -17,6 +28,7 @@ from flaxformer_mt.corpus.toy_syntax import (
     Phrase,
     PrepositionalPhrase,
     Relative,
+    Role,
     Tense,
     agreement,
 )
@@ -24,7 +36,9 @@ from flaxformer_mt.corpus.toy_syntax import (
 T = TypeVar("T")
 
 PEOPLE = ("person", "family")
-TENSES: Mapping[Tense, float] = {"present": 4, "past": 3.5, "future": 1, "modal": 2}
+# What a clause's verb may be in; `modal` is a modal verb in the present or the past.
+Moods = Mapping[Literal["present", "past", "future", "modal"], float]
+MOODS: Moods = {"present": 4, "past": 3.5, "future": 1, "modal": 2}
 _SITES = ("room", "place")
 _OWNED = ("text", "thing", "box", "clothes", "vehicle", "machine", "family", "animal", "room")
 _PROFESSIONS = (
@@ -86,11 +100,21 @@ class Dice:
             items[last], items[other] = items[other], items[last]
 
 
+@functools.cache
+def _nouns_of(kinds: tuple[str, ...]) -> tuple[Noun, ...]:
+    return tuple(noun for noun in NOUNS if noun.kind in kinds)
+
+
+@functools.cache
+def _adjectives_of(kind: str) -> tuple[Adjective, ...]:
+    return tuple(adjective for adjective in ADJECTIVES if kind in adjective.kinds)
+
+
 def grow_noun_phrase(
     dice: Dice, kinds: Sequence[str], *, subject: bool = False, rich: bool = False
 ) -> NounPhrase:
     """A noun of one of `kinds` with its determiner; a `rich` one perhaps with owner or relative clause."""
-    noun = dice.pick([noun for noun in NOUNS if noun.kind in kinds])
+    noun = dice.pick(_nouns_of(tuple(kinds)))
     counted = noun.plural != "-"
     plural = counted and dice.chance(0.25)
     weights = {"the": 9.0, "this": 1.2, "my": 0.8, "your": 0.4, "his": 0.4, "our": 0.6}
@@ -101,9 +125,8 @@ def grow_noun_phrase(
     if subject and counted:
         weights["no"] = 0.3
     phrase = NounPhrase(noun, dice.weigh(weights), plural)
-    fitting = [adjective for adjective in ADJECTIVES if noun.kind in adjective.kinds]
-    if fitting and dice.chance(0.25):
-        phrase = replace(phrase, adjective=dice.pick(fitting))
+    if _adjectives_of(noun.kind) and dice.chance(0.25):
+        phrase = replace(phrase, adjective=dice.pick(_adjectives_of(noun.kind)))
     if rich and phrase.determiner == "the":
         if noun.kind in (*_OWNED, "opening") and dice.chance(0.12):
             return replace(phrase, owner=_grow_owner(dice, noun))
@@ -116,7 +139,7 @@ def _grow_owner(dice: Dice, noun: Noun) -> NounPhrase | Name:
     if noun.kind != "opening" and dice.chance(0.3):
         return dice.pick(words.NAMES)
     kinds = ("room",) if noun.kind == "opening" else PEOPLE
-    owner = dice.pick([each for each in NOUNS if each.kind in kinds and each != noun])
+    owner = dice.pick([each for each in _nouns_of(kinds) if each is not noun])
     return NounPhrase(owner, dice.weigh({"the": 4, "my": 2, "our": 1, "this": 1}), dice.chance(0.2))
 
 
@@ -129,7 +152,9 @@ def grow_subject(dice: Dice, kinds: Sequence[str], *, rich: bool = False) -> Phr
     return grow_noun_phrase(dice, kinds, subject=True, rich=rich)
 
 
-def _grow_object(dice: Dice, kinds: Sequence[str], case: str, subject: Phrase, *, rich: bool) -> Phrase:
+def _grow_object(
+    dice: Dice, kinds: Sequence[str], case: str, subject: Phrase, *, rich: bool
+) -> NounPhrase | Name | Pronoun:
     if "person" in kinds and dice.chance(0.25):
         return dice.pick(
             [each for each in words.PRONOUNS if getattr(each, case) and not _reflects(each, subject)]
@@ -153,7 +178,7 @@ def _grow_relative(dice: Dice, head: NounPhrase) -> Relative:
     pronoun ("die ich sehe"); only masculine heads, whose accusative is "den", allow any subject.
     """
     kind = head.noun.kind
-    roles: dict[str, list[Verb]] = {
+    roles: dict[Role, list[Verb]] = {
         "subject": [verb for verb in VERBS if kind in verb.subjects and verb.frame in ("-", "acc", "dat")],
         "accusative": [verb for verb in VERBS if kind in verb.objects and verb.frame == "acc"],
         "dative": [verb for verb in VERBS if kind in verb.objects and verb.frame == "dat"],
@@ -175,12 +200,10 @@ def grow_place(dice: Dice, *, goal: bool = False, far: bool = False) -> Preposit
         return words.HOME if goal else words.AT_HOME
     if far or dice.chance(0.2):
         return PrepositionalPhrase(words.TO_CITY if goal else words.IN, dice.pick(words.CITIES))
-    site = dice.pick([noun for noun in NOUNS if noun.kind in _SITES])
+    site = dice.pick(_nouns_of(_SITES))
     phrase = NounPhrase(site, dice.weigh({"the": 6, "a": 2, "this": 1, "our": 0.5}))
     if dice.chance(0.15):
-        phrase = replace(
-            phrase, adjective=dice.pick([each for each in ADJECTIVES if site.kind in each.kinds])
-        )
+        phrase = replace(phrase, adjective=dice.pick(_adjectives_of(site.kind)))
     if goal:
         return PrepositionalPhrase(dice.pick((words.INTO, words.TO)), phrase)
     return PrepositionalPhrase(words.IN if dice.chance(0.7) else dice.pick(words.BEFORE_PLACES), phrase)
@@ -190,13 +213,13 @@ def grow_clause(
     dice: Dice,
     *,
     frames: Sequence[str] = (),
-    tenses: Mapping[Tense, float] = TENSES,
+    moods: Moods = MOODS,
     subject: Phrase | None = None,
     rich: bool = False,
 ) -> Clause:
     """A clause with a verb of one of `frames` (empty: any verb, or who is what); `rich` ones are longer."""
     if not frames and dice.chance(0.1):
-        return _grow_copula(dice, tenses, subject, rich=rich)
+        return _grow_copula(dice, moods, subject, rich=rich)
     if frames:
         verbs = [verb for verb in VERBS if verb.frame in frames]
     else:
@@ -205,21 +228,22 @@ def grow_clause(
         verbs = [verb for verb in verbs if "person" in verb.subjects]
     verb = dice.pick(verbs)
     return fill_clause(
-        dice, subject or grow_subject(dice, verb.subjects, rich=rich), verb, tenses=tenses, rich=rich
+        dice, subject or grow_subject(dice, verb.subjects, rich=rich), verb, moods=moods, rich=rich
     )
 
 
-def _grow_copula(dice: Dice, tenses: Mapping[Tense, float], subject: Phrase | None, *, rich: bool) -> Clause:
-    plain = {tense: weight for tense, weight in tenses.items() if tense != "modal"} or {"present": 1}
+def _grow_copula(dice: Dice, moods: Moods, subject: Phrase | None, *, rich: bool) -> Clause:
+    tenses: dict[Tense, float] = {mood: weight for mood, weight in moods.items() if mood != "modal"}
+    tense: Tense = dice.weigh(tenses) if tenses else "present"
     if subject is None and dice.chance(0.3):  # I am a teacher; sie and Anna would be a Lehrerin
         subject = dice.pick([each for each in words.PRONOUNS if each.nominative != "sie"])
         noun = dice.pick([noun for noun in NOUNS if noun.german in _PROFESSIONS])
-        return Clause(subject, tense=dice.weigh(plain), predicate=noun, negated=dice.chance(0.2))
+        return Clause(subject, words.BE, tense, predicate=noun, negated=dice.chance(0.2))
     subject = subject or grow_subject(dice, (*PEOPLE, *_OWNED), rich=rich)
     kind = subject.noun.kind if isinstance(subject, NounPhrase) else "person"
     known = subject.adjective if isinstance(subject, NounPhrase) else None
-    fitting = [adjective for adjective in ADJECTIVES if kind in adjective.kinds and adjective != known]
-    clause = Clause(subject, tense=dice.weigh(plain), predicate=dice.pick(fitting))
+    fitting = [adjective for adjective in _adjectives_of(kind) if adjective is not known]
+    clause = Clause(subject, words.BE, tense, predicate=dice.pick(fitting))
     if getattr(subject, "determiner", "") in ("no", "every"):
         return clause
     return replace(clause, negated=dice.chance(0.2))
@@ -230,7 +254,7 @@ def fill_clause(
     subject: Phrase,
     verb: Verb,
     *,
-    tenses: Mapping[Tense, float] = TENSES,
+    moods: Moods = MOODS,
     rich: bool = False,
     hole: str = "",
     bare: bool = False,
@@ -239,8 +263,8 @@ def fill_clause(
 
     The phrase named by `hole` is a Gap. A `bare` clause has neither negation nor adverbs.
     """
-    clause = _choose_tense(dice, Clause(subject, verb), tenses)
-    phrases: dict[str, Phrase] = {}
+    clause = _choose_tense(dice, Clause(subject, verb), moods)
+    phrases: dict[str, Any] = {}
     if verb.frame == "acc":
         phrases["accusative"] = _grow_object(dice, verb.objects, "accusative", subject, rich=rich)
     elif verb.frame == "dat":
@@ -260,16 +284,16 @@ def fill_clause(
     return clause if bare else _decorate(dice, _negate(dice, clause), rich=rich)
 
 
-def _choose_tense(dice: Dice, clause: Clause, tenses: Mapping[Tense, float]) -> Clause:
-    tense = dice.weigh(tenses)
+def _choose_tense(dice: Dice, clause: Clause, moods: Moods) -> Clause:
+    mood = dice.weigh(moods)
     alive = not isinstance(clause.subject, NounPhrase) or clause.subject.noun.kind in (*PEOPLE, "animal")
-    if tense != "modal":
-        return replace(clause, tense=tense)
+    if mood != "modal":
+        return replace(clause, tense=mood)
     if clause.verb.infinitive in STATES or not alive:
         return clause
     modal = dice.pick(words.MODALS)
-    past = bool(modal.past) and "past" in tenses and dice.chance(0.3)
-    return replace(clause, tense=tense, modal=modal, modal_past=past)
+    past = bool(modal.past) and "past" in moods and dice.chance(0.3)
+    return replace(clause, tense="past" if past else "present", modal=modal)
 
 
 def _determiners(clause: Clause) -> Iterable[str]:
@@ -316,28 +340,26 @@ def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
 
 
 def _pick_time(dice: Dice, clause: Clause) -> Adverb:
-    tense = "past" if clause.modal_past else clause.tense
-    times = [time for time in words.TIMES if tense in time.tenses]
+    mood = "modal" if clause.modal and clause.tense == "present" else clause.tense
+    times = [time for time in words.TIMES if mood in time.tenses]
     # "Not every day" would need another place of the negation.
     return dice.pick([time for time in times if not (clause.negated and time.german == "jeden Tag")])
 
 
 def _may_like(clause: Clause) -> bool:
-    noun = clause.accusative is None or isinstance(clause.accusative, NounPhrase)
+    thing = clause.accusative is None or isinstance(clause.accusative, NounPhrase)
     human = not isinstance(clause.subject, NounPhrase) or clause.subject.noun.kind in PEOPLE
-    free = (
-        clause.tense == "present" and not clause.negated and getattr(clause.subject, "determiner", "") != "no"
-    )
-    return clause.verb.infinitive in _PLEASURES and noun and human and free
+    simple = clause.tense == "present" and clause.modal is None and not clause.negated
+    free = simple and getattr(clause.subject, "determiner", "") != "no"
+    return clause.verb.infinitive in _PLEASURES and thing and human and free
 
 
 def _like(clause: Clause) -> Clause:
     """Liest gern Bücher: what one likes to do is bare, in the plural if it can be counted."""
-    if clause.accusative is None:
+    liked = clause.accusative
+    if not isinstance(liked, NounPhrase):
         return replace(clause, gladly=True)
-    bare = NounPhrase(
-        clause.accusative.noun, "", clause.accusative.noun.plural != "-", clause.accusative.adjective
-    )
+    bare = NounPhrase(liked.noun, "", liked.noun.plural != "-", liked.adjective)
     return replace(clause, gladly=True, accusative=bare)
 
 

@@ -9,7 +9,8 @@ from typing import Literal, Union
 from flaxformer_mt.corpus.toy_lexicon import Adjective, Adverb, Modal, Name, Noun, Preposition, Pronoun, Verb
 
 Case = Literal["nominative", "accusative", "dative", "genitive"]
-Tense = Literal["present", "past", "future", "modal"]
+Role = Literal["subject", "accusative", "dative"]
+Tense = Literal["present", "past", "future"]
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,16 @@ class PrepositionalPhrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what; without a verb, who is what (`predicate`).
+    """Who does what, or who is what (`predicate`).
 
-    `modal_past` puts the modal into the past; `gladly` is German gern, English like to; `negated` makes the
-    accusative's determiner "no" or adds a word of negation.
+    `tense` is that of the modal if there is one. `gladly` is German gern, English like to. `negated` adds a
+    word of negation unless the accusative's determiner is "no" (kein, not any).
     """
 
     subject: Phrase
-    verb: Verb | None = None
+    verb: Verb
     tense: Tense = "present"
     modal: Modal | None = None
-    modal_past: bool = False
     accusative: Phrase | None = None
     dative: Phrase | None = None
     oblique: NounPhrase | Name | Pronoun | None = None
@@ -72,7 +72,7 @@ class Clause:
 class Relative:
     """A relative clause; `role` says which phrase of `clause` is the gap."""
 
-    role: Literal["subject", "accusative", "dative"]
+    role: Role
     clause: Clause
 
 
