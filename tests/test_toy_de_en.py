@@ -324,7 +324,7 @@ def test_sentence_as_written_by_hand(name):
     assert to_english(sentence) == english
 
 
-# Written out from a school grammar, by gender and number; cases in the order nominative, accusative, dative, genitive.
+# Written out from a school grammar. The cases: nominative, accusative, dative, genitive.
 DECLENSIONS = {
     ("Hund", "the"): "der alte Hund, den alten Hund, dem alten Hund, des alten Hundes",
     ("Katze", "the"): "die alte Katze, die alte Katze, der alten Katze, der alten Katze",

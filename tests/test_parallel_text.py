@@ -1,0 +1,319 @@
+"""A user's own files: their formats, what is wrong with them, and what is prepared from them."""
+
+import dataclasses
+import gzip
+import json
+import os
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.corpus import Pair, read_pairs, text_files
+from flaxformer_mt.corpus.cleaning import clean, load_or_clean
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.text_files import BLOCK, Scan, cut_into_blocks, read_lines, scan
+from flaxformer_mt.errors import UserError
+
+GERMAN = ["Guten Tag.", "Wie geht es dir?", "Bis morgen!"]
+ENGLISH = ["Good day.", "How are you?", "See you tomorrow!"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    return DataConfig(
+        dataset="parallel_text", text_dir=str(folder), cache_dir=str(tmp_path / "cache"), clean=CleanConfig()
+    )
+
+
+def write(config, **files):
+    """write(config, train_de=lines or bytes, ...) writes train.de; train_de_gz writes train.de.gz."""
+    for name, content in files.items():
+        data = content if isinstance(content, bytes) else "".join(f"{line}\n" for line in content).encode()
+        path = os.path.join(config.text_dir, name.replace("_", "."))
+        with gzip.open(path, "wb") if name.endswith("gz") else open(path, "wb") as file:
+            file.write(data)
+
+
+def with_rules(config, **rules):
+    return dataclasses.replace(config, clean=CleanConfig(**rules))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train_de": GERMAN, "train_en": ENGLISH},
+        {"train_de_gz": GERMAN, "train_en": ENGLISH},
+        {"train_tsv": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_tsv_gz": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_de": "\r\n".join(GERMAN).encode(), "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode()},
+    ],
+    ids=["plain", "gz", "tsv", "tsv.gz", "crlf and bom"],
+)
+def test_every_format_holds_the_same_pairs_in_order(config, files):
+    write(config, **files)
+    pairs = read_pairs(config, "train")
+    expected = [Pair(*pair) for pair in zip(GERMAN, ENGLISH, strict=True)]
+    assert list(pairs) == expected
+    assert [pairs[i] for i in range(3)] == expected
+    assert pairs[-1] == expected[-1]
+    assert pairs.parts == (("parallel_text", 3, 1.0),)
+    with pytest.raises(IndexError):
+        pairs[3]
+
+
+def test_crlf_and_bom_are_reported(config):
+    write(config, train_de=b"\xef\xbb\xbfa\r\nb\r\nc\n", train_en=b"a\nb\nc")
+    (part,) = read_pairs(config, "train").report["parts"]
+    assert part["files"] == [
+        {"file": "train.de", "lines": 3, "crlf_lines": 2, "bom": True},
+        {"file": "train.en", "lines": 3, "crlf_lines": 0, "bom": False},
+    ]
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    inside = "a\u0085b\u2028c\x0bd\x0ce\x1cf\rg"
+    (tmp_path / "x").write_bytes(f"{inside}\nnext\r\n\n".encode())
+    assert list(read_lines(tmp_path / "x")) == [inside.encode(), b"next", b""]
+    assert scan(tmp_path / "x").lines == 3
+
+
+def test_unequal_counts_name_both_files_and_counts(config):
+    write(config, train_de=GERMAN, train_en=ENGLISH[:2])
+    with pytest.raises(UserError, match=r"train\.de has 3 lines, but .*train\.en has 2.*unequal_lines=drop"):
+        read_pairs(config, "train")
+    pairs = read_pairs(with_rules(config, unequal_lines="drop"), "train")
+    assert [pair.source for pair in pairs] == GERMAN[:2]
+    assert pairs.report["parts"][0]["surplus_lines"] == 1
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_held_out_sets_are_never_shortened(config, split):
+    rules = {rule: "drop" for rule in ("unequal_lines", "invalid_utf8", "empty", "too_long", "duplicates")}
+    config = with_rules(config, **rules, max_characters=5)
+    write(
+        config, **{f"{split}_de": ["", "long enough to drop", "x", "x"], f"{split}_en": ["a", "b", "x", "x"]}
+    )
+    pairs = read_pairs(config, split)
+    assert [pair.source for pair in pairs] == ["", "long enough to drop", "x", "x"]
+    problems = pairs.report["parts"][0]["problems"]
+    assert {name: facts["count"] for name, facts in problems.items()} == {
+        "empty": 1,
+        "too_long": 1,
+        "length_ratio": 1,
+        "duplicates": 1,
+    }
+    write(config, **{f"{split}_de": GERMAN[:1]})
+    with pytest.raises(UserError, match="never dropped"):
+        read_pairs(config, split)
+    write(config, **{f"{split}_de": b"a\nb\nc\n\xff\n"})
+    with pytest.raises(UserError, match=rf"{split}\.de line 4\).*never dropped"):
+        read_pairs(config, split)
+
+
+BAD = {
+    "invalid_utf8": (b"\xff\xfe", b"b"),
+    "empty": (b" \t", b"b"),
+    "too_long": (b"a" * 21, b"b" * 20),
+    "length_ratio": (b"abc", b"b" * 10),
+    "duplicates": (b"good", b"good"),
+}
+RULES = {"max_characters": 20, "max_length_ratio": 3.0}
+
+
+def raw(rows, name="set"):
+    class Rows(list):
+        def __getitems__(self, keys):
+            return [{"de": self[key][0], "en": self[key][1]} for key in keys]
+
+    return RawSplit(name, "identity", Rows(rows), ("de", "en"), ("x.de", "x.en"), "line")
+
+
+@pytest.mark.parametrize(
+    ("rule", "action"),
+    # Bytes that are no text cannot be kept.
+    [(r, a) for r in BAD for a in ("drop", "keep", "refuse") if (r, a) != ("invalid_utf8", "keep")],
+)
+def test_each_rule_drops_keeps_or_refuses(rule, action):
+    split = raw([(b"good", b"good"), BAD[rule], (b"better", b"best")])
+    rules = CleanConfig(**{"duplicates": "drop", "invalid_utf8": "drop"} | RULES | {rule: action})
+    if action == "refuse":
+        with pytest.raises(UserError, match=rf"1 pair is refused.*x\.(de|en) line 2.*clean\.{rule}=drop"):
+            clean(split, rules, may_drop=True)
+        return
+    kept, report = clean(split, rules, may_drop=True)
+    assert report["problems"][rule]["count"] == 1
+    assert report["problems"][rule]["examples"][0]["where"].endswith("line 2")
+    if action == "drop":
+        assert kept.tolist() == [0, 2]
+    else:
+        assert kept is None
+    assert report["pairs"] == (2 if action == "drop" else 3)
+
+
+def test_all_refusals_are_reported_together_with_counts():
+    split = raw([(b"", b"x"), (b"a", b"b"), (b"x", b""), (b"a", b"b"), (b"a", b"b")])
+    with pytest.raises(UserError) as error:
+        clean(split, CleanConfig(empty="refuse", duplicates="refuse"), may_drop=True)
+    empty, duplicates = str(error.value).split("\n")
+    assert "2 pairs are refused: an empty side (x.de line 1, x.en line 3)" in empty
+    assert "2 pairs are refused: seen before word for word (x.de line 4, x.de line 5)" in duplicates
+
+
+def test_boundaries_of_the_length_rules():
+    rules = CleanConfig(**RULES)
+    rows = [
+        (b"a" * 20, b"b" * 20),
+        (b"a" * 21, b"b" * 21),
+        (b"abc", b"b" * 9),
+        (b"abc", b"b" * 10),
+        (b"ab" * 3, b"a"),
+    ]
+    kept, _ = clean(raw(rows), rules, may_drop=True)
+    assert kept.tolist() == [0, 2]
+    # Characters count, not bytes: ten letters of two bytes each are as long as ten of one.
+    kept, _ = clean(raw([(("ä" * 20).encode(), b"b" * 20)]), rules, may_drop=True)
+    assert kept is None
+
+
+def test_duplicates_are_told_apart_by_where_the_source_ends():
+    kept, report = clean(raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True)
+    assert kept is None and report["problems"] == {}
+
+
+def test_verdicts_are_remembered_until_rules_change(tmp_path):
+    split = raw([(b"a", b"b"), (b"", b"b")])
+    first, report = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
+    empty = RawSplit(**{**vars(split), "rows": None})  # would fail if it were read
+    again, same_report = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
+    assert first.tolist() == again.tolist() == [0] and report == same_report
+    kept, _ = load_or_clean(split, CleanConfig(empty="keep"), may_drop=True, folder=tmp_path)
+    assert kept is None
+    with pytest.raises(TypeError):
+        load_or_clean(empty, CleanConfig(max_characters=1), may_drop=True, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, r"has no train\.de \(or train\.de\.gz, or train\.tsv .*it is empty"),
+        ({"trian_de": GERMAN, "train_en": ENGLISH}, r"has no train\.de .*it has trian\.de"),
+        ({"train_de": GERMAN}, r"has no train\.en "),
+        ({"train_de": b"", "train_en": b""}, r"train\.de is empty"),
+        ({"train_de": GERMAN, "train_de_gz": GERMAN}, r"both train\.de and train\.de\.gz"),
+        ({"train_de": GERMAN, "train_tsv": b"a\tb\n"}, r"both train\.tsv and train\.de"),
+        ({"train_tsv": b"a\tb\na b\n"}, r"train\.tsv line 2 has 1 columns; a \.tsv line has 2"),
+        ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has 3 columns"),
+        ({"train_de": ["", " "], "train_en": ["", ""]}, r"of 2 none is left \(empty 2\)"),
+        (
+            {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},
+            r"not UTF-8 \(train\.de line 2\).*invalid_utf8=drop",
+        ),
+    ],
+)
+def test_mistakes_are_named_with_the_remedy(config, files, message):
+    write(config, **files)
+    with pytest.raises(UserError, match=message):
+        read_pairs(config, "train")
+
+
+def test_a_damaged_gzip_file_is_named(config):
+    write(config, train_en=ENGLISH)
+    whole = gzip.compress("\n".join(GERMAN).encode())
+    for damaged in (b"not gzip", whole[:-9]):
+        with open(os.path.join(config.text_dir, "train.de.gz"), "wb") as file:
+            file.write(damaged)
+        with pytest.raises(UserError, match=r"train\.de\.gz is not a whole gzip file"):
+            read_pairs(config, "train")
+
+
+def test_folders_that_are_not_there(config, tmp_path):
+    with pytest.raises(UserError, match="text_dir is empty"):
+        read_pairs(dataclasses.replace(config, text_dir=""), "train")
+    with pytest.raises(UserError, match=r"absent does not exist; set --config\.data\.text_dir"):
+        read_pairs(dataclasses.replace(config, text_dir=str(tmp_path / "absent")), "train")
+
+
+def test_edited_files_are_prepared_anew_and_unchanged_ones_reused(config, monkeypatch):
+    write(config, train_de=GERMAN, train_en=ENGLISH)
+    before = read_pairs(config, "train")
+    past = os.stat(os.path.join(config.text_dir, "train.de")).st_mtime - 60
+    for name in ("train.de", "train.en"):
+        os.utime(os.path.join(config.text_dir, name), (past, past))
+    assert read_pairs(config, "train").fingerprint == before.fingerprint
+    with monkeypatch.context() as patch:  # settled files are not even read
+        patch.setattr(text_files, "scan", None)
+        assert list(read_pairs(config, "train")) == list(before)
+    write(config, train_en=[*ENGLISH[:2], "Until tomorrow!!!"])  # as long as before
+    after = read_pairs(config, "train")
+    assert after[2].target == "Until tomorrow!!!"
+    assert after.fingerprint != before.fingerprint
+    assert list(before)[2].target == ENGLISH[2]  # what was opened before stays as it was
+
+
+def test_a_file_just_written_is_not_remembered(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"a\n")
+    text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans")
+    assert not (tmp_path / "scans").exists()
+    os.utime(path, (1e9, 1e9))
+    first = text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans")
+    (memory,) = (tmp_path / "scans").iterdir()
+    known = json.loads(memory.read_text())
+    known["scan"]["lines"] = 99
+    memory.write_text(json.dumps(known))
+    assert first.lines == 1
+    assert text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans").lines == 99
+    os.utime(path, (2e9 - 1e9 + 5, 1e9 + 5))
+    assert text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans").lines == 1
+
+
+def test_blocks_are_cut_at_the_bytes_they_may_hold():
+    def of(*sizes):
+        return Scan(len(sizes) * BLOCK, "", sizes, 0, False)
+
+    lines = 3 * BLOCK - 5
+    assert cut_into_blocks((of(60, 30, 40),), lines, most_bytes=100) == [(0, 2 * BLOCK), (2 * BLOCK, lines)]
+    assert cut_into_blocks((of(30, 10, 20), of(30, 20, 20)), lines, most_bytes=90) == [
+        (0, 2 * BLOCK),
+        (2 * BLOCK, lines),
+    ]
+    assert cut_into_blocks((of(500, 500, 500),), lines, most_bytes=100) == [
+        (0, BLOCK),
+        (BLOCK, 2 * BLOCK),
+        (2 * BLOCK, lines),
+    ]
+    assert cut_into_blocks((of(1, 1, 1),), lines, most_bytes=100) == [(0, lines)]
+
+
+def test_text_laid_down_in_several_parts_keeps_its_order(config, monkeypatch):
+    from flaxformer_mt.corpus import parallel_text
+
+    monkeypatch.setattr(parallel_text, "_PART_BYTES", 50)
+    monkeypatch.setattr(text_files, "BLOCK", 8)
+    numbers = [f"{number:03d}" for number in range(100)]
+    write(config, train_de=numbers, train_en=numbers)
+    pairs = read_pairs(config, "train")
+    assert [pair.source for pair in pairs] == numbers == [pair.target for pair in pairs]
+    written = os.path.join(config.cache_dir, "tfds", "parallel_text")
+    shards = [name for _, _, names in os.walk(written) for name in names if "array_record" in name]
+    assert len(shards) == 13
+    order = np.random.default_rng(0).permutation(100)
+    assert [pairs[i].source for i in order] == [numbers[i] for i in order]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
+    write(config, train_de=GERMAN, train_en=ENGLISH)
+    read_rows = text_files.read_rows
+
+    def read_and_touch(files):
+        os.utime(files[1], (1e9, 1e9))
+        return read_rows(files)
+
+    monkeypatch.setattr(text_files, "read_rows", read_and_touch)
+    with pytest.raises(UserError, match=r"train\.en changed while it was being read"):
+        read_pairs(config, "train")
+    monkeypatch.undo()
+    assert len(read_pairs(config, "train")) == 3  # nothing half-made was left in the way
