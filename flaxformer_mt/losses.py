@@ -45,9 +45,9 @@ def projected_cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """`smoothed_cross_entropy` of the logits of `hidden`, which are never all there at once.
 
-    The target axis is cut into pieces of about `chunk_tokens` tokens; each piece's logits are made, scored and
-    turned into gradients while they are in the cache, in one pass. The batch axis stays whole, so that it may
-    be split over devices. Returns (sum, weight).
+    The target axis is cut into pieces of about `chunk_tokens` tokens; each piece's logits are made, scored
+    and turned into gradients while they are in the cache, in one pass. The batch axis stays whole, so that it
+    may be split over devices. Returns (sum, weight).
     """
     weights = jnp.asarray(mask, jnp.float32)
     batch, length = target.shape
@@ -78,7 +78,9 @@ def _project(hidden: Array, output: Output) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked_loss_sum(smoothing: float, hidden: Array, output: Output, target: Array, weights: Array) -> Array:
+def _chunked_loss_sum(
+    smoothing: float, hidden: Array, output: Output, target: Array, weights: Array
+) -> Array:
     def add(total: Array, chunk: tuple[Array, Array, Array]) -> tuple[Array, None]:
         hidden, target, weights = chunk
         return total + (_entropies(_project(hidden, output), target, smoothing)[0] * weights).sum(), None
@@ -93,7 +95,9 @@ def _chunked_loss_sum_forward(
     size = output.table.shape[0]
     table = output.table.astype(hidden.dtype)
 
-    def add(sums: tuple[Array, Output], chunk: tuple[Array, Array, Array]) -> tuple[tuple[Array, Output], Array]:
+    def add(
+        sums: tuple[Array, Output], chunk: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, Output], Array]:
         total, gradient = sums
         hidden, target, weights = chunk
         logits = _project(hidden, output)
@@ -115,7 +119,12 @@ def _chunked_loss_sum_backward(
     smoothing: float, saved: tuple[Array, Output], gradient: Array
 ) -> tuple[Array, Output, None, None]:
     by_hidden, by_output = saved
-    return by_hidden * gradient.astype(by_hidden.dtype), jax.tree.map(lambda x: x * gradient, by_output), None, None
+    return (
+        by_hidden * gradient.astype(by_hidden.dtype),
+        jax.tree.map(lambda x: x * gradient, by_output),
+        None,
+        None,
+    )
 
 
 _chunked_loss_sum.defvjp(_chunked_loss_sum_forward, _chunked_loss_sum_backward)

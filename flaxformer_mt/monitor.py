@@ -1,7 +1,7 @@
 """What is measured while training: the running log of updates, and evaluations on the validation set.
 
-Owns the arithmetic of speeds, shares and means, and turns them into what `tracking` shows. Knows nothing of the
-order of things in the loop.
+Owns the arithmetic of speeds, shares and means, and turns them into what `tracking` shows. Knows nothing of
+the order of things in the loop.
 """
 
 import dataclasses
@@ -31,7 +31,10 @@ class TrainingLog:
     Between two reads the host never waits for a step.
     """
 
-    def __init__(self, tracker: Tracker, schedule: Schedule, config: Config) -> None:
+    def __init__(
+        self, tracker: Tracker, schedule: Schedule, config: Config, gathered: dict[str, Any] | None = None
+    ) -> None:
+        """Starts the clock; `gathered` is the `to_dict` of the sitting that this one goes on from."""
         self._tracker = tracker
         self._schedule = schedule
         self._config = config
@@ -40,7 +43,29 @@ class TrainingLog:
         self._newest: StepMetrics | None = None
         self._real = self._slots = self._updates = 0
         self._seconds = 0.0
+        if gathered:
+            self._sums.add("loss", value_sum=gathered["loss_sum"], weight=gathered["loss_weight"])
+            self._shapes.update(tuple(shape) for shape in gathered["shapes"])
+            self._real, self._slots = gathered["real"], gathered["slots"]
+            self._updates, self._seconds = gathered["updates"], gathered["seconds"]
         self._then = time.monotonic()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What has been gathered since the last line, as JSON values, for a checkpoint.
+
+        So the first line after a resume is over the same updates as it would have been without the stop. Waits
+        for the newest step.
+        """
+        totals = self._sums.result()
+        return {
+            "loss_sum": totals.get("loss_sum", 0.0),
+            "loss_weight": totals.get("loss_weight", 0.0),
+            "shapes": sorted(self._shapes),
+            "real": self._real,
+            "slots": self._slots,
+            "updates": self._updates,
+            "seconds": self._seconds,
+        }
 
     def add(self, step: int, metrics: StepMetrics, batches: list[Batch]) -> None:
         """Takes in update number `step`; logs when one is due.
@@ -69,13 +94,14 @@ class TrainingLog:
         self._then = time.monotonic()
 
     def flush(self, step: int) -> None:
-        """Logs what has been gathered since the last time."""
-        if self._newest is None:
+        """Logs what has been gathered since the last time, if anything."""
+        if self._newest is None or not self._updates:
             return
         totals = self._sums.result()  # waits for the newest step
         self.pause()
         self.go_on()
-        rate = float(self._schedule(step - 1))
+        skipped = int(self._newest.skipped)
+        rate = float(self._schedule(max(0, step - 1 - skipped)))  # updates left out do not move the schedule
         self._tracker.log(
             step,
             "train",
@@ -87,15 +113,15 @@ class TrainingLog:
                 "steps_per_second": self._updates / max(self._seconds, 1e-9),
                 "padding": 1 - self._real / self._slots,
                 "shapes": len(self._shapes),
-                "skipped": int(self._newest.skipped),
+                "skipped": skipped,
             },
         )
         in_a_row, limit = int(self._newest.skipped_in_a_row), self._config.train.max_nonfinite_steps
         if in_a_row >= limit:
             raise UserError(
-                f"the last {in_a_row} updates up to step {step} had gradients that are not finite (train.max_nonfinite_steps "
-                f"is {limit}); the learning rate is {rate:.3g}: lower optim.learning_rate or lengthen optim.warmup_steps. "
-                f"The checkpoints before are good"
+                f"the last {in_a_row} updates up to step {step} had gradients that are not finite "
+                f"(train.max_nonfinite_steps is {limit}); the learning rate is {rate:.3g}: lower "
+                "optim.learning_rate or lengthen optim.warmup_steps. The checkpoints before are good"
             )
         self._sums.reset()
         self._real = self._slots = self._updates = 0
@@ -111,7 +137,7 @@ class Evaluation:
         self._config = config
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._references = [pair.target for pair in prepared.valid_pairs]
-        self._batches = list(valid_batches(prepared.valid, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id))
+        self._batches = valid_batches(prepared.valid, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model))
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)

@@ -20,8 +20,8 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
     """The learning rate of the update number `step`, counted from 0.
 
     All schedules rise linearly over `warmup_steps` updates. noam is equation 3 of Vaswani et al. 2017,
-    learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape and
-    learning_rate as its peak; cosine and linear fall to final_fraction of the peak at `total_steps`.
+    learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape
+    and learning_rate as its peak; cosine and linear fall to final_fraction of the peak at `total_steps`.
     """
     warmup = max(config.warmup_steps, 1)
     peak = config.learning_rate
@@ -72,7 +72,8 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             adam_b2=config.b2,
             eps=config.epsilon,
             muon_weight_dimension_numbers=_muon_dimensions,
-            consistent_rms=0.2,  # updates as large as Adam's (Liu et al. 2025), so that one learning rate fits both
+            # Updates as large as Adam's (Liu et al. 2025), so that one learning rate fits both.
+            consistent_rms=0.2,
         ),
     }
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -91,7 +92,7 @@ def _matrices(params: dict) -> dict:
 def _muon_dimensions(params: dict) -> dict:
     """Muon turns kernels as matrices from their inputs to their outputs; all else is left to Adam.
 
-    Projections into heads [D, H, K] map axis 0 to the others, the projection out of them [H, E, D] the reverse.
+    Projections into heads [D, H, K] map axis 0 to the others; the one out of them [H, E, D] the reverse.
     """
 
     def dimensions(path: tuple, leaf: Array) -> contrib.MuonDimensionNumbers | None:

@@ -4,6 +4,7 @@ Every batch is split over the `data` axis of a mesh; parameters are on every dev
 """
 
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,16 @@ class Parallel:
         devices = jax.devices()
         count = config.parallel.data or len(devices)
         if count > len(devices):
-            raise UserError(f"parallel.data asks for {count} devices, but there are {len(devices)} ({devices[0].platform})")
+            raise UserError(
+                f"parallel.data asks for {count} devices, but there are {len(devices)} "
+                f"({devices[0].platform}); set it to at most that, or to 0 for all"
+            )
         rows = config.data.row_multiple
         if rows % count:
             raise UserError(
-                f"batches have a multiple of data.row_multiple {rows} rows, which {count} devices cannot share evenly; "
-                f"set data.row_multiple to {-(-rows // count) * count} or parallel.data to a divisor of {rows}"
+                f"batches have a multiple of data.row_multiple {rows} rows, which {count} devices cannot "
+                f"share evenly; set data.row_multiple to {-(-rows // count) * count} or parallel.data to a "
+                f"divisor of {rows}"
             )
         self.mesh = Mesh(np.asarray(devices[:count]), ("data",))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
@@ -47,7 +52,7 @@ class Parallel:
         return jax.device_put(batch, self.split)
 
     def compile(self, function: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """The function compiled for the mesh; the arguments numbered in `donate` give their memory to the results."""
+        """The function compiled for the mesh; arguments numbered in `donate` give their memory to results."""
         return jax.jit(function, donate_argnums=donate, out_shardings=self.replicated)
 
     def fetch(self, tree: Any) -> Any:
@@ -55,9 +60,27 @@ class Parallel:
         return jax.device_get(tree)
 
     def describe(self) -> str:
-        """For the log: `2 x cpu`, `8 x NVIDIA H200`."""
+        """For the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
         device = self.mesh.devices.flat[0]
-        return f"{self.mesh.size} x {device.device_kind}"
+        if device.platform != "cpu":
+            return f"{self.mesh.size} x {device.device_kind}"
+        simulated = f", {self.mesh.size} simulated devices" if self.mesh.size > 1 else ""
+        return f"{_processor_name()} ({_core_count()} cores{simulated})"
+
+
+def _core_count() -> int:
+    """Cores that this process may use, where the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().split("\n"):
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
 
 
 def enable_compilation_cache(directory: Path) -> None:

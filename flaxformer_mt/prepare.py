@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
-    """Reads the data set, trains or loads the vocabularies, and tokenizes; whatever is there already is reused.
+    """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
 
     Args:
       run_dir: gets a copy of the vocabularies, and keeps the one it has.
@@ -74,6 +74,11 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
 def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
     store = train.store(0)
     plan = plan_epoch(
-        store.source_lengths, store.target_lengths, config=config.data, seed=config.seed, epoch=0, parts=store.parts
+        store.source_lengths,
+        store.target_lengths,
+        config=config.data,
+        seed=config.seed,
+        epoch=0,
+        parts=store.parts,
     )
     return plan_summary(plan)

@@ -16,7 +16,8 @@ class Progress:
     """The place in the data, the clock, and the scores.
 
     epoch and index are the next batch; metrics are those of the evaluation at `step` if there was one, and
-    without_gain counts the evaluations since the best.
+    without_gain counts the evaluations since the best; log is what the next line of the training log has
+    gathered so far.
     """
 
     step: int = 0
@@ -28,6 +29,7 @@ class Progress:
     best_value: float | None = None
     best_step: int | None = None
     without_gain: int = 0
+    log: dict[str, Any] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -44,10 +46,10 @@ class Progress:
     def note(self, metrics: dict[str, float], *, best_metric: str) -> bool:
         """Takes in an evaluation; True if it is the best so far."""
         self.metrics = dict(metrics)
-        value = metrics[best_metric]
-        rank = -value if best_metric == "loss" else value
-        best = self.best_value
-        if best is None or rank > (-best if best_metric == "loss" else best) and not math.isnan(value):
+        value, best = metrics[best_metric], self.best_value
+        sign = -1 if best_metric == "loss" else 1
+        # What is not finite is no score: were it ever the best, nothing could be seen to beat it.
+        if math.isfinite(value) and (best is None or sign * value > sign * best):
             self.best_value, self.best_step, self.without_gain = value, self.step, 0
             return True
         self.without_gain += 1

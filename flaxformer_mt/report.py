@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.evaluate import evaluate_run
+from flaxformer_mt.evaluate import evaluate_run, load_translations, side_by_side
 from flaxformer_mt.prepare import Prepared
 from flaxformer_mt.progress import Progress
 
@@ -36,8 +36,8 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
     """The report for a human: what was trained, the scores, ten translations, and what to try next."""
     minutes = report["train_seconds"] / 60
     lines = [
-        f"trained {report['step']:,} steps ({report['target_tokens']:,} target tokens) in {minutes:.1f} minutes "
-        f"on {report['hardware']}; {report['parameters']:,} parameters"
+        f"trained {report['step']:,} steps ({report['target_tokens']:,} target tokens) in {minutes:.1f} "
+        f"minutes on {report['hardware']}; {report['parameters']:,} parameters"
     ]
     test = report.get("test")
     if test is not None:
@@ -47,9 +47,11 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
             f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
         ]
+        if (run_dir / "translations" / f"{test['name']}.hypothesis").exists():
+            lines += ["", side_by_side(load_translations(run_dir, test["name"])), ""]
     lines += [
         "Try next:",
         f"  python -m flaxformer_mt translate --run={run_dir} --input=FILE",
-        f"  python -m flaxformer_mt evaluate --run={run_dir} --search.beam_size=8",
+        f"  python -m flaxformer_mt evaluate --run={run_dir} --beam_size=8",
     ]
     return "\n".join(lines)

@@ -3,8 +3,9 @@
 Owns signal handlers while a run is on; knows nothing of training.
 """
 
+import contextlib
+import os
 import signal
-import sys
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -38,7 +39,9 @@ class StopRequest:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        print(f"\n{self.received.name}: saving after this step; once more ends at once", file=sys.stderr)
+        # Not print: the signal may have come in the middle of one, and streams cannot be entered twice.
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, f"\n{self.received.name}: saving after this step; once more ends at once\n".encode())
 
     @property
     def exit_status(self) -> int:

@@ -17,8 +17,8 @@ from flaxformer_mt.shapes import Array
 class TrainState:
     """Parameters and what goes with them.
 
-    step: updates tried so far. ema_params: the moving average, or None. skipped: updates left out because their
-    gradient was not finite; skipped_in_a_row: those since the last good one.
+    step: updates tried so far. ema_params: the moving average, or None. skipped: updates left out because
+    their gradient was not finite; skipped_in_a_row: those since the last good one.
     """
 
     step: Array

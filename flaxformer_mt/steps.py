@@ -1,8 +1,8 @@
 """The update and the evaluation of one batch, as pure functions.
 
-Row 9 of the data path. Gradients are sums over tokens, added up over devices by `reduce` and over microbatches by
-`add_sums`, and divided once by the number of tokens; so neither the number of devices nor the number of
-microbatches changes the update. Knows nothing of loops, files or which devices there are.
+Row 9 of the data path. Gradients are sums over tokens, added up over devices by `reduce` and over
+microbatches by `add_sums`, and divided once by the number of tokens; so neither the number of devices nor the
+number of microbatches changes the update. Knows nothing of loops, files or which devices there are.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,9 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     """Builds the pure function from parameters and a batch to the sums of its gradients."""
 
-    def gradient_step(params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep) -> Sums:
+    def gradient_step(
+        params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
+    ) -> Sums:
         key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
         dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
 
@@ -109,7 +111,8 @@ def make_update(
             # Early averages forget faster, so that the start does not linger.
             number = state.step.astype(jnp.float32)
             decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
-            ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
+            moved = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
+            ema_params = choose(moved, ema_params)
         skipped_now = jnp.where(good, 0, 1)
         after = TrainState(
             step=state.step + 1,
@@ -120,7 +123,9 @@ def make_update(
             skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
         )
         # Copies: the state is donated to the next step, its counters must outlive it.
-        return after, StepMetrics(sums.loss_sum, sums.weight, norm, after.skipped + 0, after.skipped_in_a_row + 0)
+        return after, StepMetrics(
+            sums.loss_sum, sums.weight, norm, after.skipped + 0, after.skipped_in_a_row + 0
+        )
 
     return update
 
@@ -132,7 +137,9 @@ def make_train_step(
     gradient_step = make_gradient_step(model, config)
     update = make_update(optimizer, config)
 
-    def train_step(state: TrainState, batch: Batch, *, reduce: Reduce = keep) -> tuple[TrainState, StepMetrics]:
+    def train_step(
+        state: TrainState, batch: Batch, *, reduce: Reduce = keep
+    ) -> tuple[TrainState, StepMetrics]:
         return update(state, gradient_step(state.params, state.step, batch, reduce=reduce))
 
     return train_step
@@ -144,7 +151,9 @@ def make_evaluation_step(model: nn.Module) -> Callable[..., dict[str, tuple[Arra
     The loss is plain cross-entropy in nats a token: smoothing belongs to training.
     """
 
-    def evaluation_step(params: Any, batch: Batch, *, reduce: Reduce = keep) -> dict[str, tuple[Array, Array]]:
+    def evaluation_step(
+        params: Any, batch: Batch, *, reduce: Reduce = keep
+    ) -> dict[str, tuple[Array, Array]]:
         logits = model.apply({"params": params}, batch, deterministic=True)
         loss = smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0)
         accuracy = count_correct(logits, batch.target_out, batch.target_mask)

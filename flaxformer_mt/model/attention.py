@@ -30,7 +30,9 @@ def attention_weights(
 
 
 @typed
-def weighted_values(weights: Float[Array, "B H Q M"], values: Float[Array, "B M H E"]) -> Float[Array, "B Q H E"]:
+def weighted_values(
+    weights: Float[Array, "B H Q M"], values: Float[Array, "B M H E"]
+) -> Float[Array, "B Q H E"]:
     """Each query's mean of the values under its weights."""
     return jnp.einsum("BHQM,BMHE->BQHE", weights.astype(values.dtype), values)
 
@@ -38,7 +40,7 @@ def weighted_values(weights: Float[Array, "B H Q M"], values: Float[Array, "B M 
 class MultiHeadAttention(nn.Module):
     """Queries from one sequence, keys and values from the same or another (section 3.2.2).
 
-    Weights are kept on request: apply with `mutable=["intermediates"]` and find them under `attention_weights`.
+    Weights are kept on request: apply with `mutable=["intermediates"]` and find `attention_weights` there.
     """
 
     config: ModelConfig
@@ -65,7 +67,13 @@ class MultiHeadAttention(nn.Module):
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
     def __call__(
-        self, x: Array, memory: Array, *, mask: Array | None, positions: Array | None = None, deterministic: bool
+        self,
+        x: Array,
+        memory: Array,
+        *,
+        mask: Array | None,
+        positions: Array | None = None,
+        deterministic: bool,
     ) -> Array:
         """Attends from x [B, Q, D] to memory [B, M, D]; `positions` turn both when they are rotary."""
         query, keys, values = self.query(x), self.key(memory), self.value(memory)
@@ -73,7 +81,9 @@ class MultiHeadAttention(nn.Module):
             query, keys = rotate(query, positions), rotate(keys, positions)
         return self.attend(query, keys, values, mask=mask, deterministic=deterministic)
 
-    def attend(self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool) -> Array:
+    def attend(
+        self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool
+    ) -> Array:
         """The mixed and projected values [B, Q, D] for projected query [B, Q, H, K]."""
         weights = attention_weights(query, keys, mask)
         self.sow("intermediates", "attention_weights", weights)

@@ -1,4 +1,4 @@
-"""The two blocks of the encoder-decoder: self-attention, cross-attention and feed-forward, each with its residual.
+"""The blocks of the encoder-decoder: self-attention, cross-attention, feed-forward, and their residuals.
 
 Blocks take the ModelConfig and arrays; they know nothing of tokens.
 """
@@ -103,5 +103,7 @@ class DecoderBlock(nn.Module):
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend_memory(y, memory, mask=cross_mask), deterministic=True
         )
-        x = self.feedforward_residual(x, lambda y: self.feedforward(y, deterministic=True), deterministic=True)
+        x = self.feedforward_residual(
+            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
+        )
         return x, grown

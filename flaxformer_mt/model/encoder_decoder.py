@@ -17,7 +17,9 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
 
-def _maybe_remat(block: type[nn.Module], config: ModelConfig, *, deterministic_argument: int) -> type[nn.Module]:
+def _maybe_remat(
+    block: type[nn.Module], config: ModelConfig, *, deterministic_argument: int
+) -> type[nn.Module]:
     if config.remat == "none":
         return block
     return nn.remat(block, policy=_REMAT_POLICIES[config.remat], static_argnums=(deterministic_argument,))
@@ -143,7 +145,7 @@ class EncoderDecoder(nn.Module):
         return self.logits(x)
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """The cache before the first token: room for `max_length` of them, and each source's keys and values."""
+        """The cache before the first token: room for `max_length`, and each source's keys and values."""
         blocks = self.decoder.layers
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}
@@ -155,9 +157,16 @@ class EncoderDecoder(nn.Module):
         x = self.decoder.start(self._embed_target(tokens), positions, deterministic=True)
         cross_mask = make_padding_mask(cache.shared["source_mask"])
         per_beam = []
-        for block, own, memory in zip(self.decoder.layers, cache.per_beam, cache.shared["memory"], strict=True):
+        for block, own, memory in zip(
+            self.decoder.layers, cache.per_beam, cache.shared["memory"], strict=True
+        ):
             x, grown = block.step(
-                x, own, memory, index=cache.index, cross_mask=cross_mask, positions=self.decoder.rotary(positions)
+                x,
+                own,
+                memory,
+                index=cache.index,
+                cross_mask=cross_mask,
+                positions=self.decoder.rotary(positions),
             )
             per_beam.append(grown)
         logits = self.logits(self.decoder.finish(x))
@@ -174,7 +183,9 @@ class EncoderDecoder(nn.Module):
         bias = self.output_bias if self.config.output_bias else None
         if self.config.tying == "none":
             return self.output_kernel.T, bias
-        return (self.shared_embedding if self.config.tying == "all" else self.target_embedding).embedding, bias
+        return (
+            self.shared_embedding if self.config.tying == "all" else self.target_embedding
+        ).embedding, bias
 
     def _embed_source(self, ids: Array) -> Array:
         return self.shared_embedding(ids) if self.config.tying == "all" else self.source_embedding(ids)

@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (section 3.3); swiglu multiplies a second projection in (Shazeer 2020)."""
+    """activation(x W1 + b1) W2 + b2 (section 3.3); swiglu has a second one as a gate (Shazeer 2020)."""
 
     config: ModelConfig
 

@@ -37,7 +37,7 @@ def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
 class Dropout(nn.Module):
     """Zeroes entries at `rate` and scales the others so that the expectation stays (Srivastava et al. 2014).
 
-    Draws one random byte an entry instead of a 32-bit word: random numbers are a visible part of a training step.
+    Draws one random byte an entry, not a 32-bit word: random numbers are a visible part of a training step.
     The rate is thus a multiple of 1/256 (0.1 becomes 26/256), and the scale is that of the rate in effect.
     """
 
@@ -46,12 +46,14 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """x with entries dropped, or x itself when deterministic; takes its key from the `dropout` stream."""
-        threshold = round(self.rate * 256)
+        threshold = min(round(self.rate * 256), 255)  # rates are below 1, so something always stays
         if deterministic or threshold == 0:
             return x
         words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),), jnp.uint32)
         draws = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: x.size].reshape(x.shape)
-        return jnp.where(draws >= threshold, x * jnp.asarray(256 / (256 - threshold), x.dtype), jnp.zeros((), x.dtype))
+        return jnp.where(
+            draws >= threshold, x * jnp.asarray(256 / (256 - threshold), x.dtype), jnp.zeros((), x.dtype)
+        )
 
 
 class Residual(nn.Module):

@@ -31,9 +31,7 @@ def sinusoidal_positions(positions: Int[Array, "*P"], *, model_dim: int) -> Floa
 
 
 @typed
-def rotate(
-    vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B T"]
-) -> Float[Array, "*B T H K"]:
+def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -> Float[Array, "*B T H K"]:
     """Turns each head's query or key by its position (Su et al. 2021, RoFormer, equation 34).
 
     Numbers i and i + K/2 of a head form a pair that turns by position / 10000^(2i / K).
@@ -42,7 +40,10 @@ def rotate(
     rates = jnp.asarray(10000.0 ** (-np.arange(half, dtype=np.float64) / half), jnp.float32)
     angles = jnp.asarray(positions, jnp.float32)[..., None, None] * rates  # [*B, T, H=1, K/2]
     first, second = jnp.split(vectors.astype(jnp.float32), 2, axis=-1)
-    turned = [first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)]
+    turned = [
+        first * jnp.cos(angles) - second * jnp.sin(angles),
+        second * jnp.cos(angles) + first * jnp.sin(angles),
+    ]
     return jnp.concatenate(turned, axis=-1).astype(vectors.dtype)
 
 
