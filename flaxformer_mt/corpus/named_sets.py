@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from flaxformer_mt.corpus.pairs import RawSplit
-from flaxformer_mt.corpus.prepared import build_once, match_split, quiet
+from flaxformer_mt.corpus.prepared import build_once, match_split, open_split, quiet
 from flaxformer_mt.errors import UserError
 
 # Sets of sentence pairs; their configs are read from TFDS itself.
@@ -46,15 +46,7 @@ def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Pat
             f"{name} has no language {' and no '.join(missing)}; it has {', '.join(features)}: "
             "set --config.data.source_language and --config.data.target_language"
         )
-    real_split = _match_split(builder, name, split)
-    if real_split is None:
-        raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")
-    try:
-        rows = builder.as_data_source(real_split)
-    except ValueError as error:
-        raise UserError(
-            f"{name} has no part {split} ({error}); a slice reads as train[:10%] or train[1000:]"
-        ) from None
+    real_split, rows = open_split(builder, name, split)
     side = f"{name} {real_split}"
     return RawSplit(
         name=name,
@@ -69,16 +61,7 @@ def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Pat
 
 def has_named_split(name: str, split: str, *, folder: Path) -> bool:
     """Whether the set has such a split. Raises UserError as `open_named`."""
-    return _match_split(_open_builder(name, folder), name, split) is not None
-
-
-def _match_split(builder: Any, name: str, split: str) -> str | None:
-    present = list(builder.info.splits)
-    if not present:
-        raise UserError(
-            f"{name} in {builder.data_dir} holds no splits; delete the folder and prepare it again"
-        )
-    return match_split(split, present)
+    return match_split(split, _open_builder(name, folder).info.splits) is not None
 
 
 def _open_builder(name: str, folder: Path) -> Any:
@@ -111,19 +94,22 @@ def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
 
 def _build(name: str, folder: Path) -> Any:
     """Has TFDS download and prepare a set that is not there, or says why that cannot be."""
+    plain, _, version = name.partition(":")
     with quiet():
         try:
-            builder = _make_builder(name, folder)
+            builder = _make_builder(plain, folder)
         except (tfds.core.DatasetNotFoundError, ValueError) as error:
-            raise UserError(_unknown(name, folder)) from error
+            raise UserError(_unknown(plain, folder)) from error
+    if version not in ("", str(builder.version)):
+        raise UserError(f"{name} is not prepared in {folder}, and TFDS builds version {builder.version} only")
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             f"{name} is not prepared in {folder} (looked for {builder.data_dir}), and building it needs "
-            "TensorFlow: pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...; or"
-            " set --config.data.tfds_data_dir to where it is prepared"
+            "TensorFlow: pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...; "
+            "or set --config.data.tfds_data_dir to where it is prepared"
         )
     try:
-        return build_once(lambda: _make_builder(name, folder))
+        return build_once(lambda: _make_builder(plain, folder))
     except UserError:
         raise
     except Exception as error:  # a download, an archive, a full disk: whatever TFDS met is the user's to read

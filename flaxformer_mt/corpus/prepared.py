@@ -42,6 +42,25 @@ def match_split(split: str, present: Collection[str]) -> str | None:
     return None
 
 
+def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
+    """The name of a split (or slice) as the builder knows it, and its rows.
+
+    Raises:
+      UserError: the set called `name` has no such split, or the slice lies outside of it.
+    """
+    real_split = match_split(split, builder.info.splits)
+    if real_split is None:
+        raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")
+    try:
+        rows = builder.as_data_source(real_split)
+        len(rows)  # negative for [5:3], which TFDS lets pass
+    except ValueError as error:
+        raise UserError(
+            f"{name} has no part {split}; a slice reads as train[:10%] or train[1000:]"
+        ) from error
+    return real_split, rows
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps TFDS from printing: standard output belongs to results, and its warnings concern TensorFlow.

@@ -5,6 +5,7 @@ toy_grammar.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Preposition:
     """A preposition and the case it governs, for one meaning."""
 
     german: str
-    case: str
+    case: Literal["accusative", "dative"]
     english: str
 
 
