@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
-from flaxformer_mt.corpus import Pair, read_pairs, text_files
+from flaxformer_mt.corpus import Pair, has_split, read_pairs, text_files
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import BLOCK, Scan, cut_into_blocks, read_lines, scan
@@ -234,6 +234,11 @@ def test_folders_that_are_not_there(config, tmp_path):
         read_pairs(dataclasses.replace(config, text_dir=""), "train")
     with pytest.raises(UserError, match=r"absent does not exist; set --config\.data\.text_dir"):
         read_pairs(dataclasses.replace(config, text_dir=str(tmp_path / "absent")), "train")
+    with pytest.raises(UserError, match="absent does not exist"):
+        has_split(dataclasses.replace(config, text_dir=str(tmp_path / "absent")), "test")
+    assert not has_split(config, "test")
+    write(config, test_en=ENGLISH)  # one side is a mistake to be told when it is read
+    assert has_split(config, "test")
 
 
 def test_edited_files_are_prepared_anew_and_unchanged_ones_reused(config, monkeypatch):

@@ -46,8 +46,7 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     Raises:
       UserError: the folder or a file is missing, or more than one file could be meant.
     """
-    if not folder.is_dir():
-        raise UserError(f"the folder of parallel_text {folder} does not exist; set --config.data.text_dir")
+    _require(folder)
     source, target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
     for other in (source, target):
         if table and other:
@@ -61,8 +60,14 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Whether the folder holds any file of the split."""
+    """Whether the folder holds any file of the split. Raises UserError if there is no such folder."""
+    _require(folder)
     return any(_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
+
+
+def _require(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"the folder of parallel_text {folder} does not exist; set --config.data.text_dir")
 
 
 def _find_file(folder: Path, name: str) -> Path | None:
