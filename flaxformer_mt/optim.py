@@ -63,17 +63,21 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
         "lion": lambda: optax.lion(
             schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=_matrices
         ),
-        "muon": lambda: contrib.muon(
-            schedule,
-            beta=config.b1,
-            weight_decay=config.weight_decay,
-            weight_decay_mask=_matrices,
-            adam_b1=config.b1,
-            adam_b2=config.b2,
-            eps=config.epsilon,
-            muon_weight_dimension_numbers=_muon_dimensions,
-            # Updates as large as Adam's (Liu et al. 2025), so that one learning rate fits both.
-            consistent_rms=0.2,
+        "muon": lambda: optax.chain(
+            # Its own decay would pass over the embeddings, which are matrices that it leaves to Adam; so it
+            # gives the direction alone (a rate of -1 undoes the turn of the sign), as for the other rules.
+            contrib.muon(
+                -1.0,
+                beta=config.b1,
+                adam_b1=config.b1,
+                adam_b2=config.b2,
+                eps=config.epsilon,
+                muon_weight_dimension_numbers=_muon_dimensions,
+                # Updates as large as Adam's (Liu et al. 2025), so that one learning rate fits both.
+                consistent_rms=0.2,
+            ),
+            optax.add_decayed_weights(config.weight_decay, _matrices),
+            optax.scale_by_learning_rate(schedule),
         ),
     }
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()

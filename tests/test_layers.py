@@ -1,0 +1,191 @@
+"""Dropout, norms, initialisers, residuals and the feed-forward network, against their definitions."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.feedforward import FeedForward
+from flaxformer_mt.model.layers import Dropout, Residual, make_initializer, make_norm
+
+CONFIG = ModelConfig(model_dim=6, num_heads=2, ffn_dim=10, dropout_rate=0.0)
+
+
+def drop(rate: float, x: jax.Array, seed: int = 0) -> np.ndarray:
+    return np.asarray(Dropout(rate).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(seed)}))
+
+
+@pytest.mark.parametrize(("rate", "of_256"), [(0.1, 26), (0.3, 77), (0.5, 128), (0.996, 255)])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, of_256):
+    x = jnp.ones((501, 199))  # an odd number of entries: four share a random word
+    dropped = drop(rate, x)
+    share = of_256 / 256
+    deviation = math.sqrt(share * (1 - share) / x.size)
+    assert abs((dropped == 0).mean() - share) < 5 * deviation
+    np.testing.assert_allclose(dropped[dropped != 0], 256 / (256 - of_256), rtol=1e-6)
+    assert abs(dropped.mean() - 1) < 5 * deviation / (1 - share)
+
+
+def test_dropout_draws_each_entry_for_itself():
+    """Neighbours, which share a random word, and rows are not dropped together."""
+    kept = drop(0.5, jnp.ones((400, 200))) > 0
+    for left, right in [(kept[:, :-1], kept[:, 1:]), (kept[:, :-4], kept[:, 4:]), (kept[:-1], kept[1:])]:
+        assert abs((left == right).mean() - 0.5) < 0.01
+    assert abs((kept == (drop(0.5, jnp.ones((400, 200)), seed=1) > 0)).mean() - 0.5) < 0.01
+
+
+def test_dropout_is_a_function_of_its_key_and_the_identity_when_deterministic():
+    x = jax.random.normal(jax.random.key(3), (5, 7))
+    np.testing.assert_array_equal(drop(0.4, x), drop(0.4, x))
+    assert Dropout(0.4).apply({}, x, deterministic=True) is x
+    assert Dropout(0.0).apply({}, x, deterministic=False) is x  # and no key is needed
+    assert (
+        Dropout(0.4)
+        .apply({}, x.astype(jnp.bfloat16), deterministic=False, rngs={"dropout": jax.random.key(0)})
+        .dtype
+        == jnp.bfloat16
+    )
+
+
+def test_dropout_of_almost_everything_is_finite():
+    """Rates above 255/256 are below 1, so the config allows them."""
+    assert np.isfinite(drop(0.999, jnp.ones((64, 64)))).all()
+
+
+def test_dropout_passes_gradients_where_it_passes_values():
+    key = jax.random.key(0)
+
+    def total(x: jax.Array) -> jax.Array:
+        return Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": key}).sum()
+
+    np.testing.assert_allclose(jax.grad(total)(jnp.ones((30, 30))), drop(0.25, jnp.ones((30, 30))), rtol=1e-6)
+
+
+def test_layer_norm_by_definition():
+    x = np.random.default_rng(0).normal(3, 2, size=(4, 6)).astype(np.float32)
+    params = {"scale": np.arange(1.0, 7.0, dtype=np.float32), "bias": np.full(6, 0.5, np.float32)}
+    result = make_norm(CONFIG).apply({"params": params}, x)
+    centred = x - x.mean(-1, keepdims=True)
+    expected = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * params["scale"] + 0.5
+    np.testing.assert_allclose(result, expected, atol=1e-4)
+
+
+def test_rms_norm_by_definition_has_no_mean_and_no_bias():
+    norm = make_norm(dataclasses.replace(CONFIG, norm="rms", norm_epsilon=1e-3))
+    x = np.random.default_rng(1).normal(3, 2, size=(4, 6)).astype(np.float32)
+    assert set(norm.init(jax.random.key(0), x)["params"]) == {"scale"}
+    scale = np.arange(1.0, 7.0, dtype=np.float32)
+    result = norm.apply({"params": {"scale": scale}}, x)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * scale
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_keep_float32_parameters_and_statistics_in_bfloat16_runs(kind):
+    norm = make_norm(dataclasses.replace(CONFIG, norm=kind, dtype="bfloat16"))
+    x = jnp.asarray([[1000.0, 1001.0, 999.0, 1000.0, 1000.0, 1000.0]])
+    params = norm.init(jax.random.key(0), x)["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    result = norm.apply({"params": params}, x)
+    assert result.dtype == jnp.bfloat16
+    # in bfloat16 these numbers would all be 1000 and their variance 0
+    expected = make_norm(dataclasses.replace(CONFIG, norm=kind)).apply({"params": params}, x)
+    np.testing.assert_allclose(result.astype(jnp.float32), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "deviation", "bound"),
+    [
+        ("xavier_uniform", math.sqrt(2 / 500), math.sqrt(6 / 500)),
+        ("xavier_normal", math.sqrt(2 / 500), math.inf),
+        ("lecun_normal", math.sqrt(1 / 200), math.inf),
+        ("normal", 0.02, math.inf),
+    ],
+)
+def test_initialisers_by_their_formulas(name, deviation, bound):
+    kernel = make_initializer(name)(jax.random.key(0), (200, 300), jnp.float32)
+    assert abs(float(kernel.std()) / deviation - 1) < 0.02
+    assert abs(float(kernel.mean())) < 5 * deviation / math.sqrt(kernel.size)
+    assert float(jnp.abs(kernel).max()) <= bound
+
+
+def test_residual_norms_before_or_after():
+    x = np.random.default_rng(2).normal(size=(2, 3, 6)).astype(np.float32)
+    for position in ("pre", "post"):
+        layer = Residual(dataclasses.replace(CONFIG, norm_position=position))
+
+        def run(params: dict, layer: Residual = layer) -> jax.Array:
+            return layer.apply({"params": params}, x, lambda y: 3 * y, deterministic=True)
+
+        params = layer.init(jax.random.key(0), x, lambda y: y, deterministic=True)["params"]
+        assert set(params) == {"norm"}
+        norm = make_norm(CONFIG)
+        if position == "pre":
+            expected = x + 3 * norm.apply({"params": params["norm"]}, x)
+        else:
+            expected = norm.apply({"params": params["norm"]}, x + 3 * x)
+        np.testing.assert_allclose(run(params), expected, atol=1e-5)
+
+
+def test_residual_drops_what_the_sublayer_adds_and_never_the_stream():
+    layer = Residual(dataclasses.replace(CONFIG, dropout_rate=0.5))
+    x = jnp.full((50, 6), 10.0)
+    params = layer.init(jax.random.key(0), x, lambda y: y, deterministic=True)["params"]
+    result = layer.apply(
+        {"params": params},
+        x,
+        lambda y: jnp.ones_like(y),
+        deterministic=False,
+        rngs={"dropout": jax.random.key(1)},
+    )
+    assert set(np.unique(result)) == {10.0, 12.0}
+
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "swiglu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_feedforward_by_its_formula(activation, bias):
+    layer = FeedForward(dataclasses.replace(CONFIG, activation=activation, ffn_bias=bias))
+    generator = np.random.default_rng(4)
+    x = generator.normal(size=(3, 6))
+    params = jax.tree.map(
+        lambda leaf: generator.normal(size=leaf.shape),
+        layer.init(jax.random.key(0), jnp.ones((1, 6)), deterministic=True)["params"],
+    )
+    names = {"input", "output"} | ({"gate"} if activation == "swiglu" else set())
+    assert {name: set(leaves) for name, leaves in params.items()} == {
+        name: {"kernel", "bias"} if bias else {"kernel"} for name in names
+    }
+
+    def dense(name: str, y: np.ndarray) -> np.ndarray:
+        return y @ params[name]["kernel"] + params[name].get("bias", 0)
+
+    if activation == "swiglu":
+        gate = dense("gate", x)
+        hidden = dense("input", x) * gate / (1 + np.exp(-gate))
+    else:
+        hidden = ACTIVATIONS[activation](dense("input", x))
+    result = layer.apply({"params": params}, x.astype(np.float32), deterministic=True)
+    np.testing.assert_allclose(result, dense("output", hidden), rtol=1e-4, atol=1e-4)
+
+
+def test_feedforward_dropout_has_a_rate_of_its_own():
+    x = jnp.ones((4, 6))
+    for rate, alike in [(None, False), (0.0, True)]:
+        layer = FeedForward(dataclasses.replace(CONFIG, dropout_rate=0.5, ffn_dropout_rate=rate))
+        params = layer.init(jax.random.key(0), x, deterministic=True)["params"]
+        first, second = (
+            layer.apply({"params": params}, x, deterministic=False, rngs={"dropout": jax.random.key(seed)})
+            for seed in (1, 2)
+        )
+        assert bool(jnp.array_equal(first, second)) is alike
