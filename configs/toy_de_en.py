@@ -22,9 +22,10 @@ def get_config() -> Config:
             max_source_length=48,
             max_target_length=48,
             batch_tokens=2048,
-            num_shapes=4,
+            num_shapes=6,
+            length_multiple=2,
         ),
-        vocab=VocabConfig(kind="bpe", size=1000, joint=True),
+        vocab=VocabConfig(kind="bpe", size=2000, joint=True),
         model=ModelConfig(
             num_encoder_layers=2,
             num_decoder_layers=2,
@@ -35,7 +36,7 @@ def get_config() -> Config:
         ),
         optim=OptimConfig(learning_rate=3e-3, schedule="linear", warmup_steps=200, ema_decay=0.99),
         train=TrainConfig(
-            steps=1200, evaluate_every=300, checkpoint_every=300, keep_checkpoints=2, loss_chunk_tokens=256
+            steps=1000, evaluate_every=500, checkpoint_every=500, keep_checkpoints=2, loss_chunk_tokens=256
         ),
         search=SearchConfig(method="beam", beam_size=4, length_penalty=1.0),
     )
