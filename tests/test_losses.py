@@ -1,0 +1,169 @@
+"""Losses against their definitions, and the loss in chunks against the loss at once."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from flaxformer_mt.losses import Output, count_correct, projected_cross_entropy, smoothed_cross_entropy
+
+B, T, D, V = 2, 5, 4, 7
+
+
+def random_case(batch: int = B, length: int = T) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, targets, and a mask with uneven rows."""
+    generator = np.random.default_rng(0)
+    logits = (3 * generator.normal(size=(batch, length, V))).astype(np.float32)
+    target = generator.integers(0, V, size=(batch, length)).astype(np.int32)
+    mask = np.arange(length)[None] < generator.integers(1, length + 1, size=batch)[:, None]
+    return logits, target, mask
+
+
+def definition(logits: np.ndarray, target: np.ndarray, mask: np.ndarray, smoothing: float) -> float:
+    """The cross-entropy of a written-out distribution, summed one token at a time in float64."""
+    total = 0.0
+    for place in zip(*np.nonzero(mask), strict=True):
+        scores = logits[place].astype(np.float64)
+        log_probabilities = scores - np.log(np.exp(scores).sum())
+        wanted = np.full(V, smoothing / V)
+        wanted[target[place]] += 1 - smoothing
+        total -= (wanted * log_probabilities).sum()
+    return total
+
+
+def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
+    _, target, mask = random_case()
+    for smoothing in (0.0, 0.3):
+        loss, weight = smoothed_cross_entropy(np.full((B, T, V), 2.5, np.float32), target, mask, smoothing)
+        assert weight == mask.sum()
+        np.testing.assert_allclose(loss / weight, math.log(V), rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_loss_is_the_cross_entropy_of_the_smoothed_distribution(smoothing):
+    logits, target, mask = random_case()
+    loss, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
+    np.testing.assert_allclose(loss, definition(logits, target, mask, smoothing), rtol=1e-5)
+    assert float(weight) == mask.sum()
+
+
+def test_masked_is_sliced():
+    logits, target, _ = random_case()
+    mask = np.broadcast_to(np.arange(T) < 3, (B, T))
+    whole = smoothed_cross_entropy(logits, target, mask, 0.1)
+    sliced = smoothed_cross_entropy(logits[:, :3], target[:, :3], np.ones((B, 3), bool), 0.1)
+    np.testing.assert_allclose(whole, sliced, rtol=1e-6)
+
+
+def test_a_batch_of_padding_weighs_nothing():
+    logits, target, mask = random_case()
+    assert [float(x) for x in smoothed_cross_entropy(logits, target, mask & False, 0.1)] == [0.0, 0.0]
+
+
+def test_huge_logits_stay_finite_and_exact():
+    logits = np.array([[[1e4, 0.0, -1e4, 0.0, 0.0, 0.0, 0.0]]], np.float32)
+    one = np.ones((1, 1), bool)
+    for target, expected in [(0, 0.0), (1, 1e4), (2, 2e4)]:
+        loss, _ = smoothed_cross_entropy(logits, np.array([[target]], np.int32), one, 0.0)
+        assert float(loss) == expected
+
+
+def test_gradients_are_those_of_finite_differences():
+    logits, target, mask = random_case()
+    loss = functools.partial(smoothed_cross_entropy, target=target, mask=mask, smoothing=0.1)
+    check_grads(lambda x: loss(x)[0], (logits,), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
+
+
+def random_output(bias: bool) -> Output:
+    generator = np.random.default_rng(1)
+    table = jnp.asarray(generator.normal(size=(V, D)), jnp.float32)
+    return Output(table, jnp.asarray(generator.normal(size=V), jnp.float32) if bias else None)
+
+
+def random_hidden(batch: int, length: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (batch, length, D))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "chunk_tokens", "smoothing", "bias"),
+    [
+        (2, 5, 1, 0.1, True),  # fewer tokens than rows: one column at a time
+        (2, 5, 4, 0.1, False),  # two columns at a time, the last piece padded
+        (3, 7, 9, 0.0, True),
+        (1, 1, 1, 0.1, True),
+        (2, 5, 1000, 0.3, False),  # all at once
+    ],
+)
+def test_loss_in_chunks_is_the_loss_at_once(batch, length, chunk_tokens, smoothing, bias):
+    """Value, and gradients by the hidden states, the table and the bias; a factor in front goes through."""
+    _, target, mask = random_case(batch, length)
+    hidden, output = random_hidden(batch, length), random_output(bias)
+
+    def in_chunks(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
+        loss, weight = projected_cross_entropy(
+            hidden, output, target, mask, smoothing=smoothing, chunk_tokens=chunk_tokens
+        )
+        return 0.7 * loss, weight
+
+    def at_once(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
+        logits = hidden @ output.table.T + (0 if output.bias is None else output.bias)
+        loss, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
+        return 0.7 * loss, weight
+
+    (value, weight), gradients = jax.jit(jax.value_and_grad(in_chunks, (0, 1), has_aux=True))(hidden, output)
+    (expected, expected_weight), expected_gradients = jax.value_and_grad(at_once, (0, 1), has_aux=True)(
+        hidden, output
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert weight == expected_weight == mask.sum()
+    assert (gradients[1].bias is not None) is bias
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), gradients, expected_gradients)
+    np.testing.assert_allclose(in_chunks(hidden, output)[0], expected, rtol=1e-5)  # the pass without gradient
+
+
+def test_gradients_in_chunks_are_those_of_finite_differences():
+    _, target, mask = random_case()
+
+    def loss(hidden: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
+        return projected_cross_entropy(
+            hidden, Output(table, bias), target, mask, smoothing=0.1, chunk_tokens=4
+        )[0]
+
+    output = random_output(True)
+    arguments = (random_hidden(B, T), output.table, output.bias)
+    check_grads(loss, arguments, order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
+
+
+def test_chunks_of_bfloat16_states_score_in_float32():
+    _, target, mask = random_case()
+    hidden, output = random_hidden(B, T), random_output(True)
+
+    def loss(hidden: jax.Array, output: Output) -> jax.Array:
+        return projected_cross_entropy(hidden, output, target, mask, smoothing=0.1, chunk_tokens=4)[0]
+
+    wide, wide_gradients = jax.value_and_grad(loss, (0, 1))(hidden, output)
+    narrow, gradients = jax.value_and_grad(loss, (0, 1))(hidden.astype(jnp.bfloat16), output)
+    assert narrow.dtype == jnp.float32
+    assert (gradients[0].dtype, gradients[1].table.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(narrow, wide, rtol=2e-2)
+    np.testing.assert_allclose(gradients[1].table, wide_gradients[1].table, atol=5e-2)
+
+
+def test_correct_words_are_counted_where_there_are_words():
+    logits = np.zeros((1, 4, 3), np.float32)
+    logits[0, [0, 1, 2, 3], [2, 1, 0, 1]] = 1.0
+    target = np.array([[2, 0, 0, 1]], np.int32)
+    correct, total = count_correct(logits, target, np.array([[True, True, True, False]]))
+    assert (float(correct), float(total)) == (2.0, 3.0)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    logits, target, mask = random_case()
+    with pytest.raises(Exception, match="target"):
+        smoothed_cross_entropy(logits, target[:, :-1], mask, 0.1)
+    with pytest.raises(Exception, match="mask"):
+        smoothed_cross_entropy(logits, target, mask.astype(np.float32), 0.1)
