@@ -518,6 +518,31 @@ def test_show_prints_what_a_run_amounts_to(capfd):
     assert shown["batches"] is None
 
 
+def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypatch, run_dir):
+    from flaxformer_mt import prepare
+
+    report = {"vocabulary": {"source_size": 500, "target_size": 300}, "batches": {"shapes": [[8, 16, 16]]}}
+    asked = []
+    monkeypatch.setattr(
+        prepare, "prepare", lambda config, where: asked.append(where) or SimpleNamespace(report=report)
+    )
+    flags = [f"--run={run_dir}", "--config.model.tying=target_output"]
+    sizes = ["num_encoder_layers", "num_decoder_layers"]
+    flags += [f"--config.model.{name}=1" for name in sizes]
+    assert main(["show", *flags]) == 0
+    assert (
+        json.loads(capfd.readouterr().out)["batches"] is None and asked == []
+    )  # nothing is prepared for a look
+    (run_dir / "vocab").mkdir()
+    assert main(["show", *flags]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert asked == [run_dir]
+    assert shown["batches"] == report["batches"]
+    modules = shown["parameters"]["modules"]
+    assert modules["source_embedding/embedding"] == 500 * Config().model.model_dim
+    assert modules["target_embedding/embedding"] == 300 * Config().model.model_dim
+
+
 def test_flops_of_products_are_counted_through_loops_and_gradients():
     import jax
     import jax.numpy as jnp

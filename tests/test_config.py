@@ -12,7 +12,15 @@ import pytest
 from flaxformer_mt import config as module
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config_checks import validate
-from flaxformer_mt.config_files import compare_configs, flatten, from_dict, load_config, read_config, save_config, to_dict
+from flaxformer_mt.config_files import (
+    compare_configs,
+    flatten,
+    from_dict,
+    load_config,
+    read_config,
+    save_config,
+    to_dict,
+)
 from flaxformer_mt.errors import UserError
 
 SECTIONS = [cls for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)]
