@@ -1,6 +1,6 @@
 """Multi30k German-English: image captions, 29,000 pairs, an hour on two CPU cores.
 
-    python train.py --config=configs/multi30k_de_en.py --config.data.text_dir=DIR --run=runs/multi30k_de_en
+    python train.py --config=configs/multi30k_de_en.py --config.data.text_dir=DIR
 
 DIR holds train, valid and test, each as .de and .en (test is test_2016_flickr).
 """

@@ -1,6 +1,6 @@
 """Multi30k English-German, lower-cased and tokenised: the published tiny set-up (Wu et al., ACL 2021).
 
-    python train.py --config=configs/multi30k_en_de_tiny.py --config.data.text_dir=DIR --run=runs/multi30k_en_de_tiny
+    python train.py --config=configs/multi30k_en_de_tiny.py --config.data.text_dir=DIR
 
 DIR holds train, valid and test, each as .en and .de, lower-cased and split into Moses tokens (test is
 test_2016_flickr). BLEU counts those tokens as they are.
@@ -18,7 +18,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """4+4 layers of width 128, FFN 256, 4 heads, post-norm, dropout 0.3, joint BPE of 10,000 pieces, all tied."""
+    """4+4 layers of width 128, FFN 256, 4 heads, post-norm, dropout 0.3, 10,000 joint pieces, all tied."""
     return Config(
         data=DataConfig(
             dataset="parallel_text",

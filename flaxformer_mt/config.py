@@ -1,7 +1,7 @@
 """The experiment as a tree of frozen dataclasses: the only home of defaults.
 
-Owns field names, their types and their defaults. Knows nothing of JAX, of files (`config_files`), of what goes
-together (`config_checks`), or of how a field is used. A field's comment is its `--help` text.
+Owns field names, their types and their defaults. Knows nothing of JAX, of files (`config_files`), of what
+goes together (`config_checks`), or of how a field is used. A field's comment is its `--help` text.
 """
 
 from dataclasses import dataclass, field
@@ -37,8 +37,8 @@ class CleanConfig:
 class DataConfig:
     """Where the pairs come from and how they become batches."""
 
-    # toy_de_en (made here), parallel_text (your files in text_dir; parallel_text@DIR names another folder), or
-    # any TFDS translation set by its name, as wmt14_translate/de-en. Several, separated by commas, are mixed.
+    # toy_de_en (made here), parallel_text (your files in text_dir; parallel_text@DIR names another folder),
+    # or any TFDS translation set by its name, as wmt14_translate/de-en. Several, with commas, are mixed.
     dataset: str = "toy_de_en"
     # One number for each set of a mixture: how many times each of its pairs is seen in an epoch. Empty: once.
     weights: tuple[float, ...] = ()
@@ -64,7 +64,7 @@ class DataConfig:
     max_source_length: int = 128
     # Longest target, likewise.
     max_target_length: int = 128
-    # bucket: pairs of like length share a batch; pack: several pairs share a row, told apart by segment numbers.
+    # bucket: pairs of like length share a batch; pack: several pairs share a row, told apart by segments.
     batching: Literal["bucket", "pack"] = "bucket"
     # Most tokens a batch holds on its larger side, padding included.
     batch_tokens: int = 4096
@@ -208,7 +208,8 @@ class TrainConfig:
     steps: int = 100_000
     # Probability that the loss spreads over the whole vocabulary.
     label_smoothing: float = 0.1
-    # Tokens whose logits are made at a time for the loss. 0: all at once, best on accelerators; about 256 suits CPUs.
+    # Tokens whose logits are made at a time for the loss. 0: all at once, best on accelerators; about 256
+    # suits CPUs.
     loss_chunk_tokens: int = 0
     # A line of progress and metrics every so many updates.
     log_every: int = 50

@@ -43,7 +43,7 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
         )
     key_dim = model.key_dim or model.model_dim // max(model.num_heads, 1)
     if model.positions == "rotary" and key_dim % 2:
-        yield f"model.positions rotary turns pairs of numbers, but a head's key size is {key_dim}; make it even"
+        yield f"model.positions rotary needs heads of an even key size, not {key_dim}; set model.key_dim"
     if model.positions == "sinusoidal" and model.model_dim % 2:
         yield f"model.model_dim {model.model_dim} is odd; sinusoidal positions need an even width"
     for name in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
@@ -56,24 +56,28 @@ def _data_problems(config: Config) -> Iterator[str]:
     data, vocab, model = config.data, config.vocab, config.model
     datasets = data.dataset.split(",")
     if data.weights and len(data.weights) != len(datasets):
-        yield f"data.weights has {len(data.weights)} numbers for {len(datasets)} data sets ({data.dataset}); give one each"
+        yield (
+            f"data.weights has {len(data.weights)} numbers for {len(datasets)} data sets ({data.dataset}); "
+            "give one for each"
+        )
     if any(weight <= 0 for weight in data.weights):
         yield f"data.weights {data.weights} must all be above 0; leave a set out of data.dataset instead"
     longest = max(data.max_source_length, data.max_target_length)
     if min(data.max_source_length, data.max_target_length) < 2:
-        yield "data.max_source_length and data.max_target_length must be at least 2: one token and the end symbol"
+        yield "data.max_source_length and data.max_target_length must be at least 2: a token and its end"
     if data.batch_tokens < longest * data.row_multiple:
         yield (
-            f"data.batch_tokens {data.batch_tokens} does not hold data.row_multiple {data.row_multiple} pairs of the "
-            f"longest {longest} tokens; raise it to {longest * data.row_multiple} or lower data.max_*_length"
+            f"data.batch_tokens {data.batch_tokens} does not hold data.row_multiple {data.row_multiple} rows "
+            f"of the longest {longest} tokens; raise it to {longest * data.row_multiple} or lower "
+            "data.max_*_length"
         )
     if model.positions == "learned" and longest > model.max_positions:
-        yield f"model.max_positions {model.max_positions} is below the longest sentence of {longest} tokens; raise it"
+        yield f"model.max_positions {model.max_positions} is below the longest sentence, {longest}; raise it"
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     if len(set(ids.values())) < 4 or not all(0 <= i < vocab.size for i in ids.values()):
         yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, got {ids}"
     if model.tying == "all" and not vocab.joint:
-        yield "model.tying all shares one embedding between the languages, but vocab.joint is False; use target_output"
+        yield "model.tying all shares one embedding, but vocab.joint is False; use model.tying=target_output"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
     if not 0 <= vocab.sampling <= 1:
@@ -111,7 +115,10 @@ def _training_problems(config: Config) -> Iterator[str]:
         if not 0 <= share < 1:
             yield f"{name} is {share}; it must be at least 0 and below 1"
     if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
-        yield f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; use adamw"
+        yield (
+            f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; "
+            "use adamw, lion or muon"
+        )
     if optim.schedule in ("cosine", "linear") and optim.warmup_steps >= train.steps:
         yield f"optim.warmup_steps {optim.warmup_steps} leaves nothing of train.steps {train.steps}; lower it"
     if train.average_last > train.keep_checkpoints:
@@ -120,4 +127,4 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"{train.keep_checkpoints} keeps; raise keep_checkpoints"
         )
     if train.final_checkpoint == "average" and train.average_last < 2:
-        yield f"train.final_checkpoint is average, but train.average_last is {train.average_last}; set it to 2 or more"
+        yield f"train.final_checkpoint=average needs train.average_last 2 or more, not {train.average_last}"

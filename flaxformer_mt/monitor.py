@@ -53,8 +53,8 @@ class TrainingLog:
     def to_dict(self) -> dict[str, Any]:
         """What has been gathered since the last line, as JSON values, for a checkpoint.
 
-        So the first line after a resume is over the same updates as it would have been without the stop. Waits
-        for the newest step.
+        So the first line after a resume is over the same updates as it would have been without the stop.
+        Waits for the newest step.
         """
         totals = self._sums.result()
         return {

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
+from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.store import EpochStores, TokenStore
 from flaxformer_mt.vocab import Vocabs, load_vocabs, make_vocabs
 
@@ -63,22 +64,22 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     if run_dir is not None and (run_dir / "vocab").is_dir():
         return load_vocabs(run_dir / "vocab")
+    # A vocabulary is a function of the text, of its settings, and of the bytes of models that are given.
     settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
-    key = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12).hexdigest()
-    vocabs = make_vocabs(config.vocab, pairs, root / "vocabularies" / key)
+    digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
+    for model in (config.vocab.source_model, config.vocab.target_model):
+        if model and Path(model).is_file():
+            digest.update(Path(model).read_bytes())
+    vocabs = make_vocabs(config.vocab, pairs, root / "vocabularies" / digest.hexdigest())
     if run_dir is not None:
         vocabs.save(run_dir / "vocab")
     return vocabs
 
 
 def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
-    store = train.store(0)
+    lengths = train.base.source_lengths, train.base.target_lengths
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=bool(train.sampling))
     plan = plan_epoch(
-        store.source_lengths,
-        store.target_lengths,
-        config=config.data,
-        seed=config.seed,
-        epoch=0,
-        parts=store.parts,
+        *lengths, config=config.data, seed=config.seed, epoch=0, parts=train.base.parts, shapes=shapes
     )
     return plan_summary(plan)

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     With pad 0, bos 1, eos 2, the pair ([5, 6, 2], [7, 8, 9, 2]) in a 4x6 bucket is the row
     source [5 6 2 0], target_in [1 7 8 9 0 0], target_out [7 8 9 2 0 0].
-    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each pair;
+    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each;
     bucketed rows hold one pair, and the four arrays are None.
     """
 
@@ -47,8 +47,8 @@ class Batch(NamedTuple):
 class Cache(NamedTuple):
     """What decoding remembers between tokens.
 
-    `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves are
-    [B, ...], computed once a source and shared by its beams; `index` is the number of tokens decoded so far.
+    `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves
+    are [B, ...], computed once a source and shared by its beams; `index` counts the tokens decoded so far.
     """
 
     per_beam: Any

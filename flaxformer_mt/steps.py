@@ -97,7 +97,7 @@ def make_update(
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
         gradients = jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         good = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -3,6 +3,7 @@
 Row 10 of the data path. Everything it does is a call into another room; what it owns is the order of things.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -130,21 +131,12 @@ def _train(
 ) -> None:
     """The loop: batch, update, log, and evaluation and checkpoint when due; until done or asked to stop."""
     train = config.train
-    vocab = setup.prepared.vocabs.target
     evaluate = None
     if setup.prepared.valid_pairs is not None:
         evaluate = Evaluation(config, setup.prepared, setup.model, setup.parallel)
-    batches = train_batches(
-        setup.prepared.train,
-        config.data,
-        seed=config.seed,
-        pad_id=vocab.pad_id,
-        bos_id=vocab.bos_id,
-        start=progress.position,
-    )
     log = TrainingLog(tracker, setup.schedule, config, progress.log)
     clock = time.monotonic() - progress.train_seconds
-    with StopRequest() as stop:
+    with StopRequest() as stop, _open_batches(config, setup.prepared, progress) as batches:
         while not _is_done(config, progress):
             position, microbatches = _take(batches, config.optim.accumulation)
             state, metrics = setup.train_step(state, [setup.parallel.put(batch) for batch in microbatches])
@@ -171,6 +163,27 @@ def _train(
                 raise SystemExit(stop.exit_status)
     log.flush(progress.step)  # the rest, where training ended early
     checkpoints.wait()
+
+
+@contextlib.contextmanager
+def _open_batches(
+    config: Config, prepared: Prepared, progress: Progress
+) -> Iterator[Iterator[tuple[Position, Batch]]]:
+    """The batches from where `progress` is; ends the threads behind them when training ends."""
+    vocab = prepared.vocabs.target
+    batches = train_batches(
+        prepared.train,
+        config.data,
+        seed=config.seed,
+        pad_id=vocab.pad_id,
+        bos_id=vocab.bos_id,
+        start=progress.position,
+    )
+    try:
+        yield batches
+    finally:
+        batches.close()
+        prepared.train.close()
 
 
 def _check_splits(config: Config, prepared: Prepared) -> None:
@@ -210,9 +223,18 @@ def _announce(tracker: Tracker, config: Config, setup: _Setup, progress: Progres
         f"{len(setup.prepared.train.store(0)):,} pairs, {sizes} {config.vocab.kind} pieces; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
-    tracker.message(f"batches: {setup.prepared.report['batches']}")
+    tracker.message(_describe_batches(setup.prepared.report["batches"]))
     if progress.step:
         tracker.message(f"goes on from step {progress.step} of {config.train.steps}")
+
+
+def _describe_batches(plan: dict[str, Any]) -> str:
+    shapes = ", ".join(f"{s['rows']}x{s['source']}x{s['target']}" for s in plan["shapes"])
+    skipped = f"; {plan['skipped']:,} pairs are too long and left out" if plan["skipped"] else ""
+    return (
+        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
+        f"{len(plan['shapes'])} shapes (rows x source x target): {shapes}{skipped}"
+    )
 
 
 def _is_done(config: Config, progress: Progress) -> bool:

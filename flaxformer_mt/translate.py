@@ -285,7 +285,7 @@ class Translator:
         def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
             return self._model.apply(variables, tokens, cache, method="decode_step")
 
-        common = {
+        common: dict[str, Any] = {
             "batch_size": source.shape[0],
             "length_penalty": search.length_penalty,
             "max_lengths": jnp.asarray(limits),

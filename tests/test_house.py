@@ -59,6 +59,7 @@ WALLS = {
     "search": {"model", "vocab"},
 }
 
+
 def room_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 

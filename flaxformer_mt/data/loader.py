@@ -6,7 +6,7 @@ nothing of devices, of text, or of how a plan came about.
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -116,7 +116,7 @@ def train_batches(
     pad_id: int,
     bos_id: int,
     start: Position = BEGINNING,
-) -> Iterator[tuple[Position, Batch]]:
+) -> Generator[tuple[Position, Batch], None, None]:
     """Batches without end, each with the position after it, which is where to start to go on from there.
 
     Batch (epoch, index) depends on the data, `config` and `seed` alone; to start anywhere costs one plan.
