@@ -14,7 +14,8 @@ from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.store import EpochStores, TokenStore
-from flaxformer_mt.vocab import Vocabs, load_vocabs, make_vocabs
+from flaxformer_mt.run_directory import check_run, open_run
+from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 
 class Prepared(NamedTuple):
@@ -32,11 +33,13 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
 
     Args:
-      run_dir: gets a copy of the vocabularies, and keeps the one it has.
+      run_dir: gets the config and a copy of the vocabularies, and keeps those it has.
 
     Raises:
       UserError: whatever is wrong with the data or the vocabulary.
     """
+    if run_dir is not None:
+        check_run(run_dir, config)
     root = cache_dir(config.data)
     train_pairs = read_pairs(config.data, "train")
     valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
@@ -63,7 +66,8 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     if run_dir is not None and (run_dir / "vocab").is_dir():
-        return load_vocabs(run_dir / "vocab")
+        open_run(run_dir, config)
+        return make_vocabs(config.vocab, pairs, run_dir / "vocab")
     # A vocabulary is a function of the text, of its settings, and of the bytes of models that are given.
     settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
     digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
@@ -72,6 +76,7 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
             digest.update(Path(model).read_bytes())
     vocabs = make_vocabs(config.vocab, pairs, root / "vocabularies" / digest.hexdigest())
     if run_dir is not None:
+        open_run(run_dir, config)
         vocabs.save(run_dir / "vocab")
     return vocabs
 

@@ -30,24 +30,36 @@ _FREE_FIELDS = (
 _OPEN_ENDED = ("noam", "inverse_sqrt", "constant")
 
 
-def open_run(run_dir: Path, config: Config) -> None:
-    """Makes the directory and writes its config, or checks that the run there was made with the same one.
+def check_run(run_dir: Path, config: Config) -> None:
+    """Raises UserError if the run was made with another config, and names each field that differs.
 
-    Raises:
-      UserError: the run has another config; names every field that differs, with both values.
+    Touches nothing; a run that is not there yet is fine.
     """
     path = run_dir / "config.json"
-    if path.exists():
-        old = read_config(path)
-        differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
-        if differences:
-            raise UserError(
-                f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
-                + "\n  ".join(differences)
-                + "\nGive another --run=DIR, or the old values, or delete the directory."
-            )
-    elif run_dir.exists() and not run_dir.is_dir():
+    if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, not a directory; give another --run=DIR")
+    if not path.exists():
+        return
+    old = read_config(path)
+    differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
+    if differences:
+        raise UserError(
+            f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
+            + "\n  ".join(differences)
+            + "\nGive another --run=DIR, or the old values, or delete the directory."
+        )
+
+
+def open_run(run_dir: Path, config: Config) -> None:
+    """Checks the run as `check_run` does, makes its directory, and writes the config into it.
+
+    Called once the data has been read: a run that cannot begin leaves no directory behind.
+
+    Raises:
+      UserError: another config, or a directory that cannot be written.
+    """
+    check_run(run_dir, config)
+    path = run_dir / "config.json"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, path.with_suffix(".tmp"))

@@ -28,7 +28,7 @@ from flaxformer_mt.parallel import Parallel, enable_compilation_cache
 from flaxformer_mt.prepare import Prepared, prepare
 from flaxformer_mt.progress import Progress
 from flaxformer_mt.report import describe_report, make_report
-from flaxformer_mt.run_directory import open_run, read_report, write_report
+from flaxformer_mt.run_directory import check_run, read_report, write_report
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.signals import StopRequest
 from flaxformer_mt.state import TrainState, init_state
@@ -60,7 +60,7 @@ def fit(config: Config, run_dir: Path) -> dict[str, Any]:
       UserError: a config, data or run directory that cannot be, or training that no longer produces numbers.
     """
     validate(config)
-    open_run(run_dir, config)
+    check_run(run_dir, config)
     report = read_report(run_dir)
     if report is not None and (report["step"] >= config.train.steps or report["stopped_early"]):
         print(f"{run_dir} is finished, at step {report['step']} of {config.train.steps}.", file=sys.stderr)
