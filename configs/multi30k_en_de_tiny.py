@@ -18,7 +18,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """4+4 layers of width 128, FFN 256, 4 heads, post-norm, dropout 0.3, 10,000 joint pieces, all tied."""
+    """4+4 layers of width 128, FFN 256, 4 heads, pre-norm, dropout 0.3, 10,000 joint pieces, all tied."""
     return Config(
         data=DataConfig(
             dataset="parallel_text",
@@ -37,7 +37,7 @@ def get_config() -> Config:
             model_dim=128,
             num_heads=4,
             ffn_dim=256,
-            norm_position="post",
+            norm_position="pre",
             dropout_rate=0.3,
             attention_dropout_rate=0.0,
             ffn_dropout_rate=0.0,
@@ -51,7 +51,7 @@ def get_config() -> Config:
             ema_decay=0.999,
         ),
         train=TrainConfig(
-            steps=5800,
+            steps=8000,
             evaluate_every=800,
             checkpoint_every=400,
             keep_checkpoints=3,
