@@ -82,7 +82,10 @@ def fit(config: Config, run_dir: Path) -> dict[str, Any]:
         _announce(tracker, config, setup, progress)
         if checkpoints.warning:
             tracker.message(f"warning: {checkpoints.warning}")
-        _train(config, setup, state, progress, checkpoints, tracker)
+        try:
+            _train(config, setup, state, progress, checkpoints, tracker)
+        finally:
+            checkpoints.wait()  # whatever ended training, what it saved is on the disk
         del state
         if config.train.average_last:
             checkpoints.average(min(config.train.average_last, len(checkpoints.steps())))
@@ -162,7 +165,6 @@ def _train(
                 )
                 raise SystemExit(stop.exit_status)
     log.flush(progress.step)  # the rest, where training ended early
-    checkpoints.wait()
 
 
 @contextlib.contextmanager
@@ -254,7 +256,8 @@ def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Pa
         return lambda state, batches: step(state, batches[0])
     gradient = parallel.compile(make_gradient_step(model, config))
     add = parallel.compile(add_sums, donate=(0,))
-    update = parallel.compile(make_update(optimizer, config), donate=(0, 1))
+    # The sums are not donated: no result is there to take their memory, and JAX would say so.
+    update = parallel.compile(make_update(optimizer, config), donate=(0,))
 
     def accumulated(state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepMetrics]:
         sums = gradient(state.params, state.step, batches[0], np.int32(0))
