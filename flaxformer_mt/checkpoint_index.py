@@ -1,8 +1,7 @@
 """Which checkpoints a run has: names, the best, the last, the damaged, and which of them to delete.
 
 Owns the layout RUN/checkpoints/STEP/ and what is said when a checkpoint is absent or damaged. Knows nothing
-of
-arrays: what is in a checkpoint, beside its progress and its manifest, is checkpoint.py's.
+of arrays: what is in a checkpoint, beside its progress and its manifest, is checkpoint.py's.
 """
 
 import difflib
@@ -46,12 +45,15 @@ class CheckpointIndex:
     def removable(self, step: int, *, keep_last: int) -> list[int]:
         """The steps to delete once `step` is written: neither among the last of those up to it, nor the best.
 
+        An interim one, which only a request to stop called for, goes as soon as there is a later one, and
+        does not count: so a run that was stopped keeps, and averages, what it would have without the stop.
         Later steps than `step` belong to a run that was taken up again before them; they neither count nor
         go, and are replaced when training comes by again.
         """
         steps = [other for other in self.steps() if other <= step]
-        best = self._best_of(steps)
-        return [other for other in steps[:-keep_last] if other != best]
+        interim = {other for other in steps if self._is_interim(other)}
+        lasting = [other for other in steps if other not in interim]
+        return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of(steps)})
 
     def resolve(self, which: int | str) -> Path:
         """The folder of checkpoint "best", "last", "average" or a step.
@@ -136,6 +138,12 @@ class CheckpointIndex:
         ):  # never evaluated, or damaged: not the best
             return None
         return score if isinstance(score, int | float) and math.isfinite(score) else None
+
+    def _is_interim(self, step: int) -> bool:
+        try:
+            return read_progress(self.folder(step)).get("interim") is True
+        except (OSError, ValueError, AttributeError):  # damaged
+            return False
 
     def _explain_absence(self, word: str) -> str:
         steps = self.steps()

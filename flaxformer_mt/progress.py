@@ -17,7 +17,7 @@ class Progress:
 
     epoch and index are the next batch; metrics are those of the evaluation at `step` if there was one, and
     without_gain counts the evaluations since the best; log is what the next line of the training log has
-    gathered so far.
+    gathered so far; interim says that only a request to stop called for the checkpoint.
     """
 
     step: int = 0
@@ -30,6 +30,7 @@ class Progress:
     best_step: int | None = None
     without_gain: int = 0
     log: dict[str, Any] = field(default_factory=dict)
+    interim: bool = False
 
     @property
     def position(self) -> Position:

@@ -152,8 +152,10 @@ def _train(
                 progress.note(values, best_metric=train.best_metric)
                 tracker.log(progress.step, "valid", values)
                 log.go_on()
-            if progress.metrics or last or progress.step % train.checkpoint_every == 0 or stop.received:
+            due = last or bool(progress.metrics) or progress.step % train.checkpoint_every == 0
+            if due or stop.received:
                 log.pause()
+                progress.interim = not due
                 progress.train_seconds = time.monotonic() - clock
                 progress.log = log.to_dict()
                 checkpoints.save(progress.step, _to_trees(state), progress.to_dict())

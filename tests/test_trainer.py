@@ -308,32 +308,39 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "sections",
+    ("sections", "number", "status"),
     [
-        {"optim": {"accumulation": 2}, "train": {"prng": "rbg"}},
-        {"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}},
+        ({"optim": {"accumulation": 2}, "train": {"prng": "rbg"}}, signal.SIGTERM, 143),
+        ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
     ],
     ids=["accumulation", "packing and sampling"],
 )
-def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sections):
-    """SIGTERM after update 2 and Ctrl-C after update 3, between checkpoints and between lines of the log."""
+def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sections, number, status):
+    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace."""
     config = change(base, **sections)
     config = change(
-        config, train={"steps": 4, "log_every": 4, "checkpoint_every": 100, "evaluate_every": 100}
+        config,
+        train={"steps": 4, "log_every": 4, "checkpoint_every": 2, "evaluate_every": 100, "average_last": 2},
     )
     fit(config, tmp_path / "undisturbed")
     run_dir = tmp_path / "stopped"
-    at_step({2: lambda: signal.raise_signal(signal.SIGTERM), 3: lambda: signal.raise_signal(signal.SIGINT)})
-    for step, status in [(2, 143), (3, 130)]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            fit(config, run_dir)
-        assert stopped.value.code == status
-        assert Checkpoints(run_dir).latest() == step
-        assert not (run_dir / "report.json").exists()
-        assert f"stopped at step {step} and saved" in capfd.readouterr().err
+    at_step({3: lambda: signal.raise_signal(number)})
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        fit(config, run_dir)
+    assert stopped.value.code == status
+    assert Checkpoints(run_dir).steps() == [2, 3]
+    assert not (run_dir / "report.json").exists()
+    told = capfd.readouterr().err
+    assert f"{number.name}: saving after this step" in told
+    assert "stopped at step 3 and saved" in told
     assert fit(config, run_dir)["step"] == 4
+    assert "goes on from step 3 of 4" in capfd.readouterr().err
+    assert Checkpoints(run_dir).steps() == [2, 4]
     assert_same_run(run_dir, tmp_path / "undisturbed")
+    averages = [Checkpoints(run).restore_params("average") for run in (run_dir, tmp_path / "undisturbed")]
+    assert averages[0][1] == averages[1][1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, averages[0][0], averages[1][0]))
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, reference, tmp_path, capsys):
