@@ -127,4 +127,4 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"{train.keep_checkpoints} keeps; raise keep_checkpoints"
         )
     if train.final_checkpoint == "average" and train.average_last < 2:
-        yield f"train.final_checkpoint=average needs train.average_last 2 or more, not {train.average_last}"
+        yield f"train.final_checkpoint is average, but average_last is {train.average_last}; raise it to 2"
