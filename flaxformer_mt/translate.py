@@ -185,7 +185,7 @@ class Translator:
             results[index] = dataclasses.replace(best, alternatives=tuple(others))
         if failed:
             self.warn(
-                f"the model's scores are not numbers for {_name_lines(failed)}, whose translation is empty; "
+                f"{_name_lines(failed)}: the model's scores are not numbers, so the translation is empty; "
                 "try an earlier checkpoint"
             )
         return results
@@ -217,7 +217,7 @@ class Translator:
         if cut:
             named = _name_lines([first_line + index for index in sorted(cut)])
             self.warn(
-                f"{named} longer than data.max_source_length {longest} tokens: only the beginning was "
+                f"{named}: longer than data.max_source_length {longest} tokens, so only the beginning was "
                 "translated; split long lines into sentences"
             )
         return ids, cut
@@ -328,12 +328,10 @@ def _by_sentence(indices: list[int], result: SearchResult) -> Iterator[tuple[int
 
 
 def _name_lines(numbers: list[int]) -> str:
-    """[3] gives "line 3 is", [3, 5] gives "lines 3, 5 are"; only the first ten are named."""
-    if len(numbers) == 1:
-        return f"line {numbers[0]} is"
+    """[3] gives "line 3", [3, 5] gives "lines 3, 5"; only the first ten are named."""
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES
-    return f"lines {named} and {more} more are" if more > 0 else f"lines {named} are"
+    return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:

@@ -37,32 +37,35 @@ def start_cache(tables: np.ndarray, width: int) -> Cache:
     return Cache({"before": before}, jnp.asarray(tables), jnp.zeros((), jnp.int32))
 
 
-@functools.partial(jax.jit, static_argnames=("width", "alpha", "max_length", "n_best"))
+# The programs are small and many: here it pays to compile quickly.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+@functools.partial(
+    jax.jit, static_argnames=("width", "alpha", "max_length", "n_best"), compiler_options=QUICK
+)
+def search_tables(tables, limits, *, width, alpha, max_length, n_best):
+    common = {
+        "batch_size": tables.shape[0],
+        "length_penalty": alpha,
+        "max_lengths": limits,
+        "max_length": max_length,
+        **SPECIAL,
+    }
+    if width == "greedy":
+        return greedy_search(next_logits, start_cache(tables, 1), **common)
+    return beam_search(next_logits, start_cache(tables, width), beam_size=width, n_best=n_best, **common)
+
+
 def run_beam(tables, limits, *, width, alpha, max_length, n_best=1):
-    return beam_search(
-        next_logits,
-        start_cache(tables, width),
-        batch_size=tables.shape[0],
-        beam_size=width,
-        length_penalty=alpha,
-        max_lengths=limits,
-        max_length=max_length,
-        n_best=n_best,
-        **SPECIAL,
+    found = search_tables(
+        tables, np.asarray(limits), width=width, alpha=alpha, max_length=max_length, n_best=n_best
     )
+    return jax.tree.map(np.asarray, found)
 
 
-@functools.partial(jax.jit, static_argnames=("alpha", "max_length"))
 def run_greedy(tables, limits, *, alpha, max_length):
-    return greedy_search(
-        next_logits,
-        start_cache(tables, 1),
-        batch_size=tables.shape[0],
-        length_penalty=alpha,
-        max_lengths=limits,
-        max_length=max_length,
-        **SPECIAL,
-    )
+    return run_beam(tables, limits, width="greedy", alpha=alpha, max_length=max_length)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -122,12 +125,12 @@ def tokens_of(result, row: int, rank: int = 0) -> tuple[int, ...]:
 # ---- exactness ----
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.5])
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
 def test_a_wide_beam_finds_the_best_of_all(alpha):
     limits = [4, 3, 1, 2]
     tables = make_tables(4, 6, seed=1)
     # 27 prefixes of three words, four continuations each: nothing is ever pruned.
-    found = run_beam(tables, jnp.array(limits), width=108, alpha=alpha, max_length=4, n_best=8)
+    found = run_beam(tables, limits, width=108, alpha=alpha, max_length=4, n_best=8)
     for row, limit in enumerate(limits):
         expected = brute_force(tables[row], limit, alpha)[:8]
         for rank, (score, log_prob, tokens) in enumerate(expected):
@@ -139,13 +142,13 @@ def test_a_wide_beam_finds_the_best_of_all(alpha):
             assert found.scores[row, rank] == found.log_probs[row, rank] == -np.inf
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it(alpha):
+def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it():
+    alpha = 1.0
     tables = make_tables(6, 6, seed=2)
-    limits = jnp.full(6, 4)
+    limits = np.full(6, 4)
     best = np.array([brute_force(table, 4, alpha)[0][0] for table in tables])
     reached = []
-    for width in (1, 2, 4, 108):
+    for width in (1, 3, 108):
         found = run_beam(tables, limits, width=width, alpha=alpha, max_length=4)
         ended = [tokens_of(found, row)[-1] == EOS for row in range(6)]
         scores = np.where(ended, found.scores[:, 0], -np.inf)
@@ -154,12 +157,12 @@ def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it(alpha):
     assert reached[-1] == 6 and reached[0] < 6
 
 
-@pytest.mark.parametrize(("width", "alpha"), [(1, 1.0), (2, 0.0), (3, 1.0), (5, 2.0)])
+@pytest.mark.parametrize(("width", "alpha"), [(2, 0.0), (3, 1.0), (5, 2.0)])
 def test_stopping_early_changes_nothing(width, alpha):
     limits = [9, 7, 12, 1, 5, 12]
     tables = make_tables(6, 11, seed=3)
     tables[..., EOS] += 1.0  # sentences end well before their limits
-    found = run_beam(tables, jnp.array(limits), width=width, alpha=alpha, max_length=12, n_best=width)
+    found = run_beam(tables, limits, width=width, alpha=alpha, max_length=12, n_best=width)
     for row, limit in enumerate(limits):
         expected = patient_beam(tables[row], limit, alpha, width)[:width]
         assert [tokens_of(found, row, rank) for rank in range(len(expected))] == [t for _, t in expected]
@@ -167,14 +170,14 @@ def test_stopping_early_changes_nothing(width, alpha):
 
 
 def constant_lattice(probabilities: dict[int, float]) -> tuple:
-    """The same next token distribution everywhere, as (next_logits that counts its calls, calls)."""
+    """The same next token distribution everywhere, as (next_logits, a list that grows with its calls)."""
     logits = np.full(7, -np.inf, np.float32)
     for token, probability in probabilities.items():
         logits[token] = math.log(probability)
     calls = []
 
     def counted(tokens, cache):
-        calls.append(1)
+        jax.debug.callback(lambda: calls.append(1))
         return jnp.broadcast_to(logits, (*tokens.shape, 7)), cache
 
     return counted, calls
@@ -184,27 +187,26 @@ def constant_lattice(probabilities: dict[int, float]) -> tuple:
 @pytest.mark.parametrize(
     ("alpha", "limit", "steps"),
     [
-        (0.0, 40, 1),  # -2.996 is hopeless
-        (1.0, 40, 1),  # -2.996 / 7.5 = -0.399 is too
+        (1.0, 40, 1),  # -2.996 / 7.5 = -0.399 is hopeless
         (1.0, 200, 2),  # -2.996 / 34.2 = -0.0877 is not: a second step is needed, then -5.99 / 34.2 = -0.175
     ],
 )
 def test_search_ends_when_no_prefix_can_win(alpha, limit, steps):
     counted, calls = constant_lattice({EOS: 0.9, 3: 0.05, 4: 0.05})
-    with jax.disable_jit():
-        found = beam_search(
-            counted,
-            Cache({}, {}, jnp.zeros((), jnp.int32)),
-            batch_size=1,
-            beam_size=2,
-            length_penalty=alpha,
-            max_lengths=jnp.array([limit]),
-            max_length=limit,
-            **SPECIAL,
-        )
+    found = beam_search(
+        counted,
+        Cache({}, {}, jnp.zeros((), jnp.int32)),
+        batch_size=1,
+        beam_size=2,
+        length_penalty=alpha,
+        max_lengths=jnp.array([limit]),
+        max_length=limit,
+        **SPECIAL,
+    )
+    jax.effects_barrier()
     assert len(calls) == steps
-    assert tokens_of(found, 0) == (EOS,)
-    np.testing.assert_allclose(found.scores[0, 0], math.log(0.9), rtol=1e-5)
+    assert tokens_of(jax.tree.map(np.asarray, found), 0) == (EOS,)
+    np.testing.assert_allclose(found.scores, [[math.log(0.9)]], rtol=1e-5)
 
 
 # ---- by hand ----
@@ -230,13 +232,13 @@ def hand_made_table() -> np.ndarray:
     ],
 )
 def test_the_pool_ranks_lengths_by_score(alpha, expected):
-    found = run_beam(hand_made_table(), jnp.array([4]), width=3, alpha=alpha, max_length=4, n_best=3)
+    found = run_beam(hand_made_table(), [4], width=3, alpha=alpha, max_length=4, n_best=3)
     assert [tokens_of(found, 0, rank) for rank in range(3)] == [tokens for _, tokens in expected]
     np.testing.assert_allclose(np.exp(found.log_probs[0]), [p for p, _ in expected], rtol=1e-5)
 
 
 def test_greedy_follows_the_most_probable_token():
-    found = run_greedy(hand_made_table(), jnp.array([4]), alpha=1.0, max_length=4)
+    found = run_greedy(hand_made_table(), [4], alpha=1.0, max_length=4)
     assert tokens_of(found, 0) == (5, 6, EOS)
     np.testing.assert_allclose(np.exp(found.log_probs[0, 0]), 0.27, rtol=1e-5)
     np.testing.assert_allclose(found.scores[0, 0], math.log(0.27) / (8 / 6), rtol=1e-5)
@@ -244,19 +246,19 @@ def test_greedy_follows_the_most_probable_token():
 
 def test_a_limit_cuts_and_a_finished_hypothesis_goes_before_what_is_cut():
     # With one token, [eos] at .3 is finished, [5] at .6 is not. Width 1 has only [5] to offer.
-    wide = run_beam(hand_made_table(), jnp.array([1]), width=2, alpha=1.0, max_length=4, n_best=2)
-    assert [tokens_of(wide, 0, rank) for rank in range(2)] == [(EOS,), (5,)]
-    narrow = run_beam(hand_made_table(), jnp.array([1]), width=1, alpha=1.0, max_length=4)
+    wide = run_beam(hand_made_table(), [1], width=3, alpha=1.0, max_length=4, n_best=3)
+    assert [tokens_of(wide, 0, rank) for rank in range(3)] == [(EOS,), (5,), (6,)]
+    narrow = run_beam(hand_made_table(), [1], width=1, alpha=1.0, max_length=4)
     assert tokens_of(narrow, 0) == (5,)
-    assert tokens_of(run_greedy(hand_made_table(), jnp.array([2]), alpha=1.0, max_length=4), 0) == (5, 6)
+    assert tokens_of(run_greedy(hand_made_table(), [2], alpha=1.0, max_length=4), 0) == (5, 6)
 
 
 def test_eos_at_the_first_step():
     table = hand_made_table()
     table[0, :, BOS, EOS] = 5.0
     for found in (
-        run_beam(table, jnp.array([4]), width=3, alpha=0.0, max_length=4),
-        run_greedy(table, jnp.array([4]), alpha=0.0, max_length=4),
+        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=3),
+        run_greedy(table, [4], alpha=1.0, max_length=4),
     ):
         assert tokens_of(found, 0) == (EOS,)
 
@@ -264,12 +266,11 @@ def test_eos_at_the_first_step():
 # ---- greedy ----
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_width_one_is_greedy(alpha):
+def test_width_one_is_greedy():
     tables = make_tables(16, 23, seed=5)
-    limits = jnp.array([15, 1, 0, *range(2, 15)])
-    beam = run_beam(tables, limits, width=1, alpha=alpha, max_length=15)
-    greedy = run_greedy(tables, limits, alpha=alpha, max_length=15)
+    limits = [15, 1, 0, *range(2, 15)]
+    beam = run_beam(tables, limits, width=1, alpha=0.7, max_length=15)
+    greedy = run_greedy(tables, limits, alpha=0.7, max_length=15)
     assert len(set(np.asarray(greedy.lengths).ravel().tolist())) > 4  # the chains end at all kinds of lengths
     np.testing.assert_array_equal(beam.tokens, greedy.tokens)
     np.testing.assert_array_equal(beam.lengths, greedy.lengths)
@@ -283,12 +284,12 @@ def test_width_one_is_greedy(alpha):
 def test_a_sentence_does_not_depend_on_its_batch():
     tables = make_tables(5, 9, seed=7)
     limits = np.array([6, 12, 3, 9, 0])
-    together = run_beam(tables, jnp.array(limits), width=4, alpha=1.0, max_length=12, n_best=3)
+    together = run_beam(tables, limits, width=4, alpha=1.0, max_length=12, n_best=3)
     order = [3, 1, 4, 0, 2]
-    shuffled = run_beam(tables[order], jnp.array(limits[order]), width=4, alpha=1.0, max_length=20, n_best=3)
+    shuffled = run_beam(tables[order], limits[order], width=4, alpha=1.0, max_length=20, n_best=3)
     for row, other in enumerate(order):
         alone = run_beam(
-            tables[other : other + 1], jnp.array(limits[[other]]), width=4, alpha=1.0, max_length=12, n_best=3
+            tables[other : other + 1], limits[[other]], width=4, alpha=1.0, max_length=12, n_best=3
         )
         for rank in range(3):
             assert tokens_of(together, other, rank) == tokens_of(alone, 0, rank)
@@ -307,9 +308,9 @@ def test_rows_with_limit_zero_are_not_searched():
         "max_length": 5,
         **SPECIAL,
     }
-    with jax.disable_jit():
-        beam = beam_search(counted, cache, beam_size=2, **common)
-        greedy = greedy_search(counted, cache, **common)
+    beam = beam_search(counted, cache, beam_size=2, **common)
+    greedy = greedy_search(counted, cache, **common)
+    jax.effects_barrier()
     assert not calls
     for found in (beam, greedy):
         assert tokens_of(found, 0) == tokens_of(found, 1) == ()
@@ -323,8 +324,8 @@ def test_pad_and_bos_are_never_chosen_but_keep_their_probability():
     tables[..., PAD] += 6.0
     tables[..., BOS] += 6.0
     for found in (
-        run_beam(tables, jnp.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3),
-        run_greedy(tables, jnp.full(3, 8), alpha=1.0, max_length=8),
+        run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3),
+        run_greedy(tables, np.full(3, 8), alpha=1.0, max_length=8),
     ):
         for row, rank in itertools.product(range(3), range(found.lengths.shape[1])):
             tokens = tokens_of(found, row, rank)
@@ -338,32 +339,33 @@ def test_pad_and_bos_are_never_chosen_but_keep_their_probability():
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_numbers_stay_where_they_are(poison):
     tables = make_tables(3, 9, seed=9)
-    sound = run_beam(tables, jnp.full(3, 8), width=3, alpha=1.0, max_length=8)
+    sound = run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3)
     tables[1] = poison
     for found in (
-        run_beam(tables, jnp.full(3, 8), width=3, alpha=1.0, max_length=8),
-        run_greedy(tables, jnp.full(3, 8), alpha=1.0, max_length=8),
+        run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3),
+        run_greedy(tables, np.full(3, 8), alpha=1.0, max_length=8),
     ):
         assert tokens_of(found, 1) == ()
         assert found.scores[1, 0] == found.log_probs[1, 0] == -np.inf
         assert np.isfinite(found.scores[[0, 2]]).all()
-    beam = run_beam(tables, jnp.full(3, 8), width=3, alpha=1.0, max_length=8)
-    np.testing.assert_array_equal(beam.tokens[jnp.array([0, 2])], sound.tokens[jnp.array([0, 2])])
+    beam = run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3)
+    for row in (0, 2):
+        assert tokens_of(beam, row) == tokens_of(sound, row)
 
 
 def test_a_beam_that_breaks_does_not_break_the_others():
     table = hand_made_table()
-    table[0, :, 5, 7 - 1] = np.nan  # whatever follows 5 is lost
-    found = run_beam(table, jnp.array([4]), width=3, alpha=0.0, max_length=4, n_best=2)
+    table[0, :, 5, 6] = np.nan  # whatever follows 5 is lost
+    found = run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=3)
     assert [tokens_of(found, 0, rank) for rank in range(2)] == [(EOS,), (6, EOS)]
 
 
 def test_arguments_that_cannot_be():
     table = hand_made_table()
     with pytest.raises(ValueError, match="n_best is 4; it must be from 1 to beam_size 3"):
-        run_beam(table, jnp.array([4]), width=3, alpha=0.0, max_length=4, n_best=4)
+        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=4)
     with pytest.raises(ValueError, match="n_best is 0"):
-        run_beam(table, jnp.array([4]), width=3, alpha=0.0, max_length=4, n_best=0)
+        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=0)
     with pytest.raises(ValueError, match="eos_id 0 must differ from pad_id 0"):
         beam_search(
             next_logits,
@@ -386,12 +388,13 @@ def test_arguments_that_cannot_be():
 def test_top_candidates_are_those_of_a_full_sort(size, count):
     logits = np.random.default_rng(size + count).normal(size=(3, 2, size)).astype(np.float32)
     logits[0, 0, 5:] = -np.inf  # fewer possible tokens than asked for
-    found, tokens = top_candidates(jnp.asarray(logits), count=count, banned=(PAD, BOS))
+    compiled = jax.jit(lambda x: top_candidates(x, count=count, banned=(PAD, BOS)), compiler_options=QUICK)
+    found, tokens = map(np.asarray, compiled(logits))
     for b, w in itertools.product(range(3), range(2)):
         expected = log_softmax(logits[b, w])
         expected[[PAD, BOS]] = -np.inf
         np.testing.assert_allclose(found[b, w], np.sort(expected)[::-1][:count], rtol=1e-5)
-        chosen = np.asarray(tokens[b, w])
+        chosen = tokens[b, w]
         assert len(set(chosen.tolist())) == count or np.isneginf(found[b, w]).any()
         assert ((chosen >= 0) & (chosen < size)).all()
         np.testing.assert_allclose(expected[chosen], found[b, w], rtol=1e-5)
