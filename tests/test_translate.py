@@ -88,26 +88,36 @@ def translator(shared_translator, warnings, monkeypatch):
 SENTENCES = [source for source, _ in TEXT]
 
 
+def pad(sequences, pad_id):
+    longest = max(map(len, sequences))
+    return np.array([[*tokens, *[pad_id] * (longest - len(tokens))] for tokens in sequences], np.int32)
+
+
 # ---- the network and the search together ----
 
 
 def test_log_probs_are_those_of_the_network(translator, vocabs, params):
     """The cached, batched, reordered search agrees with one full pass over its own output."""
     vocab, model = vocabs.target, translator._model
-    for line, translation in zip(SENTENCES, translator.translate(SENTENCES, n_best=3), strict=True):
-        source = jnp.asarray([vocabs.source.tokenize(line)])
-        mask = jnp.ones(source.shape, bool)
+    found = translator.translate(SENTENCES, n_best=3)
+    assert all(len(translation.n_best) == 3 for translation in found)
+    hypotheses = [hypothesis for translation in found for hypothesis in translation.n_best]
+    source = pad([vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)], vocab.pad_id)
+    target_in = pad([(vocab.bos_id, *h.tokens[:-1]) for h in hypotheses], vocab.pad_id)
+    target_out = pad([h.tokens for h in hypotheses], vocab.pad_id)
+
+    @jax.jit
+    def log_probs_of(params, source, target_in, target_out):
+        mask = source != vocab.pad_id
         memory = model.apply({"params": params}, source, mask, method="encode")
-        assert len(translation.n_best) == 3
-        for hypothesis in translation.n_best:
-            target_in = jnp.asarray([[vocab.bos_id, *hypothesis.tokens[:-1]]])
-            logits = model.apply({"params": params}, target_in, memory, mask, method="decode")
-            steps = jax.nn.log_softmax(logits)[
-                0, jnp.arange(target_in.shape[1]), jnp.array(hypothesis.tokens)
-            ]
-            np.testing.assert_allclose(hypothesis.log_prob, steps.sum(), rtol=1e-4)
-            expected = hypothesis.log_prob / (5 + len(hypothesis.tokens)) * 6
-            np.testing.assert_allclose(hypothesis.score, expected, rtol=1e-5)
+        steps = jax.nn.log_softmax(model.apply({"params": params}, target_in, memory, mask, method="decode"))
+        steps = jnp.take_along_axis(steps, target_out[:, :, None], axis=2)[:, :, 0]
+        return jnp.where(target_out == vocab.pad_id, 0.0, steps).sum(axis=1)
+
+    expected = log_probs_of(params, source, target_in, target_out)
+    np.testing.assert_allclose([h.log_prob for h in hypotheses], expected, rtol=1e-4)
+    scores = [float(p) / (5 + len(h.tokens)) * 6 for p, h in zip(expected, hypotheses, strict=True)]
+    np.testing.assert_allclose([h.score for h in hypotheses], scores, rtol=1e-4)
 
 
 def test_a_line_does_not_depend_on_its_company(translator):
@@ -115,11 +125,11 @@ def test_a_line_does_not_depend_on_its_company(translator):
     together = translator.translate(lines)
     assert len({t.text for t in together}) > 3  # different sources, different translations
     backwards = translator.translate(lines[::-1])[::-1]
-    alone = [translator.translate([line])[0] for line in lines]
-    for one, two, three in zip(together, backwards, alone, strict=True):
-        assert one.tokens == two.tokens == three.tokens
-        assert one.text == two.text == three.text
-        np.testing.assert_allclose([two.score, three.score], one.score, rtol=1e-4)
+    for one, two in zip(together, backwards, strict=True):
+        assert (one.text, one.tokens) == (two.text, two.tokens)
+        np.testing.assert_allclose(two.score, one.score, rtol=1e-4)
+    for number in (0, 5):
+        assert translator.translate([lines[number]])[0].tokens == together[number].tokens
 
 
 def test_other_parameters_need_no_compilation(translator, config, vocabs):
