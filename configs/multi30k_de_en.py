@@ -2,7 +2,8 @@
 
     python train.py --config=configs/multi30k_de_en.py --config.data.text_dir=DIR
 
-DIR holds train, valid and test, each as .de and .en (test is test_2016_flickr).
+DIR holds train, valid and test, each as .de and .en (test is test_2016_flickr). Measured on two
+cores of an AMD EPYC: 49 minutes, 42.61 lower-cased and 42.38 cased BLEU with beam 5 (docs/results.md).
 """
 
 from flaxformer_mt.config import (
