@@ -1,6 +1,8 @@
 """German-English sentences from a small grammar: the whole path in minutes on two CPU cores.
 
-python train.py
+    python train.py
+
+Measured on two cores of an AMD EPYC: 3 minutes, 95.4 BLEU (docs/results.md).
 """
 
 from flaxformer_mt.config import (
