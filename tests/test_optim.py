@@ -65,9 +65,14 @@ def run(config: OptimConfig, params: dict, gradients: list[dict]) -> list[dict]:
     """The parameters after each update at a constant rate of 0.5."""
     optimizer = make_optimizer(config, optax.constant_schedule(0.5))
     state, history = optimizer.init(params), []
-    for gradient in gradients:
+
+    @jax.jit
+    def step(gradient: dict, state: optax.OptState, params: dict) -> tuple[dict, optax.OptState]:
         updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(gradient, state, params)
         history.append(params)
     return history
 

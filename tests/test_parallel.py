@@ -20,7 +20,7 @@ from flaxformer_mt.optim import make_optimizer, make_schedule
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.state import TrainState, init_state
-from flaxformer_mt.steps import add_sums, make_gradient_step, make_train_step, make_update
+from flaxformer_mt.steps import make_train_step
 
 V = 19
 CONFIG = Config(
@@ -49,24 +49,17 @@ def make_batch(seed: int) -> Batch:
     return Batch(source, np.roll(target, 1, axis=1), target, source_mask, target_mask)
 
 
-def train(devices: int, accumulation: int) -> tuple[TrainState, list[Any]]:
-    """Three updates on so many devices, each of `accumulation` batches, as the trainer makes them."""
+def train(devices: int) -> tuple[TrainState, list[Any]]:
+    """Three updates on so many devices, as the trainer makes them."""
     parallel = Parallel(on(devices))
     model = make_model(CONFIG.model, source_size=V, target_size=V)
     schedule = make_schedule(CONFIG.optim, model_dim=8, total_steps=10)
     optimizer = make_optimizer(CONFIG.optim, schedule)
     state = parallel.place(init_state(init_params(model, jax.random.key(0)), optimizer, ema=True))
     train_step = parallel.compile(make_train_step(model, optimizer, CONFIG), donate=(0,))
-    gradient = parallel.compile(make_gradient_step(model, CONFIG))
-    add, update = parallel.compile(add_sums), parallel.compile(make_update(optimizer, CONFIG))
     history = []
     for number in range(3):
-        batches = [parallel.put(make_batch(seed)) for seed in range(number, number + accumulation)]
-        if accumulation == 1:
-            state, metrics = train_step(state, batches[0])
-        else:
-            sums = [gradient(state.params, state.step, batch, np.int32(k)) for k, batch in enumerate(batches)]
-            state, metrics = update(state, add(*sums))
+        state, metrics = train_step(state, parallel.put(make_batch(number)))
         history.append(parallel.fetch(metrics))
     return parallel.fetch(state), history
 
@@ -75,18 +68,17 @@ def test_four_devices_are_simulated():
     assert jax.device_count() == 4
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_four_devices_train_as_one_does(accumulation):
+def test_four_devices_train_as_one_does():
     """With uneven padding, dropout, clipping and an average: the same up to the rounding of sums."""
-    one, one_history = train(1, accumulation)
-    four, four_history = train(4, accumulation)
+    one, one_history = train(1)
+    four, four_history = train(4)
     assert one.step == 3
     assert all(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(one))
     for left, right in zip(
         jax.tree.leaves((one, one_history)), jax.tree.leaves((four, four_history)), strict=True
     ):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=2e-5)
-    assert one_history[0].weight == 10 * accumulation
+    assert one_history[0].weight == 10
 
 
 def test_batches_are_split_by_rows_and_states_are_everywhere():

@@ -129,11 +129,12 @@ def test_padding_rows_and_repeated_rows_change_nothing():
 
 
 def test_the_update_is_a_function_of_state_and_batch():
-    state, train_step, _, _ = compiled(DROPOUT)
+    state, train_step, _, _ = compiled(CONFIG)
     batch = random_batch([0, 1, 2, 3])
     first, second = train_step(state, batch), train_step(state, batch)
     assert_same_bits(first, second)
     assert first[0].step == 1
+    assert int(state.step) == 0
 
 
 def test_dropout_follows_seed_step_and_microbatch():
