@@ -116,9 +116,8 @@ class Translator:
         """Loads what a run directory holds.
 
         Args:
-          checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config; where
-          that
-            does not exist (training goes on, or was cut short) the nearest one that does, with a warning.
+          checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or,
+            where there is none yet (training goes on, or was cut short), best or last, with a warning.
           search: options instead of those of the run's config.
 
         Raises:
@@ -309,9 +308,9 @@ def check_search(search: SearchConfig) -> None:
         ("batch_tokens", 1),
     ]
     problems = [
-        f"search.{name} is {getattr(search, name)}; it must be at least {bound}"
+        f"search.{name} is {getattr(search, name)}; it must be a finite number of at least {bound}"
         for name, bound in bounds
-        if not getattr(search, name) >= bound  # so that NaN is refused too
+        if not bound <= getattr(search, name) < math.inf  # so that NaN is refused too
     ]
     if problems:
         raise UserError("\n".join(problems))

@@ -348,7 +348,7 @@ def test_mistakes_are_named(translator, config, vocabs):
         translator.translate(["Hund", b"Hund"])
     with pytest.raises(ValueError, match="params="):
         Translator(config, None, vocabs).translate(["Hund"])
-    wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=-1.0, batch_tokens=0)
+    wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
     with pytest.raises(UserError) as error:
         Translator(dataclasses.replace(config, search=wrong), None, vocabs)
     assert [line.split(" is ")[0] for line in str(error.value).split("\n")] == [
