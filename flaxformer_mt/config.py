@@ -48,7 +48,8 @@ class DataConfig:
     cache_dir: str = ""
     # Where TFDS keeps or downloads the sets known by name. Empty: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     tfds_data_dir: str = ""
-    # Languages, as the set or the files name them.
+    # Languages, as the set or the files name them. An empty source_language: a language model of the other,
+    # with model.architecture=decoder_only.
     source_language: str = "de"
     # The language to translate into.
     target_language: str = "en"
@@ -68,6 +69,8 @@ class DataConfig:
     batching: Literal["bucket", "pack"] = "bucket"
     # Most tokens a batch holds on its larger side, padding included.
     batch_tokens: int = 4096
+    # bucket: most pairs a batch holds. 0: as many as batch_tokens hold.
+    batch_pairs: int = 0
     # bucket: how many different batch shapes there may be; each costs one compilation.
     num_shapes: int = 8
     # Lengths of batches are multiples of this.
@@ -118,9 +121,9 @@ class VocabConfig:
 class ModelConfig:
     """The network."""
 
-    # Which network.
-    architecture: Literal["encoder_decoder"] = "encoder_decoder"
-    # Layers of the encoder.
+    # An encoder and a decoder; or one causal stack that reads source and target in a row, or a target alone.
+    architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
+    # Layers of the encoder; decoder_only has none.
     num_encoder_layers: int = 6
     # Layers of the decoder.
     num_decoder_layers: int = 6
@@ -134,22 +137,41 @@ class ModelConfig:
     value_dim: int | None = None
     # Width of the feed-forward layers.
     ffn_dim: int = 2048
-    # Nonlinearity of the feed-forward layers.
-    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "relu"
+    # Nonlinearity of the feed-forward layers; gelu is the exact one.
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
+    # The feed-forward maps as dense layers or as convolutions of width one: the same function.
+    ffn_layer: Literal["dense", "convolution"] = "dense"
     # Normalise before each sublayer (pre) or after adding it to the stream (post, the paper).
     norm_position: Literal["pre", "post"] = "pre"
     # Layer normalisation, or root mean square without a mean.
     norm: Literal["layer", "rms"] = "layer"
     # Added to the variance.
     norm_epsilon: float = 1e-5
-    # How layers know where a token stands.
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    # Rows of the learned position table. Sinusoidal and rotary positions have no bound of their own.
-    max_positions: int = 512
+    # Whether norms have a learned scale and shift.
+    norm_affine: bool = True
+    # A norm after the last layer of each stack. None: with norm_position pre.
+    final_norm: bool | None = None
+    # A norm of embeddings and positions before the first layer.
+    embedding_norm: bool = False
+    # How layers know where a token stands. one_vector adds the same to every position: the position-weighted
+    # sum of a learned table (document 002 read literally).
+    positions: Literal["sinusoidal", "learned", "rotary", "one_vector"] = "sinusoidal"
+    # Of the first token.
+    first_position: int = 0
+    # The longest input, in tokens. None: 5000 for sinusoidal positions, 512 for learned ones, which have a
+    # row for each; rotary and one_vector have no bound.
+    max_positions: int | None = None
     # Multiply embeddings by the square root of model_dim.
     embedding_scale: bool = True
-    # Share matrices: none, target embedding with the output, or all three.
-    tying: Literal["none", "target_output", "all"] = "all"
+    # Divide logits by the square root of model_dim.
+    logit_scale: bool = False
+    # Biases added to embeddings and learned positions.
+    embedding_bias: bool = False
+    # Share matrices: none, both embeddings, target embedding with the output, or all three.
+    tying: Literal["none", "embeddings", "target_output", "all"] = "all"
+    # Padding that attention leaves out: of the source, of source and target, or none, as some systems do.
+    # Targets end in their padding, which no real token sees, so both differs from source in padding alone.
+    padding_mask: Literal["source", "both", "none"] = "source"
     # Biases in attention.
     attention_bias: bool = True
     # Biases in the feed-forward layers.
@@ -158,16 +180,29 @@ class ModelConfig:
     output_bias: bool = False
     # Dropout on embeddings and on what each sublayer adds to the residual stream.
     dropout_rate: float = 0.1
+    # Dropout on embeddings. None: dropout_rate.
+    embedding_dropout_rate: float | None = None
     # Dropout on attention weights. None: dropout_rate.
     attention_dropout_rate: float | None = None
     # Dropout inside the feed-forward layers. None: dropout_rate.
     ffn_dropout_rate: float | None = None
-    # Matrices: the paper's Xavier, its normal twin, LeCun's, or a normal of standard deviation 0.02.
-    initializer: Literal["xavier_uniform", "xavier_normal", "lecun_normal", "normal"] = "xavier_uniform"
+    # Matrices: the paper's Xavier, its normal twin, LeCun's, or a normal of standard deviation 0.02, with
+    # embeddings of variance 1 / model_dim and biases of 0. Or all as in another system: torch (PyTorch's
+    # layers), kokoyi (document 001), aiayn (document 003).
+    initializer: Literal[
+        "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
+    ] = "xavier_uniform"
     # Type of the computation; parameters are always float32, and so are softmax, norms and loss.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Recompute layers in the backward pass to save memory: no, all, or all but matrix products.
     remat: Literal["none", "full", "dots"] = "none"
+
+    @property
+    def longest_input(self) -> int | None:
+        """The most tokens that positions are there for; None: no bound."""
+        if self.positions in ("rotary", "one_vector"):
+            return None
+        return self.max_positions or {"sinusoidal": 5000, "learned": 512}[self.positions]
 
 
 @dataclass(frozen=True)
@@ -211,7 +246,9 @@ class TrainConfig:
     # Tokens whose logits are made at a time for the loss. 0: all at once, best on accelerators; about 256
     # suits CPUs.
     loss_chunk_tokens: int = 0
-    # A line of progress and metrics every so many updates.
+    # Measure the share of tokens that are predicted rightly while training too, not only when evaluating.
+    log_accuracy: bool = False
+    # A line of progress and metrics every so many updates; and one at the end of each epoch.
     log_every: int = 50
     # Loss and BLEU on the validation set every so many steps.
     evaluate_every: int = 1000

@@ -15,7 +15,12 @@ def validate(config: Config) -> None:
     Raises:
       UserError: one line for each problem, with both values and the remedy.
     """
-    problems = [*_model_problems(config.model), *_data_problems(config), *_training_problems(config)]
+    problems = [
+        *_model_problems(config.model),
+        *_data_problems(config),
+        *_architecture_problems(config),
+        *_training_problems(config),
+    ]
     if problems:
         raise UserError("\n".join(problems))
 
@@ -27,9 +32,8 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
         "model_dim",
         "num_heads",
         "ffn_dim",
-        "max_positions",
     ):
-        if getattr(model, name) < 1:
+        if getattr(model, name) < 1 and not (name == "num_encoder_layers" and _decoder_only(model)):
             yield f"model.{name} is {getattr(model, name)}; it must be at least 1"
     if (
         model.num_heads >= 1
@@ -44,16 +48,26 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
     key_dim = model.key_dim or model.model_dim // max(model.num_heads, 1)
     if model.positions == "rotary" and key_dim % 2:
         yield f"model.positions rotary needs heads of an even key size, not {key_dim}; set model.key_dim"
-    if model.positions == "sinusoidal" and model.model_dim % 2:
-        yield f"model.model_dim {model.model_dim} is odd; sinusoidal positions need an even width"
-    for name in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
+    if model.max_positions is not None and model.max_positions < 1:
+        yield f"model.max_positions is {model.max_positions}; it must be at least 1, or none"
+    if model.max_positions is not None and model.longest_input is None and model.positions == "rotary":
+        yield f"model.max_positions {model.max_positions} has no effect with rotary positions; set it to none"
+    if model.first_position < 0:
+        yield f"model.first_position is {model.first_position}; it must be at least 0"
+    if model.norm_epsilon < 0:
+        yield f"model.norm_epsilon is {model.norm_epsilon}; it must be at least 0"
+    for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
         rate = getattr(model, name)
         if rate is not None and not 0 <= rate < 1:
             yield f"model.{name} is {rate}; it must be at least 0 and below 1"
 
 
+def _decoder_only(model: ModelConfig) -> bool:
+    return model.architecture == "decoder_only"
+
+
 def _data_problems(config: Config) -> Iterator[str]:
-    data, vocab, model = config.data, config.vocab, config.model
+    data, vocab = config.data, config.vocab
     datasets = data.dataset.split(",")
     if data.weights and len(data.weights) != len(datasets):
         yield (
@@ -71,17 +85,57 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"of the longest {longest} tokens; raise it to {longest * data.row_multiple} or lower "
             "data.max_*_length"
         )
-    if model.positions == "learned" and longest > model.max_positions:
-        yield f"model.max_positions {model.max_positions} is below the longest sentence, {longest}; raise it"
+    if data.batch_pairs and data.batching == "pack":
+        yield f"data.batch_pairs {data.batch_pairs} has no effect with data.batching=pack; set it to 0"
+    if config.model.padding_mask == "none" and data.batching == "pack":
+        yield "model.padding_mask none attends to everything in a row; use data.batching=bucket with it"
+    if data.batch_pairs < 0 or data.batch_pairs % data.row_multiple:
+        yield (
+            f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
+            f"{data.row_multiple}"
+        )
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     if len(set(ids.values())) < 4 or not all(0 <= i < vocab.size for i in ids.values()):
         yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, got {ids}"
-    if model.tying == "all" and not vocab.joint:
-        yield "model.tying all shares one embedding, but vocab.joint is False; use model.tying=target_output"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
     if not 0 <= vocab.sampling <= 1:
         yield f"vocab.sampling is {vocab.sampling}; it must be from 0 to 1"
+
+
+def _architecture_problems(config: Config) -> Iterator[str]:
+    data, vocab, model = config.data, config.vocab, config.model
+    longest = max(data.max_source_length, data.max_target_length)
+    decoder_only = _decoder_only(model)
+    if decoder_only and data.source_language:
+        longest = data.max_source_length + data.max_target_length
+    elif not data.source_language:
+        longest = data.max_target_length
+    if model.longest_input is not None and longest > model.longest_input:
+        what = "source and target of the longest pair" if decoder_only else "the longest sentence"
+        yield (
+            f"model.max_positions {model.longest_input} is below {what}, {longest} tokens; raise it or lower "
+            "data.max_*_length"
+        )
+    if not data.source_language and not decoder_only:
+        yield (
+            "data.source_language is empty, which asks for a language model, but model.architecture is "
+            f"{model.architecture}; set it to decoder_only or name the language"
+        )
+    if not data.source_language and config.train.best_metric != "loss":
+        yield (
+            f"train.best_metric is {config.train.best_metric}, but a language model has no translations to "
+            "score (data.source_language is empty); set it to loss"
+        )
+    if decoder_only and model.tying == "embeddings":
+        yield "model.tying embeddings has no meaning for decoder_only, which has one; use none or all"
+    if decoder_only and data.source_language and not vocab.joint:
+        yield "decoder_only reads source and target as one text, but vocab.joint is False; set it to True"
+    if model.tying in ("all", "embeddings") and not vocab.joint and not decoder_only:
+        yield (
+            f"model.tying {model.tying} shares one embedding, but vocab.joint is False; use "
+            f"model.tying={'target_output' if model.tying == 'all' else 'none'}"
+        )
 
 
 def _training_problems(config: Config) -> Iterator[str]:

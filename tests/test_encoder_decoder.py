@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.encoder_decoder import EncoderDecoder
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.shapes import Batch
 
 V = 23  # words, on both sides
@@ -56,11 +57,35 @@ VARIANTS = {
         "embedding_scale": False,
         "value_dim": 5,
     },
+    "documents": {
+        "norm_position": "post",
+        "final_norm": True,
+        "embedding_norm": True,
+        "embedding_bias": True,
+        "logit_scale": True,
+        "first_position": 1,
+        "padding_mask": "both",
+        "tying": "embeddings",
+        "ffn_layer": "convolution",
+        "activation": "silu",
+    },
+    "decoder_only": {
+        "architecture": "decoder_only",
+        "norm_position": "post",
+        "positions": "learned",
+        "embedding_bias": True,
+        "norm_affine": False,
+        "output_bias": True,
+        "tying": "none",
+        "key_dim": 4,
+        "value_dim": 7,
+    },
+    "decoder_only_rotary": {"architecture": "decoder_only", "positions": "rotary", "norm": "rms"},
 }
 
 
 class Built(NamedTuple):
-    model: EncoderDecoder
+    model: Model
     params: Any
     forward: Any  # params, batch -> logits, compiled
 
@@ -108,10 +133,12 @@ def test_decoding_with_a_cache_equals_the_whole_forward_pass_at_every_step(varia
 
     @jax.jit
     def whole(params: Any, rows: np.ndarray) -> tuple[jax.Array, Any]:
-        memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
-        twice = jnp.repeat(memory, 2, axis=0), jnp.repeat(batch.source_mask, 2, axis=0)
-        cache = model.apply({"params": params}, memory, batch.source_mask, 2, 9, method="start_cache")
-        return model.apply({"params": params}, rows, *twice, method="decode"), cache
+        variables = {"params": params}
+        args = batch.source, batch.source_mask, 2, 9
+        cache = model.apply(variables, *args, method="start_decoding")
+        source, source_mask = (jnp.repeat(array, 2, axis=0) for array in args[:2])
+        twice = Batch(source, rows, rows, source_mask, np.ones(rows.shape, bool))
+        return model.apply(variables, twice, deterministic=True), cache
 
     @jax.jit
     def step(params: Any, tokens: np.ndarray, cache: Any) -> Any:
@@ -124,6 +151,82 @@ def test_decoding_with_a_cache_equals_the_whole_forward_pass_at_every_step(varia
         logits, cache = step(params, prefixes[:, :, index], cache)
         assert logits.dtype == jnp.float32
         np.testing.assert_allclose(logits, expected[:, :, index], atol=3e-5, err_msg=f"step {index}")
+
+
+def test_encoding_and_decoding_apart_are_the_forward_pass():
+    model, params, _ = build("documents")
+    batch = make_rows([0, 1, 2])
+
+    @jax.jit
+    def apart(params: Any) -> jax.Array:
+        memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
+        args = batch.target_in, memory, batch.source_mask
+        return model.apply({"params": params}, *args, method="decode")
+
+    logits = apart(params)
+    for row, (_, targets) in enumerate(LENGTHS):
+        expected = expected_logits("documents")[row, :targets]
+        np.testing.assert_allclose(logits[row, :targets], expected, atol=3e-5)
+
+
+def test_padding_masks_by_name():
+    """none: padding reaches real tokens; both: no padded target is attended to, not even by its like."""
+    batch = make_rows([2])
+    other = make_rows([2], filling=V - 1)
+    changed = {}
+    for kind in ("source", "both", "none"):
+        config = dataclasses.replace(TINY, num_decoder_layers=1, padding_mask=kind)
+        model = make_model(config, source_size=V, target_size=V)
+        params = init_params(model, jax.random.key(0))
+        forward = jax.jit(
+            lambda b, model=model, params=params: model.apply({"params": params}, b, deterministic=True)
+        )
+        one, two = forward(batch), forward(other._replace(target_in=batch.target_in))
+        changed[kind] = not np.allclose(one[0, :3], two[0, :3], atol=1e-5)
+        if kind == "none":
+            continue
+        # the padding at place 3 is other text: does the padding after it see that?
+        target = batch.target_in.copy()
+        target[0, 3] = V - 1
+        three = forward(batch._replace(target_in=target))
+        np.testing.assert_allclose(one[0, :3], three[0, :3], atol=1e-5)
+        assert np.allclose(one[0, 4:], three[0, 4:], atol=1e-5) == (kind == "both")
+    assert changed == {"source": False, "both": False, "none": True}
+
+
+def test_an_input_beyond_the_last_position_is_refused():
+    model, params, _ = build("paper")
+    with pytest.raises(UserError, match="17 tokens is longer than the 16 that .* sinusoidal reach; raise"):
+        jax.eval_shape(lambda: model.apply({"params": params}, make_rows([0], 17, 4), deterministic=True))
+
+
+def test_a_language_model_reads_no_source():
+    """What the text before a target's end gives does not depend on an absent source's shape or on padding."""
+    model, params, forward = build("decoder_only")
+    batch = make_rows([0, 1, 2])
+    nothing = np.zeros((3, 0), np.int32), np.zeros((3, 0), bool)
+    alone = batch._replace(source=nothing[0], source_mask=nothing[1])
+    logits = forward(params, alone)
+    assert logits.shape == (3, 6, V)
+    assert not np.allclose(logits, expected_logits("decoder_only"), atol=1e-3)
+    short = alone._replace(target_in=batch.target_in[:, :4], target_mask=batch.target_mask[:, :4])
+    np.testing.assert_allclose(forward(params, short), logits[:, :4], atol=3e-5)
+
+
+def test_one_vector_tells_no_positions_apart():
+    """Document 002 read literally: a token sees the same first layer wherever it stands."""
+    config = dataclasses.replace(
+        TINY, architecture="decoder_only", positions="one_vector", num_decoder_layers=1, max_positions=5
+    )
+    model = make_model(config, source_size=V, target_size=V)
+    params = init_params(model, jax.random.key(0))
+    assert params["decoder"]["positions"]["embedding"].shape == (5, 12)
+    rows = np.array([[7, 8, 9], [8, 7, 9]], np.int32)
+    nothing = np.zeros((2, 0), np.int32)
+    batch = Batch(nothing, rows, rows, nothing > 0, rows > 0)
+    logits = jax.jit(lambda: model.apply({"params": params}, batch, deterministic=True))()
+    np.testing.assert_allclose(logits[0, 2], logits[1, 2], atol=1e-5)
+    assert not np.allclose(logits[0, 1], logits[1, 1], atol=1e-3)
 
 
 def test_cache_leaves_are_where_search_expects_them():
@@ -225,6 +328,18 @@ def test_attention_weights_are_kept_on_request():
             assert np.all(np.triu(weights, 1) == 0)  # no token looks ahead
         else:
             assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)  # pair 1 has three source tokens
+
+
+def test_attention_maps_are_in_the_order_of_layers():
+    model, params, _ = build("paper")
+    maps = attention_maps(model, params, make_rows([0, 1, 2]))
+    assert [m.shape for m in maps.encoder] == [(3, 2, 5, 5)]
+    assert [m.shape for m in maps.decoder] == [(3, 2, 6, 6)] * 2
+    assert [m.shape for m in maps.cross] == [(3, 2, 6, 5)] * 2
+    model, params, _ = build("decoder_only")
+    maps = attention_maps(model, params, make_rows([0, 1, 2]))
+    assert (maps.encoder, maps.cross) == ([], [])
+    assert [m.shape for m in maps.decoder] == [(3, 2, 11, 11)] * 2
 
 
 def _flatten(node: Any, *, stop: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:

@@ -10,7 +10,8 @@ import pytest
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.feedforward import FeedForward
-from flaxformer_mt.model.layers import Dropout, Residual, make_initializer, make_norm
+from flaxformer_mt.model.initializers import make_initializers
+from flaxformer_mt.model.layers import Dropout, Residual, make_norm
 
 CONFIG = ModelConfig(model_dim=6, num_heads=2, ffn_dim=10, dropout_rate=0.0)
 
@@ -107,10 +108,82 @@ def test_norms_keep_float32_parameters_and_statistics_in_bfloat16_runs(kind):
     ],
 )
 def test_initialisers_by_their_formulas(name, deviation, bound):
-    kernel = make_initializer(name)(jax.random.key(0), (200, 300), jnp.float32)
+    scheme = make_initializers(dataclasses.replace(CONFIG, initializer=name))
+    kernel = scheme.feedforward(jax.random.key(0), (200, 300), jnp.float32)
     assert abs(float(kernel.std()) / deviation - 1) < 0.02
     assert abs(float(kernel.mean())) < 5 * deviation / math.sqrt(kernel.size)
     assert float(jnp.abs(kernel).max()) <= bound
+    assert not scheme.bias(200)(jax.random.key(0), (300,)).any()
+
+
+def assert_uniform(values: jax.Array, bound: float) -> None:
+    """Numbers spread evenly from -bound to bound."""
+    assert 0.97 * bound < float(jnp.abs(values).max()) <= bound
+    assert abs(float(values.std()) / (bound / math.sqrt(3)) - 1) < 0.05
+
+
+def test_torch_starts_as_its_layers_do():
+    scheme = make_initializers(dataclasses.replace(CONFIG, initializer="torch"))
+    key = jax.random.key(1)
+    assert_uniform(scheme.attention_output(key, (50, 300)), 50**-0.5)
+    assert_uniform(scheme.feedforward(key, (1, 40, 100)), 40**-0.5)  # a convolution of width one
+    assert_uniform(scheme.bias(50)(key, (2000,)), 50**-0.5)
+    assert abs(float(scheme.embedding(key, (500, 40)).std()) - 1) < 0.02
+    one_hot = make_initializers(dataclasses.replace(CONFIG, initializer="torch", embedding_bias=True))
+    assert_uniform(one_hot.embedding(key, (500, 40)), 500**-0.5)
+
+
+def test_kokoyi_starts_with_the_documents_gains():
+    """Width 16 and 2 heads of 64: PyTorch takes 16 x 64 and 2 x 64 for the fans of a [2, 16, 64] matrix."""
+    config = dataclasses.replace(CONFIG, initializer="kokoyi", model_dim=16, num_heads=2, key_dim=64)
+    scheme = make_initializers(config)
+    key, gain = jax.random.key(2), math.sqrt(16 + 64) / math.sqrt(16 + 2 * 64)
+    assert_uniform(scheme.attention_input(key, (16, 128)), gain * math.sqrt(6 / (16 * 64 + 2 * 64)))
+    assert_uniform(scheme.attention_output(key, (128, 16)), gain * math.sqrt(6 / (16 + 128)))
+    assert_uniform(scheme.output(key, (16, 300)), math.sqrt(2) * math.sqrt(6 / 316))
+    assert_uniform(scheme.embedding(key, (300, 16)), math.sqrt(2) * math.sqrt(6 / 316))
+    assert_uniform(scheme.feedforward(key, (16, 64)), 0.25)
+
+
+def test_aiayn_takes_xavier_for_embeddings_too():
+    scheme = make_initializers(dataclasses.replace(CONFIG, initializer="aiayn"))
+    assert_uniform(scheme.embedding(jax.random.key(3), (300, 40)), math.sqrt(6 / 340))
+    assert_uniform(scheme.bias(16)(jax.random.key(3), (2000,)), 0.25)
+
+
+def test_norms_without_parameters_and_without_epsilon():
+    """Document 002's normalisation: by the population's standard deviation; a constant row has none."""
+    norm = make_norm(dataclasses.replace(CONFIG, norm_affine=False, norm_epsilon=0.0))
+    x = np.random.default_rng(5).normal(100, 2, size=(4, 6)).astype(np.float32)
+    assert norm.init(jax.random.key(0), x) == {}
+    expected = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    np.testing.assert_allclose(norm.apply({}, x), expected, atol=3e-5)
+    assert np.isnan(norm.apply({}, np.full((1, 6), 7.0, np.float32))).all()
+
+
+def test_a_convolution_of_width_one_is_the_dense_layer():
+    x = np.random.default_rng(6).normal(size=(2, 3, 6)).astype(np.float32)
+    dense = FeedForward(CONFIG)
+    convolution = FeedForward(dataclasses.replace(CONFIG, ffn_layer="convolution"))
+    params = dense.init(jax.random.key(0), x, deterministic=True)["params"]
+    shapes = jax.tree.map(jnp.shape, convolution.init(jax.random.key(0), x, deterministic=True)["params"])
+    assert shapes["input"] == {"kernel": (1, 6, 10), "bias": (10,)}
+    same = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 2 else leaf + 0.5, params)
+    moved = jax.tree.map(lambda leaf: leaf if leaf.ndim == 2 else leaf + 0.5, params)
+
+    def total(layer: FeedForward, params: dict) -> jax.Array:
+        return (layer.apply({"params": params}, x, deterministic=True) ** 2).sum()
+
+    (value, by_convolution), (expected, by_dense) = (
+        jax.value_and_grad(total, argnums=1)(layer, leaves)
+        for layer, leaves in [(convolution, same), (dense, moved)]
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a.reshape(b.shape), b, rtol=1e-5, atol=1e-6),
+        by_convolution,
+        by_dense,
+    )
 
 
 def test_residual_norms_before_or_after():
@@ -148,6 +221,7 @@ def test_residual_drops_what_the_sublayer_adds_and_never_the_stream():
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
 

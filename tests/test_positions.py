@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from flaxformer_mt.model.positions import (
     LearnedPositions,
@@ -35,10 +36,16 @@ def test_sinusoidal_table_is_the_papers(model_dim):
 
 def test_sinusoidal_positions_are_rows_of_the_table():
     positions = np.array([[0, 1, 2], [511, 0, 77]], np.int32)
-    rows = sinusoidal_positions(positions, model_dim=10)
+    rows = sinusoidal_positions(positions, length=512, model_dim=10)
     assert rows.shape == (2, 3, 10)
-    # angles are formed in float32: at position 511 they are off by 511 x 2^-24
-    np.testing.assert_allclose(rows, sinusoidal_table(512, 10)[positions], rtol=0, atol=511 * 2.0**-23)
+    np.testing.assert_array_equal(rows, sinusoidal_table(512, 10)[positions])
+
+
+def test_an_odd_width_ends_in_a_sine():
+    table = sinusoidal_table(50, 7)
+    expected = [math.sin(p / 10000 ** (6 / 7)) for p in range(50)]
+    np.testing.assert_allclose(table[:, 6], expected, atol=1e-7)
+    np.testing.assert_allclose(table[:, 5], [math.cos(p / 10000 ** (4 / 7)) for p in range(50)], atol=1e-7)
 
 
 def test_rotation_by_hand():
@@ -80,8 +87,18 @@ def test_rotation_takes_one_row_of_positions_for_all_or_one_for_each():
 
 def test_learned_positions_are_rows_of_a_trained_table():
     table = jnp.arange(12.0).reshape(4, 3)
-    rows = LearnedPositions(4, 3).apply({"params": {"embedding": table}}, jnp.array([[3, 0]]))
+    plain = LearnedPositions(4, 3, linen.initializers.ones)
+    rows = plain.apply({"params": {"embedding": table}}, jnp.array([[3, 0]]))
     np.testing.assert_array_equal(rows, [[[9, 10, 11], [0, 1, 2]]])
-    params = LearnedPositions(400, 30).init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))["params"]
-    assert params["embedding"].shape == (400, 30)
-    assert abs(float(params["embedding"].std()) - 0.02) < 0.002
+    layer = LearnedPositions(4, 3, linen.initializers.zeros, linen.initializers.ones)
+    params = layer.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))["params"]
+    assert {name: leaf.shape for name, leaf in params.items()} == {"embedding": (4, 3), "bias": (3,)}
+    shifted = layer.apply({"params": {"embedding": table, "bias": jnp.ones(3)}}, jnp.array([[3, 0]]))
+    np.testing.assert_array_equal(shifted, rows + 1)
+
+
+def test_one_vector_is_the_linear_map_of_all_positions():
+    table = jnp.arange(12.0).reshape(4, 3)
+    layer = LearnedPositions(4, 3, linen.initializers.zeros, linen.initializers.zeros)
+    vector = layer.apply({"params": {"embedding": table, "bias": jnp.full(3, 0.5)}}, method="one_vector")
+    np.testing.assert_array_equal(vector, [3 + 12 + 27 + 0.5, 4 + 14 + 30 + 0.5, 5 + 16 + 33 + 0.5])

@@ -7,16 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
 from flaxformer_mt.shapes import Array, Batch
 
+Model = EncoderDecoder | DecoderOnly
 
-def make_model(config: ModelConfig, *, source_size: int, target_size: int) -> EncoderDecoder:
+
+def make_model(config: ModelConfig, *, source_size: int, target_size: int) -> Model:
     """The model that the config describes, for vocabularies of the given sizes."""
+    if config.architecture == "decoder_only":
+        return DecoderOnly(config, target_size)
     return EncoderDecoder(config, source_size, target_size)
 
 
-def init_params(model: EncoderDecoder, key: Array) -> dict:
+def init_params(model: Model, key: Array) -> dict:
     """Random float32 parameters."""
     tokens = jnp.zeros((1, 2), jnp.int32)
     mask = jnp.ones((1, 2), bool)

@@ -1,4 +1,4 @@
-"""The blocks of the encoder-decoder: self-attention, cross-attention, feed-forward, and their residuals.
+"""The blocks of the stacks: self-attention, cross-attention, feed-forward, and their residuals.
 
 Blocks take the ModelConfig and arrays; they know nothing of tokens.
 """
@@ -37,6 +37,54 @@ class EncoderBlock(nn.Module):
         )
 
 
+class CausalBlock(EncoderBlock):
+    """Self-attention and feed-forward, as in the encoder, with a cache for reading a token at a time."""
+
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
+        """Room for the self-attention of `max_length` tokens."""
+        return self.self_attention.empty_cache(batch, beams, max_length)
+
+    def read(self, x: Array, mask: Array, positions: Array | None) -> tuple[Array, dict[str, Array]]:
+        """A prefix x [B, S, D] as in a call, and its keys and values, which the tokens after it attend to."""
+        kept: dict[str, Array] = {}
+
+        def attend(y: Array) -> Array:
+            kept.update(self.self_attention.project_memory(y, positions))
+            return self.self_attention(y, y, mask=mask, positions=positions, deterministic=True)
+
+        x = self.self_attention_residual(x, attend, deterministic=True)
+        x = self.feedforward_residual(
+            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
+        )
+        return x, kept
+
+    def step(
+        self,
+        x: Array,
+        cache: dict[str, Array],
+        prefix: dict[str, Array],
+        *,
+        index: Array,
+        prefix_mask: Array,
+        positions: Array | None,
+    ) -> tuple[Array, dict[str, Any]]:
+        """One token of every beam, x [B, W, D], after a prefix; with the cache before it and after it."""
+        grown: dict[str, Any] = {}
+
+        def attend(y: Array) -> Array:
+            mixed, after = self.self_attention.step(
+                y, cache, index, positions=positions, prefix=prefix, prefix_mask=prefix_mask
+            )
+            grown.update(after)
+            return mixed
+
+        x = self.self_attention_residual(x, attend, deterministic=True)
+        x = self.feedforward_residual(
+            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
+        )
+        return x, grown
+
+
 class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the encoder's memory, and feed-forward."""
 
@@ -55,7 +103,7 @@ class DecoderBlock(nn.Module):
         x: Array,
         memory: Array,
         self_mask: Array,
-        cross_mask: Array,
+        cross_mask: Array | None,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:
@@ -88,7 +136,7 @@ class DecoderBlock(nn.Module):
         memory: dict[str, Array],
         *,
         index: Array,
-        cross_mask: Array,
+        cross_mask: Array | None,
         positions: Array | None,
     ) -> tuple[Array, dict[str, Any]]:
         """One token of every beam, x [B, W, D], with the cache before it and the cache after it."""

@@ -3,79 +3,15 @@
 Row 7 of the data path. Knows nothing of special ids (padding arrives as masks), of losses, or of devices.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
-from flaxformer_mt.model.layers import Dropout, make_initializer, make_norm
+from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
-from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
+from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache
-
-_REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
-
-
-def _maybe_remat(
-    block: type[nn.Module], config: ModelConfig, *, deterministic_argument: int
-) -> type[nn.Module]:
-    if config.remat == "none":
-        return block
-    return nn.remat(block, policy=_REMAT_POLICIES[config.remat], static_argnums=(deterministic_argument,))
-
-
-class Embedding(nn.Module):
-    """The table [V, D] that turns ids into vectors, and whose rows may be tied to the output."""
-
-    size: int
-    model_dim: int
-
-    def setup(self) -> None:
-        # The paper's scale: times sqrt(D) at the input gives unit variance, and so do the tied logits.
-        init = nn.initializers.normal(self.model_dim**-0.5)
-        self.embedding = self.param("embedding", init, (self.size, self.model_dim))
-
-    def __call__(self, ids: Array) -> Array:
-        """Vectors [..., D] of ids [...]."""
-        return jnp.take(self.embedding, ids, axis=0)
-
-
-class Stack(nn.Module):
-    """What encoder and decoder share: positions added to embeddings, dropout, blocks, and the last norm."""
-
-    config: ModelConfig
-    num_layers: int
-    block: type[nn.Module]
-
-    def setup(self) -> None:
-        config = self.config
-        if config.positions == "learned":
-            self.positions = LearnedPositions(config.max_positions, config.model_dim)
-        self.embedding_dropout = Dropout(config.dropout_rate)
-        deterministic_argument = 4 if self.block is EncoderBlock else 6
-        block = _maybe_remat(self.block, config, deterministic_argument=deterministic_argument)
-        self.layers = [block(config) for _ in range(self.num_layers)]
-        if config.norm_position == "pre":
-            self.final_norm = make_norm(config)
-
-    def start(self, embedded: Array, positions: Array, *, deterministic: bool) -> Array:
-        """Scaled embeddings [B, T, D] with their positions [B, T] or [1, T], in the computation's type."""
-        config = self.config
-        x = embedded * config.model_dim**0.5 if config.embedding_scale else embedded
-        if config.positions == "sinusoidal":
-            x = x + sinusoidal_positions(positions, model_dim=config.model_dim)
-        elif config.positions == "learned":
-            x = x + self.positions(positions)
-        return self.embedding_dropout(x.astype(jnp.dtype(config.dtype)), deterministic=deterministic)
-
-    def finish(self, x: Array) -> Array:
-        """The norm after the last block, which only pre-norm stacks need."""
-        return self.final_norm(x) if self.config.norm_position == "pre" else x
-
-    def rotary(self, positions: Array) -> Array | None:
-        """The positions that turn queries and keys, if they are of that kind."""
-        return positions if self.config.positions == "rotary" else None
 
 
 class EncoderDecoder(nn.Module):
@@ -91,18 +27,21 @@ class EncoderDecoder(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        if config.tying == "all":
-            self.shared_embedding = Embedding(self.target_size, config.model_dim)
+        if config.tying in ("all", "embeddings"):
+            self.shared_embedding = make_embedding(config, self.target_size)
         else:
-            self.source_embedding = Embedding(self.source_size, config.model_dim)
-            self.target_embedding = Embedding(self.target_size, config.model_dim)
-        self.encoder = Stack(config, config.num_encoder_layers, EncoderBlock)
-        self.decoder = Stack(config, config.num_decoder_layers, DecoderBlock)
-        if config.tying == "none":
-            init = make_initializer(config.initializer)
-            self.output_kernel = self.param("output_kernel", init, (config.model_dim, self.target_size))
+            self.source_embedding = make_embedding(config, self.source_size)
+            self.target_embedding = make_embedding(config, self.target_size)
+        self.encoder = Stack(config, config.num_encoder_layers, EncoderBlock, deterministic_argument=4)
+        self.decoder = Stack(config, config.num_decoder_layers, DecoderBlock, deterministic_argument=6)
+        initializers = make_initializers(config)
+        if config.tying in ("none", "embeddings"):
+            self.output_kernel = self.param(
+                "output_kernel", initializers.output, (config.model_dim, self.target_size)
+            )
         if config.output_bias:
-            self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.target_size,))
+            init = initializers.bias(config.model_dim)
+            self.output_bias = self.param("output_bias", init, (self.target_size,))
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
         """Logits [B, T, V] of every next target token, in float32."""
@@ -110,13 +49,15 @@ class EncoderDecoder(nn.Module):
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
         """What the output layer turns into logits, [B, T, D]."""
+        causal = make_causal_mask(batch.target_in.shape[1])
         if batch.source_segments is None or batch.target_segments is None:
-            source_mask = cross_mask = make_padding_mask(batch.source_mask)
-            self_mask = make_causal_mask(batch.target_in.shape[1])
+            source_mask = cross_mask = self._padding(batch.source_mask)
+            self_mask = causal
+            if self.config.padding_mask == "both":
+                self_mask = causal & make_padding_mask(batch.target_mask)
         else:
             source_mask = make_segment_mask(batch.source_segments, batch.source_segments)
             cross_mask = make_segment_mask(batch.target_segments, batch.source_segments)
-            causal = make_causal_mask(batch.target_in.shape[1])
             self_mask = make_segment_mask(batch.target_segments, batch.target_segments) & causal
         memory = self._encode(batch.source, source_mask, batch.source_positions, deterministic=deterministic)
         return self._decode(
@@ -130,7 +71,7 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: Array, source_mask: Array) -> Array:
         """The memory [B, S, D] of sources [B, S], one to a row."""
-        return self._encode(source, make_padding_mask(source_mask), None, deterministic=True)
+        return self._encode(source, self._padding(source_mask), None, deterministic=True)
 
     def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
         """Logits [B, T, V] of target prefixes [B, T] over a memory, all positions at once."""
@@ -138,11 +79,15 @@ class EncoderDecoder(nn.Module):
             target_in,
             memory,
             self_mask=make_causal_mask(target_in.shape[1]),
-            cross_mask=make_padding_mask(source_mask),
+            cross_mask=self._padding(source_mask),
             positions=None,
             deterministic=True,
         )
         return self.logits(x)
+
+    def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
+        """Encodes sources [B, S] and makes the cache before the first token."""
+        return self.start_cache(self.encode(source, source_mask), source_mask, beams, max_length)
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
         """The cache before the first token: room for `max_length`, and each source's keys and values."""
@@ -154,8 +99,10 @@ class EncoderDecoder(nn.Module):
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
         positions = jnp.full((1, 1), cache.index)
-        x = self.decoder.start(self._embed_target(tokens), positions, deterministic=True)
-        cross_mask = make_padding_mask(cache.shared["source_mask"])
+        length = cache.per_beam[0]["keys"].shape[3]
+        embedded = self._embed_target(tokens)
+        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+        cross_mask = self._padding(cache.shared["source_mask"])
         per_beam = []
         for block, own, memory in zip(
             self.decoder.layers, cache.per_beam, cache.shared["memory"], strict=True
@@ -169,33 +116,38 @@ class EncoderDecoder(nn.Module):
                 positions=self.decoder.rotary(positions),
             )
             per_beam.append(grown)
-        logits = self.logits(self.decoder.finish(x))
-        return logits, Cache(per_beam, cache.shared, cache.index + 1)
+        return self.logits(self._finish(x)), Cache(per_beam, cache.shared, cache.index + 1)
 
     def logits(self, x: Array) -> Array:
         """Scores [..., V] of the target vocabulary for x [..., D], in float32."""
-        table, bias = self.output_layer()
-        scores = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
-        return scores if bias is None else scores + bias
+        return make_logits(x, *self.output_layer())
 
     def output_layer(self) -> tuple[Array, Array | None]:
         """The matrix [V, D] and bias [V] that turn hidden states into logits."""
         bias = self.output_bias if self.config.output_bias else None
-        if self.config.tying == "none":
+        if self.config.tying in ("none", "embeddings"):
             return self.output_kernel.T, bias
-        return (
-            self.shared_embedding if self.config.tying == "all" else self.target_embedding
-        ).embedding, bias
+        tied = self.shared_embedding if self.config.tying == "all" else self.target_embedding
+        return tied.embedding, bias
+
+    def _padding(self, is_token: Array) -> Array | None:
+        return None if self.config.padding_mask == "none" else make_padding_mask(is_token)
 
     def _embed_source(self, ids: Array) -> Array:
-        return self.shared_embedding(ids) if self.config.tying == "all" else self.source_embedding(ids)
+        shared = self.config.tying in ("all", "embeddings")
+        return self.shared_embedding(ids) if shared else self.source_embedding(ids)
 
     def _embed_target(self, ids: Array) -> Array:
-        return self.shared_embedding(ids) if self.config.tying == "all" else self.target_embedding(ids)
+        shared = self.config.tying in ("all", "embeddings")
+        return self.shared_embedding(ids) if shared else self.target_embedding(ids)
 
-    def _encode(self, source: Array, mask: Array, positions: Array | None, *, deterministic: bool) -> Array:
-        positions = jnp.arange(source.shape[1])[None] if positions is None else positions
-        x = self.encoder.start(self._embed_source(source), positions, deterministic=deterministic)
+    def _encode(
+        self, source: Array, mask: Array | None, positions: Array | None, *, deterministic: bool
+    ) -> Array:
+        length, packed = source.shape[1], positions is not None
+        positions = jnp.arange(length)[None] if positions is None else positions
+        embedded = self._embed_source(source)
+        x = self.encoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
         for block in self.encoder.layers:
             x = block(x, mask, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)
@@ -206,12 +158,18 @@ class EncoderDecoder(nn.Module):
         memory: Array,
         *,
         self_mask: Array,
-        cross_mask: Array,
+        cross_mask: Array | None,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:
-        positions = jnp.arange(target_in.shape[1])[None] if positions is None else positions
-        x = self.decoder.start(self._embed_target(target_in), positions, deterministic=deterministic)
+        length, packed = target_in.shape[1], positions is not None
+        positions = jnp.arange(length)[None] if positions is None else positions
+        embedded = self._embed_target(target_in)
+        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
         for block in self.decoder.layers:
             x = block(x, memory, self_mask, cross_mask, self.decoder.rotary(positions), deterministic)
-        return self.decoder.finish(x)
+        return self._finish(x)
+
+    def _finish(self, x: Array) -> Array:
+        x = self.decoder.finish(x)
+        return x * self.config.model_dim**-0.5 if self.config.logit_scale else x

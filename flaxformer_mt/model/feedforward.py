@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.layers import Dropout, make_initializer
+from flaxformer_mt.model.initializers import make_initializers
+from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.shapes import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),  # the erf of Hendrycks and Gimpel 2016
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
 }
 
 
@@ -28,18 +30,27 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        dense = functools.partial(
-            nn.Dense,
-            use_bias=config.ffn_bias,
-            dtype=jnp.dtype(config.dtype),
-            kernel_init=make_initializer(config.initializer),
-        )
-        self.input = dense(config.ffn_dim)
+        self.input = self._map(config.ffn_dim, fan_in=config.model_dim)
         if config.activation == "swiglu":
-            self.gate = dense(config.ffn_dim)
-        self.output = dense(config.model_dim)
+            self.gate = self._map(config.ffn_dim, fan_in=config.model_dim)
+        self.output = self._map(config.model_dim, fan_in=config.ffn_dim)
         rate = config.ffn_dropout_rate
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
+
+    def _map(self, features: int, *, fan_in: int) -> nn.Module:
+        """A dense layer, kernel [input, output], or the same as a convolution, kernel [1, input, output]."""
+        config = self.config
+        initializers = make_initializers(config)
+        kind = nn.Dense
+        if config.ffn_layer == "convolution":
+            kind = functools.partial(nn.Conv, kernel_size=(1,))
+        return kind(
+            features,
+            use_bias=config.ffn_bias,
+            dtype=jnp.dtype(config.dtype),
+            kernel_init=initializers.feedforward,
+            bias_init=initializers.bias(fan_in),
+        )
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """x [..., D] -> [..., D], through width F."""

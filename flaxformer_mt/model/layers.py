@@ -1,4 +1,4 @@
-"""Leaf layers: initialisers, normalisation, dropout and the residual connection around a sublayer.
+"""Leaf layers: normalisation, dropout and the residual connection around a sublayer.
 
 Leaf layers take sizes, not configs, except where a choice by name is made here once for all blocks.
 """
@@ -12,26 +12,24 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.shapes import Array
 
-_INITIALIZERS: dict[str, Callable[[], nn.initializers.Initializer]] = {
-    "xavier_uniform": nn.initializers.xavier_uniform,
-    "xavier_normal": nn.initializers.xavier_normal,
-    "lecun_normal": nn.initializers.lecun_normal,
-    "normal": lambda: nn.initializers.normal(0.02),
-}
-
-
-def make_initializer(name: str) -> nn.initializers.Initializer:
-    """The initialiser of matrices that `model.initializer` names."""
-    return _INITIALIZERS[name]()
-
 
 def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
     """Layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
 
-    Statistics and parameters are float32; the result has the computation's type.
+    Statistics and parameters are float32; the result has the computation's type. The variance is that of the
+    centred numbers: a difference of means loses its digits where a mean is large.
     """
-    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-    return kind(epsilon=config.norm_epsilon, dtype=jnp.dtype(config.dtype), name=name)
+    dtype, affine = jnp.dtype(config.dtype), config.norm_affine
+    if config.norm == "rms":
+        return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, name=name)
+    return nn.LayerNorm(
+        epsilon=config.norm_epsilon,
+        dtype=dtype,
+        use_scale=affine,
+        use_bias=affine,
+        use_fast_variance=False,
+        name=name,
+    )
 
 
 class Dropout(nn.Module):

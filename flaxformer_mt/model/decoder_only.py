@@ -1,0 +1,134 @@
+"""One causal stack that reads a source and a target in a row, or a target alone: tokens in, logits out.
+
+Row 7 of the data path, with the interface of EncoderDecoder. The target's start symbol parts the two. Knows
+nothing of special ids (padding arrives as masks), of losses, or of devices.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.blocks import CausalBlock
+from flaxformer_mt.model.initializers import make_initializers
+from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
+from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
+from flaxformer_mt.shapes import Array, Batch, Cache
+
+
+class DecoderOnly(nn.Module):
+    """Embedding, causal stack and output, tied unless `model.tying` is none.
+
+    A source [5 6 2 0] and target_in [1 7 8 0], with 0 for padding, are the row 5 6 2 0 1 7 8 0, whose
+    tokens stand at positions 0 1 2 - 3 4 5 -: padding between the two takes no position. With an empty
+    source, [B, 0], it is a language model. Parameter paths: token_embedding/embedding, decoder/layers_N/...,
+    output_kernel, output_bias.
+    """
+
+    config: ModelConfig
+    size: int
+
+    def setup(self) -> None:
+        config = self.config
+        self.token_embedding = make_embedding(config, self.size)
+        self.decoder = Stack(config, config.num_decoder_layers, CausalBlock, deterministic_argument=4)
+        initializers = make_initializers(config)
+        if config.tying == "none":
+            self.output_kernel = self.param(
+                "output_kernel", initializers.output, (config.model_dim, self.size)
+            )
+        if config.output_bias:
+            init = initializers.bias(config.model_dim)
+            self.output_bias = self.param("output_bias", init, (self.size,))
+
+    def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
+        """Logits [B, T, V] of every next target token, in float32."""
+        return self.logits(self.hidden(batch, deterministic=deterministic))
+
+    def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
+        """What the output layer turns into logits, [B, T, D]: of the target, not of the source before it."""
+        tokens = jnp.concatenate([batch.source, batch.target_in], axis=1)
+        mask, positions = self._lay_out(batch)
+        embedded = self.token_embedding(tokens)
+        packed = batch.target_segments is not None
+        x = self.decoder.start(
+            embedded, positions, length=tokens.shape[1], packed=packed, deterministic=deterministic
+        )
+        for block in self.decoder.layers:
+            x = block(x, mask, self.decoder.rotary(positions), deterministic)
+        return self._finish(x[:, batch.source.shape[1] :])
+
+    def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
+        """Reads sources [B, S] and makes the cache before the first token, with room for `max_length`."""
+        batch, length = source.shape
+        per_beam = [block.empty_cache(batch, beams, max_length) for block in self.decoder.layers]
+        positions = jnp.arange(length)[None]
+        mask = make_causal_mask(length)
+        if self.config.padding_mask != "none":
+            mask = mask & make_padding_mask(source_mask)
+        else:
+            source_mask = jnp.ones_like(source_mask)
+        x = self.decoder.start(self.token_embedding(source), positions, length=length, deterministic=True)
+        prefixes = []
+        for block in self.decoder.layers:
+            x, prefix = block.read(x, mask, self.decoder.rotary(positions))
+            prefixes.append(prefix)
+        shared = {"prefix": prefixes, "source_mask": source_mask}
+        return Cache(per_beam, shared, jnp.zeros((), jnp.int32))
+
+    def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
+        source_mask = cache.shared["source_mask"]
+        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.index
+        length = source_mask.shape[1] + cache.per_beam[0]["keys"].shape[3]
+        embedded = self.token_embedding(tokens)
+        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+        per_beam = []
+        for block, own, prefix in zip(
+            self.decoder.layers, cache.per_beam, cache.shared["prefix"], strict=True
+        ):
+            x, grown = block.step(
+                x,
+                own,
+                prefix,
+                index=cache.index,
+                prefix_mask=make_padding_mask(source_mask),
+                positions=self.decoder.rotary(positions),
+            )
+            per_beam.append(grown)
+        return self.logits(self._finish(x)), Cache(per_beam, cache.shared, cache.index + 1)
+
+    def logits(self, x: Array) -> Array:
+        """Scores [..., V] of the vocabulary for x [..., D], in float32."""
+        return make_logits(x, *self.output_layer())
+
+    def output_layer(self) -> tuple[Array, Array | None]:
+        """The matrix [V, D] and bias [V] that turn hidden states into logits."""
+        bias = self.output_bias if self.config.output_bias else None
+        return (self.output_kernel.T if self.config.tying == "none" else self.token_embedding.embedding), bias
+
+    def _finish(self, x: Array) -> Array:
+        x = self.decoder.finish(x)
+        return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
+
+    def _lay_out(self, batch: Batch) -> tuple[Array, Array]:
+        """Mask [B, 1, N, N] and positions [B, N] of rows of source and target, N = S + T."""
+        source_length, target_length = batch.source.shape[1], batch.target_in.shape[1]
+        causal = make_causal_mask(source_length + target_length)
+        if batch.target_segments is not None:
+            assert batch.source_segments is not None and batch.source_positions is not None
+            assert batch.target_positions is not None
+            segments = jnp.concatenate([batch.source_segments, batch.target_segments], axis=1)
+            same = batch.target_segments[:, :, None] == batch.source_segments[:, None, :]
+            after_source = same.sum(axis=-1, dtype=jnp.int32) + batch.target_positions
+            positions = jnp.concatenate([batch.source_positions, after_source], axis=1)
+            return causal & make_segment_mask(segments, segments), positions
+        if self.config.padding_mask == "none":  # padding is text like any other
+            return causal, jnp.arange(source_length + target_length)[None]
+        target_mask = batch.target_mask
+        if self.config.padding_mask == "source":
+            target_mask = jnp.ones_like(target_mask)
+        is_token = jnp.concatenate([batch.source_mask, target_mask], axis=1)
+        read = jnp.asarray(batch.source_mask).sum(axis=1, dtype=jnp.int32)[:, None]
+        rows = jnp.broadcast_to(jnp.arange(source_length)[None], batch.source.shape)
+        positions = jnp.concatenate([rows, read + jnp.arange(target_length)[None]], axis=1)
+        return causal & make_padding_mask(is_token), positions
