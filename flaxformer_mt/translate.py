@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.checkpoint import Checkpoints
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config_files import read_config
 from flaxformer_mt.corpus.prepared import cache_dir
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.search import SearchResult, beam_search, greedy_search
 from flaxformer_mt.search.batches import SearchBatch, plan_batches, round_down
 from flaxformer_mt.shapes import Array, Cache
-from flaxformer_mt.vocab import Vocabs, load_vocabs
-
-Warn = Callable[[str], None]
+from flaxformer_mt.trained import Warn, load_trained
+from flaxformer_mt.vocab import Vocabs
 
 # Everything that some program takes for the end of a line. A translation is one line for all of them.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
@@ -124,17 +122,17 @@ class Translator:
           UserError: no run directory, no such checkpoint, or parameters that do not fit the config.
         """
         config = read_config(run_dir / "config.json")
+        if not config.data.source_language:
+            raise UserError(
+                f"{run_dir} is a language model (its data.source_language is empty) and has nothing to "
+                f"translate; evaluate measures its perplexity: evaluate --run={run_dir} --reference=FILE"
+            )
         enable_compilation_cache(cache_dir(config.data) / "compiled")
         if search is not None:
-            config = dataclasses.replace(config, search=search)
-        check_search(config.search)
-        vocabs = load_vocabs(run_dir / "vocab")
-        checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
-        which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-        params, _ = checkpoints.restore_params(which)
-        translator = cls(config, params, vocabs, checkpoint=which, warn=warn)
-        _check_fit(translator._model, params, run_dir)
-        return translator
+            check_search(search)
+        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
+        config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
+        return cls(config, trained.params, trained.vocabs, checkpoint=trained.checkpoint, warn=warn)
 
     def translate(self, lines: Sequence[str], *, n_best: int = 1, params: Any = None) -> list[Translation]:
         """Translates lines: one translation each, in the same order.
@@ -263,9 +261,13 @@ class Translator:
 
     def _limit_of(self, source_length: int) -> int:
         """The longest translation of a source, both counted with eos."""
-        search, model = self.config.search, self.config.model
+        search, longest = self.config.search, self.config.model.longest_input
         limit = max(1, int(search.max_length_ratio * source_length + search.max_length_offset))
-        return min(limit, model.max_positions) if model.positions == "learned" else limit
+        if longest is None:
+            return limit
+        if self.config.model.architecture == "decoder_only":  # source and target share the positions
+            longest = max(1, longest - self.config.data.max_source_length)
+        return min(limit, longest)
 
     def _rows_of(self, source_length: int) -> int:
         """How many sentences batch_tokens hold, with their sources and their beams, down to the ladder."""
@@ -278,8 +280,7 @@ class Translator:
         """The traced part: encodes sources [B, S] and searches; `limits` [B]."""
         search, vocab, width = self.config.search, self.vocabs.target, _width(self.config.search)
         variables = {"params": params}
-        memory = self._model.apply(variables, source, source_mask, method="encode")
-        cache = self._model.apply(variables, memory, source_mask, width, max_length, method="start_cache")
+        cache = self._model.apply(variables, source, source_mask, width, max_length, method="start_decoding")
 
         def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
             return self._model.apply(variables, tokens, cache, method="decode_step")
@@ -331,36 +332,3 @@ def _name_lines(numbers: list[int]) -> str:
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES
     return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")
-
-
-def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
-    """`wanted` if it is there or nothing is; else best or last, with a warning."""
-    if wanted == "average":
-        present = (checkpoints.directory / "average").is_dir()
-    else:
-        present = (checkpoints.best() if wanted == "best" else checkpoints.latest()) is not None
-    if present or checkpoints.latest() is None:
-        return wanted
-    instead = "last" if wanted == "best" or checkpoints.best() is None else "best"
-    warn(f"{checkpoints.directory.parent} has no {wanted} checkpoint yet; using {instead}")
-    return instead
-
-
-def _check_fit(model: Any, params: Any, run_dir: Path) -> None:
-    """Raises UserError if parameters are not those of the model, naming every one that is not."""
-    expected = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-
-    def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-        return {jax.tree_util.keystr(p): tuple(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-    ours, theirs = shapes(expected), shapes(params)
-    problems = [
-        f"{path}: {ours.get(path, 'absent')} by the config, {theirs.get(path, 'absent')} in the checkpoint"
-        for path in sorted(ours.keys() | theirs.keys())
-        if ours.get(path) != theirs.get(path)
-    ]
-    if problems:
-        raise UserError(
-            f"the checkpoint of {run_dir} does not fit its config.json and vocab; restore these files:\n"
-            + "\n".join(problems)
-        )
