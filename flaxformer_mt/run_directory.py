@@ -26,6 +26,10 @@ _FREE_FIELDS = (
     "train.keep_checkpoints",
 )
 
+# Of a run that `import` made, before any training: all but the model and its vocabulary are still open.
+IMPORTED_STEP = 0
+_FIXED_BY_IMPORT = ("model.", "vocab.")
+
 # Schedules that do not look at train.steps, so that a run may be made longer.
 _OPEN_ENDED = ("noam", "inverse_sqrt", "constant")
 
@@ -42,6 +46,8 @@ def check_run(run_dir: Path, config: Config) -> None:
         return
     old = read_config(path)
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
+    if _is_untrained_import(run_dir):
+        differences = [line for line in differences if line.startswith(_FIXED_BY_IMPORT)]
     if differences:
         raise UserError(
             f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
@@ -66,6 +72,13 @@ def open_run(run_dir: Path, config: Config) -> None:
         os.replace(path.with_suffix(".tmp"), path)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+
+
+def _is_untrained_import(run_dir: Path) -> bool:
+    """Whether the run's one checkpoint is the imported model: training writes those of later steps."""
+    checkpoints = run_dir / "checkpoints"
+    steps = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    return [name for name in steps if name.isdigit()] == [str(IMPORTED_STEP)]
 
 
 def _may_differ(line: str, old: Config, new: Config) -> bool:

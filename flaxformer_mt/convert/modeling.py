@@ -1,0 +1,399 @@
+"""A Transformer for translation in PyTorch, in one file that needs nothing but PyTorch.
+
+Owns the network that `export --format=torch` wrote into this file's folder, the reading of that folder, and
+greedy translation. Knows nothing of what trained it.
+
+    model = Transformer.load("folder")
+    logits = model(source, target_in)                # ids [B, S] and [B, T] -> [B, T, V]
+    ids = model.greedy(source, max_length=50)        # [B, at most 50], each row ending in eos, then padding
+
+    python modeling.py < text > translations         # with the package sentencepiece
+    python modeling.py --ids < ids > ids             # without: lines of ids, each ending in eos
+
+Names in model.safetensors, all float32; matrices are [out, in], as in torch.nn.Linear:
+
+    target_embedding.weight                    [V, D], with .bias [D] or without
+    source_embedding.weight                    likewise, unless both languages share one; not in decoder_only
+    output.weight, output.bias                 [V, D] unless it is the embedding's; [V] if there is one
+    STACK.positions.weight                     [P, D] of learned positions, with .bias [D] or without
+    STACK.embedding_norm, STACK.final_norm     .weight and .bias [D], where there are such norms
+    STACK.layers.N.self_attention              .{query,key,value,output}.{weight,bias}; heads lie side by side
+    decoder.layers.N.cross_attention           likewise; not in decoder_only
+    STACK.layers.N.feedforward                 .{input,gate,output}.{weight,bias}; gate: of swiglu alone
+    STACK.layers.N.SUBLAYER_norm               .{weight,bias}: self_attention_norm, feedforward_norm, ...
+
+STACK is encoder or decoder. `Transformer.ties` has the names left out because another has the same numbers.
+"""
+
+import importlib
+import json
+import math
+import mmap
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Everything that some program takes for the end of a line. A translation is one line for all of them.
+_LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder, or one causal stack that reads source and target in a row (decoder_only).
+
+    model: the section "model" of config.json. sizes: of the vocabularies, "source" and "target".
+    special_ids: "pad", "bos" and "eos" of the target vocabulary; padding is the same in both.
+    """
+
+    config: dict[str, Any]  # of a loaded one: how it was trained
+
+    def __init__(self, model: dict[str, Any], sizes: dict[str, int], special_ids: dict[str, int]) -> None:
+        super().__init__()
+        self.facts = m = _fill_in(model)
+        self.special = SimpleNamespace(**special_ids)
+        self.target_embedding = _Table(sizes["target"], m.model_dim, m.embedding_bias)
+        self.ties: dict[str, str] = {}
+        if not m.decoder_only:
+            shared = m.tying in ("all", "embeddings")
+            own = self.target_embedding if shared else _Table(sizes["source"], m.model_dim, m.embedding_bias)
+            self.source_embedding = own
+            self.encoder = _Stack(m, m.num_encoder_layers, crosses=False)
+            if shared:
+                self.ties = {f"source_embedding.{n}": f"target_embedding.{n}" for n in own.state_dict()}
+        self.decoder = _Stack(m, m.num_decoder_layers, crosses=not m.decoder_only)
+        self.output = nn.Linear(m.model_dim, sizes["target"], bias=m.output_bias)
+        if m.tying in ("all", "target_output") or m.decoder_only and m.tying != "none":
+            self.output.weight = self.target_embedding.weight
+            self.ties["output.weight"] = "target_embedding.weight"
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Transformer":
+        """The model of a folder, ready to use; any missing, unexpected or mis-shaped tensor raises."""
+        facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        config = facts["flaxformer_mt"]["config"]
+        module = cls(config["model"], facts["sizes"], facts["special_ids"])
+        tensors = read_safetensors(Path(folder) / "model.safetensors")
+        tensors |= {name: tensors[twin] for name, twin in module.ties.items() if twin in tensors}
+        module.load_state_dict(tensors, strict=True)
+        module.config = config
+        return module.eval()
+
+    def forward(
+        self, source: Tensor, target_in: Tensor, source_mask: Any = None, target_mask: Any = None
+    ) -> Tensor:
+        """Logits [B, T, V] of every next token, for ids [B, S] and [B, T]; targets start with bos.
+
+        Masks are True at tokens; None: where the ids are not padding.
+        """
+        source_mask = source != self.special.pad if source_mask is None else source_mask
+        target_mask = target_in != self.special.pad if target_mask is None else target_mask
+        if self.facts.padding_mask != "both":
+            target_mask = torch.ones_like(target_mask)
+        if not self.facts.decoder_only:
+            memory = self.encode(source, source_mask)
+            return self._logits(self._decode(target_in, _count(target_in), target_mask, memory, None))
+        positions = _count(torch.cat([source, target_in], dim=1))
+        if self.facts.padding_mask == "none":
+            source_mask = torch.ones_like(source_mask)
+        else:  # padding between source and target takes no position
+            after = source_mask.sum(1, keepdim=True) + _count(target_in)
+            positions = torch.cat([_count(source).expand(source.shape), after], dim=1)
+        row, is_token = torch.cat([source, target_in], dim=1), torch.cat([source_mask, target_mask], dim=1)
+        return self._logits(self._decode(row, positions, is_token, None, None)[:, source.shape[1] :])
+
+    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The encoder's memory [B, S, D] of sources [B, S], and which of it may be attended to."""
+        self._check_length(source.shape[1])
+        mask = None if self.facts.padding_mask == "none" else source_mask[:, None, None, :]
+        return self.encoder(self.source_embedding(source), _count(source), mask, None, None), mask
+
+    @torch.no_grad()
+    def greedy(self, source: Tensor, source_mask: Any = None, max_length: int | Tensor = 100) -> Tensor:
+        """The most probable token again and again: ids [B, T] that end in eos, then padding; without bos.
+
+        max_length bounds them, eos included: one number, or one for each source, [B]. Keys and values of
+        earlier tokens are kept, so that each token is computed once.
+        """
+        pad, bos = self.special.pad, self.special.bos
+        limits = torch.as_tensor(max_length, device=source.device).expand(len(source))
+        longest = int(limits.max()) if len(source) else 0
+        seen = source != pad if source_mask is None else source_mask
+        caches: list[dict] = [{} for _ in self.decoder.layers]
+        memory, offset = None, torch.zeros(1, 1, dtype=torch.long, device=source.device)
+        if self.facts.decoder_only:
+            seen = torch.ones_like(seen) if self.facts.padding_mask == "none" else seen
+            self._decode(source, _count(source), seen, None, caches)
+            offset = seen.sum(1, keepdim=True)
+        else:
+            memory, seen = self.encode(source, seen), seen[:, :0]
+        self._check_length(seen.shape[1] + longest)
+        last = torch.full((len(source), 1), bos, device=source.device)
+        found, done = [last[:, :0]], limits <= 0
+        for index in range(longest):
+            seen = functional.pad(seen, (0, 1), value=True)
+            scores = self._logits(self._decode(last, offset + index, seen, memory, caches))[:, -1]
+            scores[:, [pad, bos]] = -math.inf
+            last = scores.argmax(-1).masked_fill(done, pad)[:, None]
+            found.append(last)
+            done = done | (last[:, 0] == self.special.eos) | (index + 1 >= limits)
+            if bool(done.all()):
+                break
+        return torch.cat(found, dim=1)
+
+    def _decode(self, ids: Tensor, positions: Tensor, is_token: Tensor, memory: Any, caches: Any) -> Tensor:
+        """[B, Q, D] of ids [B, Q], the last of the tokens [B, M], which are those in the caches and these."""
+        queries, keys = ids.shape[1], is_token.shape[1]
+        self._check_length(keys)
+        earlier = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)
+        mask = earlier & is_token[:, None, None, :]
+        return self.decoder(self.target_embedding(ids), positions, mask, memory, caches)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.output(x * self.facts.model_dim**-0.5 if self.facts.logit_scale else x)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.facts.longest:
+            raise ValueError(f"{length} tokens are more than the {self.facts.longest} this model can count")
+
+
+def _fill_in(model: dict[str, Any]) -> SimpleNamespace:
+    """The section "model" of config.json with numbers for what is None there."""
+    rates = {n: model["dropout_rate"] for n in model if n.endswith("dropout_rate") and model[n] is None}
+    m = SimpleNamespace(**model | rates)
+    m.decoder_only = m.architecture == "decoder_only"
+    m.key_dim = m.key_dim or m.model_dim // m.num_heads
+    m.value_dim = m.value_dim or m.model_dim // m.num_heads
+    m.final_norm = m.norm_position == "pre" if m.final_norm is None else m.final_norm
+    rows = m.max_positions or (5000 if m.positions == "sinusoidal" else 512)
+    m.longest = rows if m.positions in ("sinusoidal", "learned") else math.inf
+    m.rows = rows + m.first_position
+    return m
+
+
+class _Table(nn.Embedding):
+    """Rows [N, D], with a bias [D] or not."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, rows: int, width: int, bias: bool) -> None:
+        super().__init__(rows, width)
+        nn.init.normal_(self.weight, std=width**-0.5)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = super().forward(ids)
+        return rows if self.bias is None else rows + self.bias
+
+    def one_vector(self) -> Tensor:
+        """The sum [D] of all rows, each times its number."""
+        total = torch.arange(len(self.weight)).to(self.weight) @ self.weight
+        return total if self.bias is None else total + self.bias
+
+
+class _Stack(nn.Module):
+    """Positions added to embeddings, layers, and the norms before the first and after the last."""
+
+    sinusoids: Tensor
+
+    def __init__(self, m: SimpleNamespace, num_layers: int, *, crosses: bool) -> None:
+        super().__init__()
+        self.facts = m
+        if m.positions in ("learned", "one_vector"):
+            self.positions = _Table(m.rows, m.model_dim, m.embedding_bias)
+        elif m.positions == "sinusoidal":
+            self.register_buffer("sinusoids", _sinusoids(m.rows, m.model_dim), persistent=False)
+        self.dropout = nn.Dropout(m.embedding_dropout_rate)
+        self.embedding_norm = _norm(m) if m.embedding_norm else nn.Identity()
+        self.layers = nn.ModuleList(_Layer(m, crosses) for _ in range(num_layers))
+        self.final_norm = _norm(m) if m.final_norm else nn.Identity()
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Any, memory: Any, caches: Any) -> Tensor:
+        """x [B, T, D] at positions [B, T] or [1, T]."""
+        m, turn = self.facts, None
+        x = x * m.model_dim**0.5 if m.embedding_scale else x
+        positions = positions + m.first_position
+        if m.positions == "sinusoidal":
+            x = x + self.sinusoids[positions]
+        elif m.positions == "learned":
+            x = x + self.positions(positions)
+        elif m.positions == "one_vector":
+            x = x + self.positions.one_vector()
+        else:
+            turn = _angles(positions, m.key_dim)
+        x = self.embedding_norm(self.dropout(x))
+        for layer, cache in zip(self.layers, caches or [{} for _ in self.layers], strict=True):
+            x = layer(x, mask, turn, memory, cache)
+        return self.final_norm(x)
+
+
+class _Layer(nn.Module):
+    """Self-attention, attention to a memory or not, feed-forward; each is added to what it reads."""
+
+    def __init__(self, m: SimpleNamespace, crosses: bool) -> None:
+        super().__init__()
+        self.norms_first = m.norm_position == "pre"
+        self.self_attention, self.self_attention_norm = _Attention(m), _norm(m)
+        if crosses:
+            self.cross_attention, self.cross_attention_norm = _Attention(m), _norm(m)
+        self.feedforward, self.feedforward_norm = _FeedForward(m), _norm(m)
+        self.dropout = nn.Dropout(m.dropout_rate)
+
+    def forward(self, x: Tensor, mask: Any, turn: Any, memory: Any, cache: dict) -> Tensor:
+        def attend_self(y: Tensor) -> Tensor:
+            new = self.self_attention.project(y, turn)
+            old = cache.get("own")
+            cache["own"] = new if old is None else tuple(map(lambda *p: torch.cat(p, dim=2), old, new))
+            return self.self_attention(y, *cache["own"], mask, turn)
+
+        def attend_memory(y: Tensor) -> Tensor:
+            if "memory" not in cache:
+                cache["memory"] = self.cross_attention.project(memory[0])
+            return self.cross_attention(y, *cache["memory"], memory[1])
+
+        x = self._add(x, attend_self, self.self_attention_norm)
+        if memory is not None:
+            x = self._add(x, attend_memory, self.cross_attention_norm)
+        return self._add(x, self.feedforward, self.feedforward_norm)
+
+    def _add(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        if self.norms_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+
+class _Attention(nn.Module):
+    def __init__(self, m: SimpleNamespace) -> None:
+        super().__init__()
+        self.heads, bias = m.num_heads, m.attention_bias
+        self.query = nn.Linear(m.model_dim, m.num_heads * m.key_dim, bias=bias)
+        self.key = nn.Linear(m.model_dim, m.num_heads * m.key_dim, bias=bias)
+        self.value = nn.Linear(m.model_dim, m.num_heads * m.value_dim, bias=bias)
+        self.output = nn.Linear(m.num_heads * m.value_dim, m.model_dim, bias=bias)
+        self.dropout = nn.Dropout(m.attention_dropout_rate)
+
+    def project(self, memory: Tensor, turn: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, M, K] and values [B, H, M, E] of a memory [B, M, D]."""
+        return _rotate(self._heads(self.key(memory)), turn), self._heads(self.value(memory))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Any, turn: Any = None) -> Tensor:
+        query = _rotate(self._heads(self.query(x)), turn)
+        scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+        if mask is not None:  # a query that may attend to nothing gets equal weights, not NaN
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        mixed = self.dropout(scores.softmax(-1)) @ values
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, m: SimpleNamespace) -> None:
+        super().__init__()
+        self.activation = m.activation
+        self.input = nn.Linear(m.model_dim, m.ffn_dim, bias=m.ffn_bias)
+        if m.activation == "swiglu":
+            self.gate = nn.Linear(m.model_dim, m.ffn_dim, bias=m.ffn_bias)
+        self.output = nn.Linear(m.ffn_dim, m.model_dim, bias=m.ffn_bias)
+        self.dropout = nn.Dropout(m.ffn_dropout_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self.activation == "swiglu"
+        y = self.input(x)
+        y = y * functional.silu(self.gate(x)) if gated else _ACTIVATIONS[self.activation](y)
+        return self.output(self.dropout(y))
+
+
+def _norm(m: SimpleNamespace) -> nn.Module:
+    kind = nn.RMSNorm if m.norm == "rms" else nn.LayerNorm
+    return kind(m.model_dim, eps=m.norm_epsilon, elementwise_affine=m.norm_affine)
+
+
+def _count(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1], device=ids.device)[None]
+
+
+def _sinusoids(rows: int, width: int) -> Tensor:
+    """Sines and cosines in turn, of angles in float64."""
+    rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(rows, dtype=torch.float64)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()
+
+
+def _angles(positions: Tensor, size: int) -> Tensor:
+    """[B, 1, T, K / 2] of rotary positions [B, T]."""
+    rates = 10000.0 ** (-torch.arange(size // 2, dtype=torch.float64) / (size // 2))
+    return positions[:, None, :, None].float() * rates.to(positions.device, torch.float32)
+
+
+def _rotate(vectors: Tensor, turn: Tensor | None) -> Tensor:
+    """Turns numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
+    if turn is None:
+        return vectors
+    first, second = vectors.chunk(2, dim=-1)
+    sin, cos = turn.sin(), turn.cos()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name: eight bytes of length, a header in JSON, then the numbers."""
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            shape, where = entry["shape"], start + entry["data_offsets"][0]
+            flat = torch.frombuffer(data, dtype=_TYPES[entry["dtype"]], count=math.prod(shape), offset=where)
+            tensors[name] = flat.reshape(shape)
+    return tensors
+
+
+def _load_pieces(folder: Path) -> list[Any]:
+    """The SentencePiece processors of source and target."""
+    try:
+        package = importlib.import_module("sentencepiece")
+    except ImportError:
+        sys.exit("error: text needs the package sentencepiece; install it, or give --ids and lines of ids")
+    names = ("joint", "joint") if (folder / "joint.model").is_file() else ("source", "target")
+    return [package.SentencePieceProcessor(model_file=str(folder / f"{name}.model")) for name in names]
+
+
+def main(arguments: list[str]) -> None:
+    """Translates standard input line by line, text or, with --ids, ids; batches are faster: `greedy`."""
+    if arguments not in ([], ["--ids"]):
+        sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
+    folder, as_ids = Path(__file__).resolve().parent, bool(arguments)
+    pieces = [] if as_ids else _load_pieces(folder / "vocab")
+    model = Transformer.load(folder)
+    data, search, longest = model.config["data"], model.config["search"], model.facts.longest
+    most = longest - data["max_source_length"] if model.facts.decoder_only else longest
+    if not data["source_language"]:
+        sys.exit("error: this is a language model and has nothing to translate")
+    for line in (line.decode("utf-8").removesuffix("\n") for line in sys.stdin.buffer):
+        ids = [int(number) for number in line.split()] if as_ids else pieces[0].encode(line, add_eos=True)
+        ids = [*ids[:-1][: data["max_source_length"] - 1], *ids[-1:]]
+        limit = max(1, min(most, int(search["max_length_ratio"] * len(ids) + search["max_length_offset"])))
+        found: list[int] = []
+        if len(ids) > 1 and line.strip():
+            found = model.greedy(torch.tensor([ids]), max_length=limit)[0].tolist()
+        text = " ".join(map(str, found)) if as_ids else pieces[1].decode(found)
+        text = text.removeprefix("\u2581").replace("\u2581", " ").translate(_LINE_ENDS)
+        sys.stdout.buffer.write(f"{text}\n".encode())
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
