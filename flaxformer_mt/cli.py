@@ -1,57 +1,45 @@
 """The command line: what each command takes, and one call into the room that does its work.
 
-Owns the words that users type, exit statuses and the form of messages; the only door to tyro. Results go to
-standard output as JSON (translations as text), everything else to standard error. The rooms are imported when
-their command runs, so that `--help` is instant.
+Owns the commands, exit statuses and where output goes: results to standard output as JSON (translations as
+text), everything else to standard error. The rooms are imported when their command runs, so that `--help` is
+instant.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import errno
-import io
-import itertools
 import json
 import os
-import re
 import sys
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import tyro
-
-from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config_checks import validate
-from flaxformer_mt.config_files import flatten, read_config
+from flaxformer_mt.config_files import load_config, read_config
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.flags import parse_flags, takes_config
 from flaxformer_mt.lines import open_input, open_output, read_lines
 from flaxformer_mt.options import (
     AverageOptions,
     DoctorOptions,
     EvaluateOptions,
-    ExperimentOptions,
+    ExportOptions,
+    ImportOptions,
+    PlotOptions,
     PrepareOptions,
     SearchOptions,
     ShowOptions,
     TrainOptions,
     TranslateOptions,
-    describe_type,
-    read_value,
 )
-from flaxformer_mt.recipes import DEFAULT_CONFIG, choose_config, list_recipes
+from flaxformer_mt.recipes import find_config
 
 PROGRAM = "flaxformer-mt"
 
 # Lines that `translate` reads before it writes the first: they share batches.
 WINDOW = 2048
-
-_CONFIG_HELP = f"""
-
---config=FILE chooses the defaults of the --config.* flags: a Python file with get_config() -> Config, or the
-name of a recipe ({{recipes}}). Without it: the config of --run=DIR if there is one, else {DEFAULT_CONFIG}."""
 
 
 def _train(options: TrainOptions) -> object:
@@ -75,16 +63,19 @@ def _prepare(options: PrepareOptions) -> object:
 def _evaluate(options: EvaluateOptions) -> object:
     from flaxformer_mt.evaluate import evaluate_run
 
-    search = _search_config(options)
-    if (options.source is None) != (options.reference is None):
+    language_model = not read_config(options.run / "config.json").data.source_language
+    if language_model:
+        _check_text_options(options)
+    search = None if language_model else _search_config(options)
+    if not language_model and (options.source is None) != (options.reference is None):
         missing = "--reference" if options.reference is None else "--source"
         raise UserError(
             f"{missing} is missing: a file is scored with --source=FILE and --reference=FILE together"
         )
-    if options.source is not None and options.split is not None:
-        raise UserError(
-            f"--split={options.split} and --source={options.source} exclude each other; leave one out"
-        )
+    file = options.reference if options.source is None else options.source
+    if file is not None and options.split is not None:
+        flag = "--reference" if options.source is None else "--source"
+        raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
     return evaluate_run(
         options.run,
         split=options.split or "test",
@@ -94,6 +85,16 @@ def _evaluate(options: EvaluateOptions) -> object:
         lowercase=options.lowercase,
         search=search,
     )
+
+
+def _check_text_options(options: EvaluateOptions) -> None:
+    """Refuses what has no effect on the evaluation of a language model."""
+    names = ("method", "beam_size", "length_penalty", "batch_tokens", "lowercase")
+    if given := [f"--{name}" for name in names if getattr(options, name) is not None]:
+        raise UserError(
+            f"{options.run} is a language model (its data.source_language is empty), whose text is scored as "
+            f"it stands; leave out {' and '.join(given)}"
+        )
 
 
 def _translate(options: TranslateOptions) -> None:
@@ -133,6 +134,43 @@ def _average(options: AverageOptions) -> object:
     return {"checkpoint": str(Checkpoints(options.run).average(options.last)), "averaged": options.last}
 
 
+def _plot(options: PlotOptions) -> object:
+    from flaxformer_mt.plot import plot
+
+    return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
+
+
+def _export(options: ExportOptions) -> object:
+    from flaxformer_mt.convert.exporting import export_run
+
+    return export_run(
+        options.run,
+        format_name=options.format,
+        output=options.output,
+        checkpoint=options.checkpoint,
+        quantization=options.quantization,
+        tolerance=options.tolerance,
+        warn=_warn,
+    )
+
+
+def _import(options: ImportOptions) -> object:
+    from flaxformer_mt.convert.importing import import_run
+
+    return import_run(
+        options.input,
+        format_name=options.format,
+        run_dir=options.run,
+        config=None if options.config is None else load_config(find_config(options.config)),
+        vocab=options.vocab,
+        tolerance=options.tolerance,
+    )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def _doctor(options: DoctorOptions) -> object:
     from flaxformer_mt.doctor import doctor
 
@@ -143,10 +181,6 @@ def _doctor(options: DoctorOptions) -> object:
 class _Command:
     options: type
     run: Callable[[Any], object]
-
-    @property
-    def takes_config(self) -> bool:
-        return issubclass(self.options, ExperimentOptions)
 
     @property
     def summary(self) -> str:
@@ -160,6 +194,9 @@ COMMANDS = {
     "evaluate": _Command(EvaluateOptions, _evaluate),
     "translate": _Command(TranslateOptions, _translate),
     "average": _Command(AverageOptions, _average),
+    "export": _Command(ExportOptions, _export),
+    "import": _Command(ImportOptions, _import),
+    "plot": _Command(PlotOptions, _plot),
     "doctor": _Command(DoctorOptions, _doctor),
 }
 
@@ -217,10 +254,11 @@ def _run(arguments: list[str]) -> object:
         what = f"unknown command {name!r}" if name else "no command given"
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{what}{hint} (commands: {', '.join(COMMANDS)})")
-    options = _parse(name, flags)
-    if COMMANDS[name].takes_config:
+    command = COMMANDS[name]
+    options = parse_flags(command.options, flags, prog=f"{PROGRAM} {name}")
+    if takes_config(command.options):
         validate(options.config)
-    return COMMANDS[name].run(options)
+    return command.run(options)
 
 
 def _overview() -> str:
@@ -228,93 +266,6 @@ def _overview() -> str:
     return "\n".join(
         [f"usage: {PROGRAM} COMMAND [FLAGS]", "", *rows, "", f"{PROGRAM} COMMAND --help explains every flag."]
     )
-
-
-def _parse(name: str, flags: list[str]) -> Any:
-    """Types the flags of a command against its options, and those of a config against its config file."""
-    command = COMMANDS[name]
-    default: Any = tyro.MISSING_NONPROP
-    description = command.options.__doc__ or ""
-    if command.takes_config:
-        flags, config_name = _take_flag(flags, "--config")
-        _, run = _take_flag(flags, "--run")
-        config, run_dir = choose_config(config_name, run)
-        default = command.options(run=run_dir, config=config)
-        description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
-    switches = {f"--{f.name}" for f in dataclasses.fields(command.options) if f.type in (bool, bool | None)}
-    flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
-    captured = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(captured):
-            options, unknown = tyro.cli(
-                command.options,
-                prog=f"{PROGRAM} {name}",
-                description=description,
-                args=flags,
-                default=default,
-                return_unknown_args=True,
-                use_underscores=True,
-                config=(tyro.conf.FlagConversionOff,),
-                registry=_registry(),
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):  # --help has been printed
-            raise
-        raise UserError(_plain(captured.getvalue())) from None
-    if unknown:
-        _refuse_unknown(unknown[0], _flag_names(command))
-    # Shells leave the ~ of --run=~/x to the program.
-    values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
-    return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
-
-
-def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Splits off a flag in either of its forms: ["--a", "1", "--b=2"] without --a is ["--b=2"], "1"."""
-    rest, value, waiting = [], None, False
-    for token in flags:
-        if waiting:
-            value, waiting = token, False
-        elif token == flag:
-            waiting = True
-        elif token.startswith(flag + "="):
-            value = token[len(flag) + 1 :]
-        else:
-            rest.append(token)
-    if waiting or value == "":
-        raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    return rest, value
-
-
-def _flag_names(command: _Command) -> list[str]:
-    names = [f.name for f in dataclasses.fields(command.options)]
-    return [f"--{name}" for name in names] + (
-        [f"--config.{name}" for name in flatten(Config())] if command.takes_config else []
-    )
-
-
-def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
-    if not token.startswith("--"):
-        raise UserError(f"unexpected argument {token!r}; values are given to flags, as --flag=value")
-    flag = token.partition("=")[0]
-    field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
-    same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    near = same_field or difflib.get_close_matches(flag, known, n=1)
-    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all flags"
-    raise UserError(f"unknown flag {flag}; {hint}")
-
-
-def _plain(box: str) -> str:
-    """The message of one of tyro's framed error texts, in one line, without its frame and its footer."""
-    title, *rows = [line.strip("│╭╮╰╯ ") for line in box.strip().split("\n")]
-    body = " ".join(itertools.takewhile(lambda row: not row.startswith("──"), rows)).strip()
-    bad_value = re.match(r"Error parsing (\S+): (.*)", body)
-    if bad_value:
-        return f"{bad_value[1]} {bad_value[2]}"
-    if title.startswith("─ Required options"):
-        missing = [flag for flag in re.findall(r"--[a-z_0-9]+", box) if flag != "--help"]
-        return f"{' and '.join(missing)} must be given; see --help"
-    no_value = re.match(r"Missing value for argument '(\S+)'", body)
-    return f"{no_value[1]} has no value; give {no_value[1]}=VALUE" if no_value else body or box
 
 
 def _search_config(options: SearchOptions) -> SearchConfig:
@@ -331,25 +282,3 @@ def _search_config(options: SearchOptions) -> SearchConfig:
             f"--beam_size={options.beam_size} and greedy search exclude each other; give --method=beam"
         )
     return search
-
-
-def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Tells tyro how text becomes a value, so that messages are for people instead of Python's own."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        kind: Any = info.type
-        if kind not in (bool, int, float, str, Path) and typing.get_origin(kind) is None:
-            return None  # a section, whose fields are flags
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*" if typing.get_origin(kind) is tuple else 1,
-            metavar=describe_type(kind),
-            instance_from_str=lambda words: read_value(",".join(words), kind),
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [
-                ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            ],
-        )
-
-    return registry

@@ -103,6 +103,56 @@ class AverageOptions:
 
 
 @dataclass(frozen=True)
+class ExportOptions:
+    """Writes a trained model as another system reads it, and checks that it computes the same."""
+
+    # Run directory of a trained model.
+    run: Path
+    # torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or ctranslate2.
+    format: str
+    # Folder for the files; it must not exist, or be empty.
+    output: Path
+    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    checkpoint: str | None = None
+    # ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16, int16, float16, bfloat16. none: float32.
+    quantization: str = "none"
+    # The largest difference of a logit or log-probability that counts as equal.
+    tolerance: float = 1e-4
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Makes a run directory of a model of another system: to translate, to score, to train further."""
+
+    # torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, or hf-pre-norm.
+    format: str
+    # The model's folder, or the state dict in it.
+    input: Path
+    # Run directory to make; it must not exist, or be empty.
+    run: Path
+    # A config file or recipe that describes the model, where its folder does not tell.
+    config: str | None = None
+    # A folder with joint.model, or source.model and target.model, where the model's own has no vocabulary.
+    vocab: Path | None = None
+    # The largest difference of a logit from the other system's that counts as equal.
+    tolerance: float = 1e-4
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """Draws positions and metrics of a run, and the attention over a sentence, as PNG files."""
+
+    # Run directory.
+    run: Path
+    # A sentence to translate; its attention is drawn. Empty: none.
+    source: str = ""
+    # Folder for the files. None: plots in the run directory.
+    output: Path | None = None
+    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
 class DoctorOptions:
     """Tells versions and devices, what is missing, and how to get it."""
 
