@@ -51,9 +51,9 @@ def get_config() -> Config:
             ema_decay=0.999,
         ),
         train=TrainConfig(
-            steps=8000,
-            evaluate_every=800,
-            checkpoint_every=400,
+            steps=10000,
+            evaluate_every=1000,
+            checkpoint_every=500,
             keep_checkpoints=3,
             loss_chunk_tokens=256,
             bleu_tokenize="none",
