@@ -4,6 +4,8 @@
 
 DIR holds train, valid and test, each as .en and .de, lower-cased and split into Moses tokens (test is
 test_2016_flickr). BLEU counts those tokens as they are.
+
+Measured on two cores of an AMD EPYC: 117 minutes, 41.5 BLEU (docs/results.md).
 """
 
 from flaxformer_mt.config import (
@@ -55,6 +57,7 @@ def get_config() -> Config:
             evaluate_every=1000,
             checkpoint_every=500,
             keep_checkpoints=3,
+            final_checkpoint="last",  # where the rate has come down to zero
             loss_chunk_tokens=256,
             bleu_tokenize="none",
         ),
