@@ -252,7 +252,7 @@ class Checkpoints:
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
         self._index.check_sound(folder, ())
         stored = manifest.read_facts(folder)["trees"]
-        name = next((name for name in _INFERENCE_TREES if name in stored), None)
+        name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
             raise UserError(f"checkpoint {folder.name} of {self.directory} has no params to translate with")
         self._index.check_sound(folder, [name])

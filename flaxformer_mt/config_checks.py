@@ -68,6 +68,7 @@ def _decoder_only(model: ModelConfig) -> bool:
 
 def _data_problems(config: Config) -> Iterator[str]:
     data, vocab = config.data, config.vocab
+    has_source = bool(data.source_language)
     datasets = data.dataset.split(",")
     if data.weights and len(data.weights) != len(datasets):
         yield (
@@ -76,7 +77,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     if any(weight <= 0 for weight in data.weights):
         yield f"data.weights {data.weights} must all be above 0; leave a set out of data.dataset instead"
-    longest = max(data.max_source_length, data.max_target_length)
+    longest = max(data.max_source_length if has_source else 0, data.max_target_length)
     if min(data.max_source_length, data.max_target_length) < 2:
         yield "data.max_source_length and data.max_target_length must be at least 2: a token and its end"
     if data.batch_tokens < longest * data.row_multiple:

@@ -1,7 +1,7 @@
 """Scores of translations: of lines, of a split of a run's data, or of a user's files.
 
-Owns what an evaluation reports, and the files under RUN/translations/. Knows nothing of training, nor of how
-translations come about.
+Owns what an evaluation reports, of a language model too, and the files under RUN/translations/. Knows nothing
+of training, nor of how translations come about.
 """
 
 import time
@@ -14,9 +14,10 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config_files import read_config
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.likelihood import score_text
 from flaxformer_mt.lines import STANDARD, open_input, read_lines
 from flaxformer_mt.metrics import Scores, score_translations
-from flaxformer_mt.translate import Translator
+from flaxformer_mt.translate import Translator, warn_on_stderr
 
 # Fields of `Translations`, and what their files are called.
 _KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothesis"}
@@ -99,19 +100,28 @@ def evaluate_run(
     """Scores a run, keeps the translations in RUN/translations/, and returns what it found as JSON values.
 
     The result holds BLEU and chrF as configured and, beside them, cased and lower-cased BLEU, each with its
-    signature: numbers of different papers are only comparable with the right one.
+    signature: numbers of different papers are only comparable with the right one. Of a language model it
+    holds, instead, loss (nats a token, end symbols included) and perplexity; nothing is kept.
 
     Args:
       split: of the run's data set, unless files are given.
       source: file of sentences, - for standard input; one a line, and `reference` with their translations.
+        A language model scores the text of `reference` alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
-      lowercase: score without regard to case. None: as the run's config says.
-      search: options instead of those of the run's config.
+      lowercase: score translations without regard to case. None: as the run's config says.
+      search: of translations, options instead of those of the run's config.
 
     Raises:
       UserError: no run, checkpoint, split or file of that name, or unequal numbers of lines.
     """
     config = read_config(run_dir / "config.json")
+    if not config.data.source_language:
+        if source is not None:
+            raise UserError(
+                f"{run_dir} is a language model of {config.data.target_language} (its data.source_language "
+                f"is empty): it takes no source {source}, only the text to score; give --reference=FILE alone"
+            )
+        return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
     name, sources, references = _read_set(config, split, source, reference)
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search)
     lowercase = config.train.lowercase if lowercase is None else lowercase
@@ -136,6 +146,29 @@ def evaluate_run(
         "length_penalty": evaluation.length_penalty,
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
+    }
+
+
+def _evaluate_language_model(
+    run_dir: Path,
+    config: Config,
+    split: Literal["test", "valid"],
+    reference: str | None,
+    checkpoint: str | None,
+) -> dict[str, Any]:
+    if reference is None:
+        _check_split(config, split, files="--reference=FILE")
+        sentences = [pair.target for pair in read_pairs(config.data, split)]
+    else:
+        sentences = _read(reference)
+    scored = score_text(run_dir, sentences, checkpoint=checkpoint, warn=warn_on_stderr)
+    return {
+        "name": split if reference is None else _name_of(reference),
+        "checkpoint": scored.checkpoint,
+        "sentences": len(sentences),
+        "tokens": scored.likelihood.tokens,
+        "loss": scored.likelihood.loss,
+        "perplexity": scored.likelihood.perplexity,
     }
 
 
@@ -185,10 +218,7 @@ def _read_set(
         missing = "a reference" if reference is None else "a source"
         raise UserError(f"{source or reference} is given without {missing}; files are scored in pairs")
     if source is None or reference is None:
-        if not has_split(config.data, split):
-            raise UserError(
-                f"{config.data.dataset} has no {split} split; score files with --source=FILE --reference=FILE"
-            )
+        _check_split(config, split, files="--source=FILE --reference=FILE")
         pairs = read_pairs(config.data, split)
         return split, [pair.source for pair in pairs], [pair.target for pair in pairs]
     if source == reference:
@@ -199,7 +229,16 @@ def _read_set(
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
             "line N of the one must be the translation of line N of the other"
         )
-    return "stdin" if source == STANDARD else Path(source).name, sources, references
+    return _name_of(source), sources, references
+
+
+def _check_split(config: Config, split: Literal["test", "valid"], *, files: str) -> None:
+    if not has_split(config.data, split):
+        raise UserError(f"{config.data.dataset} has no {split} split; score files with {files}")
+
+
+def _name_of(path: str) -> str:
+    return "stdin" if path == STANDARD else Path(path).name
 
 
 def _read(path: str) -> list[str]:

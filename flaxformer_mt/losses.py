@@ -33,6 +33,17 @@ class Output(NamedTuple):
     bias: Float[Array, "V"] | None
 
 
+class TokenSums(NamedTuple):
+    """What a loss adds up over real tokens; weight is how many they are.
+
+    correct_sum: how many of them the most probable word gets right; None where nobody counts.
+    """
+
+    loss_sum: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct_sum: Float[Array, ""] | None = None
+
+
 @typed
 def projected_cross_entropy(
     hidden: Float[Array, "B T D"],
@@ -42,12 +53,13 @@ def projected_cross_entropy(
     *,
     smoothing: float,
     chunk_tokens: int,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    count: bool = False,
+) -> TokenSums:
     """`smoothed_cross_entropy` of the logits of `hidden`, which are never all there at once.
 
-    The target axis is cut into pieces of about `chunk_tokens` tokens; each piece's logits are made, scored
-    and turned into gradients while they are in the cache, in one pass. The batch axis stays whole, so that it
-    may be split over devices. Returns (sum, weight).
+    The target axis is cut into pieces of about `chunk_tokens` tokens; each piece's logits are made, scored,
+    with `count` compared with the target as `count_correct` does, and turned into gradients while they are in
+    the cache, in one pass. The batch axis stays whole, so that it may be split over devices.
     """
     weights = jnp.asarray(mask, jnp.float32)
     batch, length = target.shape
@@ -58,8 +70,9 @@ def projected_cross_entropy(
         x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(batch, -1, width, *x.shape[2:]).swapaxes(0, 1)
 
-    loss_sum = _chunked_loss_sum(smoothing, cut(hidden), output, cut(jnp.asarray(target)), cut(weights))
-    return loss_sum, weights.sum()
+    chunks = cut(jnp.asarray(target)), cut(weights)
+    totals = _chunked_totals(smoothing, count, cut(hidden), output, *chunks)
+    return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 
 
 def _entropies(logits: Array, target: Array, smoothing: float) -> tuple[Array, Array]:
@@ -77,28 +90,48 @@ def _project(hidden: Array, output: Output) -> Array:
     return logits if output.bias is None else logits + output.bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked_loss_sum(
-    smoothing: float, hidden: Array, output: Output, target: Array, weights: Array
-) -> Array:
-    def add(total: Array, chunk: tuple[Array, Array, Array]) -> tuple[Array, None]:
+class _Totals(NamedTuple):
+    """What the chunks so far add up to; `correct_sum` is None unless it is counted."""
+
+    loss_sum: Array
+    correct_sum: Array | None
+
+
+def _no_totals(count: bool) -> _Totals:
+    return _Totals(jnp.zeros(()), jnp.zeros(()) if count else None)
+
+
+def _add_chunk(totals: _Totals, loss: Array, logits: Array, target: Array, weights: Array) -> _Totals:
+    loss_sum = totals.loss_sum + (loss * weights).sum()
+    if totals.correct_sum is None:
+        return _Totals(loss_sum, None)
+    return _Totals(loss_sum, totals.correct_sum + (_is_best(logits, target) * weights).sum())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked_totals(
+    smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
+) -> _Totals:
+    def add(totals: _Totals, chunk: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
         hidden, target, weights = chunk
-        return total + (_entropies(_project(hidden, output), target, smoothing)[0] * weights).sum(), None
+        logits = _project(hidden, output)
+        loss, _ = _entropies(logits, target, smoothing)
+        return _add_chunk(totals, loss, logits, target, weights), None
 
-    return jax.lax.scan(add, jnp.zeros(()), (hidden, target, weights))[0]
+    return jax.lax.scan(add, _no_totals(count), (hidden, target, weights))[0]
 
 
-def _chunked_loss_sum_forward(
-    smoothing: float, hidden: Array, output: Output, target: Array, weights: Array
-) -> tuple[Array, tuple[Array, Output]]:
+def _chunked_totals_forward(
+    smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
+) -> tuple[_Totals, tuple[Array, Output]]:
     """The gradient is made here, where the logits are at hand; the backward pass only scales it."""
     size = output.table.shape[0]
     table = output.table.astype(hidden.dtype)
 
     def add(
-        sums: tuple[Array, Output], chunk: tuple[Array, Array, Array]
-    ) -> tuple[tuple[Array, Output], Array]:
-        total, gradient = sums
+        sums: tuple[_Totals, Output], chunk: tuple[Array, Array, Array]
+    ) -> tuple[tuple[_Totals, Output], Array]:
+        totals, gradient = sums
         hidden, target, weights = chunk
         logits = _project(hidden, output)
         loss, log_total = _entropies(logits, target, smoothing)
@@ -108,26 +141,33 @@ def _chunked_loss_sum_forward(
         by_table = jnp.einsum("BTV,BTD->VD", narrow, hidden, preferred_element_type=jnp.float32)
         by_bias = None if gradient.bias is None else gradient.bias + by_logits.sum((0, 1))
         by_hidden = jnp.einsum("BTV,VD->BTD", narrow, table)
-        return (total + (loss * weights).sum(), Output(gradient.table + by_table, by_bias)), by_hidden
+        totals = _add_chunk(totals, loss, logits, target, weights)
+        return (totals, Output(gradient.table + by_table, by_bias)), by_hidden
 
-    start = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output))
-    (total, by_output), by_hidden = jax.lax.scan(add, start, (hidden, target, weights))
-    return total, (by_hidden, by_output)
+    start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output))
+    (totals, by_output), by_hidden = jax.lax.scan(add, start, (hidden, target, weights))
+    return totals, (by_hidden, by_output)
 
 
-def _chunked_loss_sum_backward(
-    smoothing: float, saved: tuple[Array, Output], gradient: Array
+def _chunked_totals_backward(
+    smoothing: float, count: bool, saved: tuple[Array, Output], gradient: _Totals
 ) -> tuple[Array, Output, None, None]:
     by_hidden, by_output = saved
-    return (
-        by_hidden * gradient.astype(by_hidden.dtype),
-        jax.tree.map(lambda x: x * gradient, by_output),
-        None,
-        None,
-    )
+    scale = gradient.loss_sum  # what is counted has no gradient
+    return by_hidden * scale.astype(by_hidden.dtype), jax.tree.map(lambda x: x * scale, by_output), None, None
 
 
-_chunked_loss_sum.defvjp(_chunked_loss_sum_forward, _chunked_loss_sum_backward)
+_chunked_totals.defvjp(_chunked_totals_forward, _chunked_totals_backward)
+
+
+def _is_best(logits: Array, target: Array) -> Array:
+    """[B, T] bool: whether argmax, which takes the first of equals, is the target; not where a NaN is.
+
+    Comparing is a plain reduction, which costs CPUs far less than finding a place.
+    """
+    at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)
+    before = jnp.arange(logits.shape[-1]) < target[..., None]
+    return jnp.where(before, logits < at_target, logits <= at_target).all(axis=-1)
 
 
 @typed
@@ -135,5 +175,5 @@ def count_correct(
     logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """How many real tokens the most probable word gets right, and how many there are."""
-    correct = (jnp.argmax(logits, axis=-1) == target) & jnp.asarray(mask)
+    correct = _is_best(jnp.asarray(logits), jnp.asarray(target)) & jnp.asarray(mask)
     return correct.sum().astype(jnp.float32), jnp.asarray(mask, jnp.float32).sum()

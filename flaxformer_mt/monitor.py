@@ -5,17 +5,19 @@ the order of things in the loop.
 """
 
 import dataclasses
+import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluate import evaluate_lines
-from flaxformer_mt.metrics import MetricSums
+from flaxformer_mt.likelihood import measure
 from flaxformer_mt.optim import Schedule
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.prepare import Prepared
@@ -25,8 +27,28 @@ from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.translate import Translator
 
 
+@dataclass
+class _Totals:
+    """Loss and right predictions of updates, in float64, one after the other: a stop changes no bit."""
+
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    correct_sum: float = 0.0
+
+    def add(self, loss_sum: float, weight: float, correct_sum: float) -> None:
+        self.loss_sum += loss_sum
+        self.weight += weight
+        self.correct_sum += correct_sum
+
+    def means(self, config: TrainConfig) -> dict[str, float]:
+        """What a token of them cost, and with `log_accuracy` the share that was right; nan of nothing."""
+        weight = self.weight or math.nan
+        accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
+        return {"loss": self.loss_sum / weight, **accuracy}
+
+
 class TrainingLog:
-    """Gathers the metrics of updates on their devices and reads them once every `train.log_every`.
+    """Gathers the metrics of updates on their devices; reads them every `train.log_every` and each epoch.
 
     Between two reads the host never waits for a step.
     """
@@ -38,28 +60,30 @@ class TrainingLog:
         self._tracker = tracker
         self._schedule = schedule
         self._config = config
-        self._sums = MetricSums()
+        self._unread: list[tuple[Any, Any, Any]] = []
+        self._line, self._epoch_totals = _Totals(), _Totals()
         self._shapes: set[tuple[int, ...]] = set()
         self._newest: StepMetrics | None = None
-        self._real = self._slots = self._updates = 0
+        self._epoch = self._real = self._slots = self._updates = 0
         self._seconds = 0.0
         if gathered:
-            self._sums.add("loss", value_sum=gathered["loss_sum"], weight=gathered["loss_weight"])
+            self._line, self._epoch_totals = (_Totals(**gathered[name]) for name in ("line", "epoch_totals"))
             self._shapes.update(tuple(shape) for shape in gathered["shapes"])
-            self._real, self._slots = gathered["real"], gathered["slots"]
+            self._epoch, self._real, self._slots = (gathered[name] for name in ("epoch", "real", "slots"))
             self._updates, self._seconds = gathered["updates"], gathered["seconds"]
         self._then = time.monotonic()
 
     def to_dict(self) -> dict[str, Any]:
-        """What has been gathered since the last line, as JSON values, for a checkpoint.
+        """What has been gathered since the last lines, as JSON values, for a checkpoint.
 
-        So the first line after a resume is over the same updates as it would have been without the stop.
+        So the first lines after a resume are over the same updates as they would have been without the stop.
         Waits for the newest step.
         """
-        totals = self._sums.result()
+        self._read()
         return {
-            "loss_sum": totals.get("loss_sum", 0.0),
-            "loss_weight": totals.get("loss_weight", 0.0),
+            "line": dataclasses.asdict(self._line),
+            "epoch_totals": dataclasses.asdict(self._epoch_totals),
+            "epoch": self._epoch,
             "shapes": sorted(self._shapes),
             "real": self._real,
             "slots": self._slots,
@@ -67,13 +91,17 @@ class TrainingLog:
             "seconds": self._seconds,
         }
 
-    def add(self, step: int, metrics: StepMetrics, batches: list[Batch]) -> None:
-        """Takes in update number `step`; logs when one is due.
+    def add(self, step: int, metrics: StepMetrics, batches: list[Batch], epoch: int) -> None:
+        """Takes in update number `step`; logs when a line is due, or the epoch's.
+
+        Args:
+          epoch: of the batch that comes next, from 0. An update whose microbatches are of two epochs counts
+            as the end of the first.
 
         Raises:
           UserError: the last train.max_nonfinite_steps updates all had to be skipped.
         """
-        self._sums.add("loss", value_sum=metrics.loss_sum, weight=metrics.weight)
+        self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum))
         self._newest = metrics
         self._updates += 1
         for batch in batches:
@@ -82,6 +110,8 @@ class TrainingLog:
             self._shapes.add((*batch.source.shape, batch.target_in.shape[1]))
         if step % self._config.train.log_every == 0 or step == self._config.train.steps:
             self.flush(step)
+        if epoch > self._epoch:
+            self._end_epoch(step, epoch)
 
     def pause(self) -> None:
         """Stops the clock: what follows is no training."""
@@ -97,7 +127,7 @@ class TrainingLog:
         """Logs what has been gathered since the last time, if anything."""
         if self._newest is None or not self._updates:
             return
-        totals = self._sums.result()  # waits for the newest step
+        self._read()  # waits for the newest step
         self.pause()
         self.go_on()
         skipped = int(self._newest.skipped)
@@ -106,7 +136,7 @@ class TrainingLog:
             step,
             "train",
             {
-                "loss": totals["loss_mean"],
+                **self._line.means(self._config.train),
                 "learning_rate": rate,
                 "gradient_norm": float(self._newest.gradient_norm),
                 "tokens_per_second": self._real / max(self._seconds, 1e-9),
@@ -123,23 +153,46 @@ class TrainingLog:
                 f"(train.max_nonfinite_steps is {limit}); the learning rate is {rate:.3g}: lower "
                 "optim.learning_rate or lengthen optim.warmup_steps. The checkpoints before are good"
             )
-        self._sums.reset()
+        self._line = _Totals()
         self._real = self._slots = self._updates = 0
         self._seconds = 0.0
 
+    def _read(self) -> None:
+        """Adds up what updates have reported since the last time; waits for the newest."""
+        for loss_sum, weight, correct_sum in jax.device_get(self._unread):
+            numbers = float(loss_sum), float(weight), float(correct_sum or 0)
+            self._line.add(*numbers)
+            if math.isfinite(numbers[0]):  # one bad batch does not void the mean of an epoch
+                self._epoch_totals.add(*numbers)
+        self._unread.clear()
+
+    def _end_epoch(self, step: int, epoch: int) -> None:
+        """Logs the means over the epoch that has just ended: the last of them if several ended at once."""
+        self._read()
+        totals = self._epoch_totals
+        values = {"epoch": epoch, **totals.means(self._config.train), "target_tokens": int(totals.weight)}
+        self._tracker.log(step, "epoch", values)
+        self._epoch, self._epoch_totals = epoch, _Totals()
+
 
 class Evaluation:
-    """Loss, accuracy, BLEU and chrF on the validation set, with greedy search."""
+    """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
+
+    Of a language model, which has nothing to search, loss, accuracy and perplexity.
+    """
 
     def __init__(self, config: Config, prepared: Prepared, model: Any, parallel: Parallel) -> None:
         assert prepared.valid_pairs is not None and prepared.valid is not None
         vocab = prepared.vocabs.target
         self._config = config
-        self._sources = [pair.source for pair in prepared.valid_pairs]
-        self._references = [pair.target for pair in prepared.valid_pairs]
         self._batches = valid_batches(prepared.valid, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model))
+        self._translator = None
+        if not prepared.valid_pairs.has_source:
+            return
+        self._sources = [pair.source for pair in prepared.valid_pairs]
+        self._references = [pair.target for pair in prepared.valid_pairs]
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
         quiet: list[str] = []  # lines that are cut are the same at every evaluation: `prepare` reports them
         self._translator = Translator(
@@ -148,11 +201,11 @@ class Evaluation:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The scores of these parameters, by name."""
-        sums = MetricSums()
-        for batch in self._batches:
-            for name, (value_sum, weight) in self._step(params, self._parallel.put(batch)).items():
-                sums.add(name, value_sum=value_sum, weight=weight)
-        totals = sums.result()
+        start = time.monotonic()
+        likelihood = measure(self._step, params, self._batches, put=self._parallel.put)
+        values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
+        if self._translator is None:
+            return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
         train = self._config.train
         evaluation = evaluate_lines(
             self._translator,
@@ -162,10 +215,5 @@ class Evaluation:
             tokenize=train.bleu_tokenize,
             params=params,
         )
-        return {
-            "loss": totals["loss_mean"],
-            "accuracy": totals["accuracy_mean"],
-            "bleu": evaluation.scores.bleu,
-            "chrf": evaluation.scores.chrf,
-            "seconds": evaluation.seconds,
-        }
+        scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
+        return values | scores | {"seconds": evaluation.seconds}

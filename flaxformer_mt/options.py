@@ -70,7 +70,8 @@ class EvaluateOptions(SearchOptions):
     split: Literal["test", "valid"] | None = None
     # Instead of a split: a file of sentences.
     source: str | None = None
-    # The file of their translations, one line for each line of the source.
+    # The file of their translations, one line for each line of the source. Of a language model: the text to
+    # score, alone.
     reference: str | None = None
     # Score without regard to case. None: as the run's config says.
     lowercase: bool | None = None

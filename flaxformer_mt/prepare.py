@@ -32,6 +32,8 @@ class Prepared(NamedTuple):
 def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
 
+    Without a source language there is one vocabulary, of the target; sources and their numbers are empty.
+
     Args:
       run_dir: gets the config and a copy of the vocabularies, and keeps those it has.
 
@@ -56,7 +58,7 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
         "vocabulary": {
             "kind": config.vocab.kind,
             "joint": vocabs.joint,
-            "source_size": vocabs.source.size,
+            "source_size": vocabs.source.size if train_pairs.has_source else 0,
             "target_size": vocabs.target.size,
         },
         "batches": _plan_first_epoch(config, train),
@@ -67,14 +69,15 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)
-        return make_vocabs(config.vocab, pairs, run_dir / "vocab")
+        return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of models that are given.
     settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
     digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
     for model in (config.vocab.source_model, config.vocab.target_model):
         if model and Path(model).is_file():
             digest.update(Path(model).read_bytes())
-    vocabs = make_vocabs(config.vocab, pairs, root / "vocabularies" / digest.hexdigest())
+    folder = root / "vocabularies" / digest.hexdigest()
+    vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
     if run_dir is not None:
         open_run(run_dir, config)
         vocabs.save(run_dir / "vocab")

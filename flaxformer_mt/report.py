@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config_files import read_config
 from flaxformer_mt.evaluate import evaluate_run, load_translations, side_by_side
 from flaxformer_mt.prepare import Prepared
 from flaxformer_mt.progress import Progress
@@ -33,13 +34,24 @@ def make_report(
 
 
 def describe_report(report: dict[str, Any], run_dir: Path) -> str:
-    """The report for a human: what was trained, the scores, ten translations, and what to try next."""
+    """The report for a human: what was trained, the scores, ten translations, and what to try next.
+
+    Of a language model there are no translations, and its score is the perplexity.
+    """
     minutes = report["train_seconds"] / 60
     lines = [
         f"trained {report['step']:,} steps ({report['target_tokens']:,} target tokens) in {minutes:.1f} "
         f"minutes on {report['hardware']}; {report['parameters']:,} parameters"
     ]
     test = report.get("test")
+    if not read_config(run_dir / "config.json").data.source_language:
+        if test is not None:
+            lines.append(
+                f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats a token over "
+                f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
+            )
+        evaluate = f"  python -m flaxformer_mt evaluate --run={run_dir} --reference=FILE"
+        return "\n".join([*lines, "Try next:", evaluate])
     if test is not None:
         lines += [
             f"test BLEU {test['bleu']:.2f}   {test['signature']}",

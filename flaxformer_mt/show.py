@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config_files import to_dict
+from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.optim import make_optimizer, make_schedule
 from flaxformer_mt.shapes import Batch
@@ -25,13 +26,14 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     """Describes an experiment as JSON values.
 
     A step is one update from `optim.accumulation` batches of the longest shape, every position a token.
-    Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere both
-    vocabularies are taken to have `vocab.size` entries, and `batches` is None.
+    Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere
+    vocabularies are taken to have `vocab.size` entries, and `batches` is None. A language model's source has
+    no vocabulary and no length.
 
     Raises:
       UserError: the data that was prepared can no longer be read.
     """
-    source_size = target_size = config.vocab.size
+    source_size, target_size = config.vocab.size if config.data.source_language else 0, config.vocab.size
     batches = None
     if run_dir is not None and (run_dir / "vocab").is_dir():
         from flaxformer_mt.prepare import prepare
@@ -68,10 +70,7 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
 
 def longest_batch(config: Config) -> Batch:
     """The shapes of the largest batch that the config allows: rows for the longest sentences."""
-    data = config.data
-    multiple = data.length_multiple
-    source, target = (-(-n // multiple) * multiple for n in (data.max_source_length, data.max_target_length))
-    rows = max(data.batch_tokens // max(source, target) // data.row_multiple, 1) * data.row_multiple
+    rows, source, target = make_longest_shape(config.data)
 
     def array(length: int, kind: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, length), kind)
@@ -84,7 +83,7 @@ def longest_batch(config: Config) -> Batch:
         source_mask=array(source, truth),
         target_mask=array(target, truth),
     )
-    if data.batching == "bucket":
+    if config.data.batching == "bucket":
         return plain
     return plain._replace(
         source_segments=array(source, ids),

@@ -14,7 +14,13 @@ import optax
 from flax import linen as nn
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.losses import Output, count_correct, projected_cross_entropy, smoothed_cross_entropy
+from flaxformer_mt.losses import (
+    Output,
+    TokenSums,
+    count_correct,
+    projected_cross_entropy,
+    smoothed_cross_entropy,
+)
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.state import TrainState
 
@@ -24,21 +30,29 @@ _PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
 
 
 class Sums(NamedTuple):
-    """Gradient and loss of some tokens, summed; weight is how many they are."""
+    """Gradient and loss of some tokens, summed; weight is how many they are.
+
+    correct_sum: how many of them were predicted rightly; None without `train.log_accuracy`.
+    """
 
     gradients: Any
     loss_sum: Array
     weight: Array
+    correct_sum: Array | None = None
 
 
 class StepMetrics(NamedTuple):
-    """What an update reports, as device scalars: reading one waits for the step."""
+    """What an update reports, as device scalars: reading one waits for the step.
+
+    correct_sum is None without `train.log_accuracy`.
+    """
 
     loss_sum: Array
     weight: Array
     gradient_norm: Array
     skipped: Array
     skipped_in_a_row: Array
+    correct_sum: Array | None = None
 
 
 def keep(tree: Any) -> Any:
@@ -60,31 +74,36 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
         dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
 
-        def loss_of(params: Any) -> tuple[Array, Array]:
-            def run(module: Any) -> tuple[Array, Array]:
+        def loss_of(params: Any) -> tuple[Array, TokenSums]:
+            def run(module: Any) -> TokenSums:
                 hidden = module.hidden(batch, deterministic=False)
                 return _training_loss(module, hidden, batch, config)
 
-            return nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
+            sums = nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
+            return sums.loss_sum, sums
 
-        (loss_sum, weight), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return reduce(Sums(gradients, loss_sum, weight))
+        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return reduce(Sums(gradients, *sums))
 
     return gradient_step
 
 
-def _training_loss(module: Any, hidden: Array, batch: Batch, config: Config) -> tuple[Array, Array]:
-    smoothing = config.train.label_smoothing
-    if config.train.loss_chunk_tokens:
+def _training_loss(module: Any, hidden: Array, batch: Batch, config: Config) -> TokenSums:
+    train, target, mask = config.train, batch.target_out, batch.target_mask
+    if train.loss_chunk_tokens:
         return projected_cross_entropy(
             hidden,
             Output(*module.output_layer()),
-            batch.target_out,
-            batch.target_mask,
-            smoothing=smoothing,
-            chunk_tokens=config.train.loss_chunk_tokens,
+            target,
+            mask,
+            smoothing=train.label_smoothing,
+            chunk_tokens=train.loss_chunk_tokens,
+            count=train.log_accuracy,
         )
-    return smoothed_cross_entropy(module.logits(hidden), batch.target_out, batch.target_mask, smoothing)
+    logits = module.logits(hidden)
+    loss_sum, weight = smoothed_cross_entropy(logits, target, mask, train.label_smoothing)
+    correct_sum = count_correct(logits, target, mask)[0] if train.log_accuracy else None
+    return TokenSums(loss_sum, weight, correct_sum)
 
 
 def make_update(
@@ -124,7 +143,12 @@ def make_update(
         )
         # Copies: the state is donated to the next step, its counters must outlive it.
         return after, StepMetrics(
-            sums.loss_sum, sums.weight, norm, after.skipped + 0, after.skipped_in_a_row + 0
+            sums.loss_sum,
+            sums.weight,
+            norm,
+            after.skipped + 0,
+            after.skipped_in_a_row + 0,
+            sums.correct_sum,
         )
 
     return update

@@ -27,6 +27,8 @@ _RATE_WINDOW = 10
 # What a line shows, in this order; other values are only recorded.
 _SHOWN = {
     "loss": "loss {:.3f}",
+    "perplexity": "perplexity {:.2f}",
+    "accuracy": "accuracy {:.1%}",
     "learning_rate": "lr {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "padding": "padding {:.1%}",
@@ -74,10 +76,10 @@ class Tracker:
 
         Args:
           step: how many updates there have been.
-          split: "train", "valid", or another name.
+          split: "train", "valid", or another name, as "epoch", which is shown with the value of that name.
           values: numbers (Python's, or scalars of numpy or jax) and texts by name. Shown are loss,
-            learning_rate, tokens_per_second, padding (a share of 1), bleu and chrf. A number that is not
-            finite is null in metrics.jsonl and absent from TensorBoard.
+            perplexity, accuracy and padding (shares of 1), learning_rate, tokens_per_second, bleu and chrf.
+            A number that is not finite is null in metrics.jsonl and absent from TensorBoard.
         """
         plain = {name: _to_plain(value) for name, value in values.items()}
         finite = {name: value if _is_recordable(value) else None for name, value in plain.items()}
@@ -94,7 +96,8 @@ class Tracker:
             self._times.append((step, time.monotonic()))
             self._display.show(format_train_line(step, self._total_steps, plain, self._seconds_left()), step)
         else:
-            self._display.say(" | ".join([f"{split} @{step}", *_format_values(plain)]))
+            name = f"{split} {plain[split]}" if split in plain else split
+            self._display.say(" | ".join([f"{name} @{step}", *_format_values(plain)]))
 
     def message(self, text: str) -> None:
         """Shows a line to the human, above the one of the progress."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.checkpoint import Checkpoints
@@ -20,6 +21,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config_checks import validate
 from flaxformer_mt.corpus.reader import cache_dir
 from flaxformer_mt.data.loader import Position, train_batches
+from flaxformer_mt.data.store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.monitor import Evaluation, TrainingLog
@@ -28,7 +30,7 @@ from flaxformer_mt.parallel import Parallel, enable_compilation_cache
 from flaxformer_mt.prepare import Prepared, prepare
 from flaxformer_mt.progress import Progress
 from flaxformer_mt.report import describe_report, make_report
-from flaxformer_mt.run_directory import check_run, read_report, write_report
+from flaxformer_mt.run_directory import IMPORTED_STEP, check_run, read_report, write_report
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.signals import StopRequest
 from flaxformer_mt.state import TrainState, init_state
@@ -88,7 +90,8 @@ def fit(config: Config, run_dir: Path) -> dict[str, Any]:
             checkpoints.wait()  # whatever ended training, what it saved is on the disk
         del state
         if config.train.average_last:
-            checkpoints.average(min(config.train.average_last, len(checkpoints.steps())))
+            trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())
+            checkpoints.average(min(config.train.average_last, trained))
         tracker.message("scoring the test set")
     report = make_report(
         config,
@@ -144,7 +147,7 @@ def _train(
             position, microbatches = _take(batches, config.optim.accumulation)
             state, metrics = setup.train_step(state, [setup.parallel.put(batch) for batch in microbatches])
             progress.move(position, sum(int(np.count_nonzero(b.target_mask)) for b in microbatches))
-            log.add(progress.step, metrics, microbatches)
+            log.add(progress.step, metrics, microbatches, position.epoch)
             last = progress.step == train.steps
             if evaluate is not None and (last or progress.step % train.evaluate_every == 0):
                 log.pause()
@@ -191,7 +194,8 @@ def _open_batches(
 
 
 def _check_splits(config: Config, prepared: Prepared) -> None:
-    if prepared.valid_pairs is not None:
+    if prepared.valid is not None:
+        _check_positions(config, prepared.valid)
         return
     needs = [f"train.patience={config.train.patience}"] if config.train.patience else []
     if config.train.final_checkpoint == "best":
@@ -204,17 +208,37 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
         )
 
 
+def _check_positions(config: Config, valid: TokenStore) -> None:
+    """All validation pairs are measured, however long; so the model must have positions for all of them."""
+    if config.model.architecture == "decoder_only":
+        longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
+    else:
+        longest = int(max(valid.source_lengths.max(initial=0), valid.target_lengths.max(initial=0)))
+    bound = config.model.longest_input
+    if bound is not None and longest > bound:
+        raise UserError(
+            f"the longest pair of the validation set has {longest} tokens, but model.max_positions is "
+            f"{bound}; raise it, or leave such pairs out of the set"
+        )
+
+
 def _resume(checkpoints: Checkpoints, state: TrainState) -> tuple[TrainState, Progress]:
     step = checkpoints.newest_good()
     if step is None:
         return state, Progress()
+    if step == IMPORTED_STEP:  # parameters alone: everything else begins here
+        trees, _ = checkpoints.restore(step, {"params": state.params})
+        ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, trees["params"])
+        return dataclasses.replace(state, params=trees["params"], ema_params=ema_params), Progress()
     trees, values = checkpoints.restore(step, _to_trees(state))
-    return TrainState(**trees.pop("counters"), **trees), Progress.from_dict(values)
+    return TrainState(**({"ema_params": None} | trees.pop("counters") | trees)), Progress.from_dict(values)
 
 
 def _to_trees(state: TrainState) -> dict[str, Any]:
-    """The state by name, as a checkpoint holds it."""
+    """The state by name, as a checkpoint holds it: without a moving average there is no tree of that name."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    if state.ema_params is None:
+        del fields["ema_params"]
     counters = {name: fields.pop(name) for name in ("step", "skipped", "skipped_in_a_row")}
     return {**fields, "counters": counters}
 
@@ -222,9 +246,11 @@ def _to_trees(state: TrainState) -> dict[str, Any]:
 def _announce(tracker: Tracker, config: Config, setup: _Setup, progress: Progress) -> None:
     vocabs = setup.prepared.vocabs
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
+    source, target = config.data.source_language, config.data.target_language
     tracker.message(
-        f"{config.data.dataset} {config.data.source_language}-{config.data.target_language}: "
-        f"{len(setup.prepared.train.store(0)):,} pairs, {sizes} {config.vocab.kind} pieces; "
+        f"{config.data.dataset} {f'{source}-{target}' if source else target}: "
+        f"{len(setup.prepared.train.base):,} {'pairs' if source else 'sentences'}, "
+        f"{sizes} {config.vocab.kind} pieces; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
     tracker.message(_describe_batches(setup.prepared.report["batches"]))
@@ -233,11 +259,15 @@ def _announce(tracker: Tracker, config: Config, setup: _Setup, progress: Progres
 
 
 def _describe_batches(plan: dict[str, Any]) -> str:
-    shapes = ", ".join(f"{s['rows']}x{s['source']}x{s['target']}" for s in plan["shapes"])
-    skipped = f"; {plan['skipped']:,} pairs are too long and left out" if plan["skipped"] else ""
+    axes = {"rows": "rows", "source": "source", "target": "target"}
+    noun = "pairs"
+    if not any(shape["source"] for shape in plan["shapes"]):  # a language model's
+        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
+    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
+    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
     return (
         f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
-        f"{len(plan['shapes'])} shapes (rows x source x target): {shapes}{skipped}"
+        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
     )
 
 

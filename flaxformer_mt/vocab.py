@@ -4,6 +4,7 @@ Row 2 of the data path, and the only door to sentencepiece. Knows what pad, bos,
 batches, no files of text, and no network.
 """
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -53,7 +54,8 @@ class TextPairs(Protocol):
 class Vocab:
     """One SentencePiece model: text <-> ids.
 
-    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols.
+    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; a model
+    without one starts them with pad, as Marian and T5 do, and bos_id is pad_id.
     fingerprint: hex digest of the model.
     """
 
@@ -61,7 +63,7 @@ class Vocab:
         """Loads a serialized model; `name` is what messages call it.
 
         Raises:
-          UserError: `model` is not a SentencePiece model, or one without pad, bos or eos.
+          UserError: `model` is not a SentencePiece model, or one without pad or eos.
         """
         sentencepiece.set_min_log_level(_ONLY_FATAL)
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -75,10 +77,11 @@ class Vocab:
         if not self.size:
             raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
         self.pad_id: int = self._processor.pad_id()
-        self.bos_id: int = self._processor.bos_id()
+        bos_id: int = self._processor.bos_id()
+        self.bos_id = self.pad_id if bos_id < 0 else bos_id
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
-        ids = {"pad": self.pad_id, "bos": self.bos_id, "eos": self.eos_id}
+        ids = {"pad": self.pad_id, "eos": self.eos_id}
         missing = [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]
         if missing:
             raise UserError(
@@ -93,7 +96,7 @@ class Vocab:
         """Reads a `.model` file; `name` says in messages where the path came from.
 
         Raises:
-          UserError: the file is absent or unreadable, is no model, or lacks pad, bos or eos.
+          UserError: the file is absent or unreadable, is no model, or lacks pad or eos.
         """
         try:
             model = Path(path).read_bytes()
@@ -191,7 +194,7 @@ def _refuse_surrogates(texts: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Vocabs:
-    """The vocabularies of the two languages; one and the same when `joint`."""
+    """The vocabularies of the two languages; one and the same when `joint`, as for a language model."""
 
     source: Vocab
     target: Vocab
@@ -206,10 +209,10 @@ class Vocabs:
             )
 
     def save(self, directory: str | Path) -> None:
-        """Writes joint.model, or source.model and target.model."""
+        """Writes joint.model, or source.model and target.model where the two differ."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        if self.joint:
+        if self.joint and self.source.fingerprint == self.target.fingerprint:
             self.source.save(directory / _JOINT)
         else:
             self.source.save(directory / _SOURCE)
@@ -233,7 +236,10 @@ class Vocabs:
             vocab = Vocab.load(joint)
             return cls(vocab, vocab, joint=True)
         if separate:
-            return cls(Vocab.load(source), Vocab.load(target), joint=False)
+            one, other = Vocab.load(source), Vocab.load(target)
+            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
+            # The same numbering in different models is one imported vocabulary that cuts text in two ways.
+            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
         raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
@@ -242,15 +248,20 @@ def load_vocabs(directory: str | Path) -> Vocabs:
     return Vocabs.load(directory)
 
 
-def make_vocabs(config: VocabConfig, pairs: TextPairs, directory: str | Path) -> Vocabs:
+def make_vocabs(
+    config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
+) -> Vocabs:
     """The vocabularies in `directory`; when it has none, the given models or trained ones are put there.
 
-    Training is deterministic: the same pairs and config give the same bytes.
+    Training is deterministic: the same pairs and config give the same bytes. With `target_only` there is one
+    model, trained on the targets, whatever `config.joint` says.
 
     Raises:
       UserError: what is there or given contradicts `config`, or `pairs` do not support what it asks for.
     """
     directory = Path(directory)
+    if target_only:
+        config = dataclasses.replace(config, joint=True)
     if (directory / _JOINT).is_file() or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
@@ -260,10 +271,11 @@ def make_vocabs(config: VocabConfig, pairs: TextPairs, directory: str | Path) ->
     if config.joint:
         if config.target_model:
             raise UserError(
-                f"vocab.target_model is {config.target_model}, but vocab.joint is True and one model "
-                "serves both; set vocab.joint=False, or give vocab.source_model alone"
+                f"vocab.target_model is {config.target_model}, but there is one model for all text; give it "
+                f"as vocab.source_model{'' if target_only else ', or set vocab.joint=False and give both'}"
             )
-        vocab = _given_or_trained(config, pairs, "source", sides=("source", "target"))
+        sides = ("target",) if target_only else ("source", "target")
+        vocab = _given_or_trained(config, pairs, "source", sides=sides)
         vocabs = Vocabs(vocab, vocab, joint=True)
     else:
         vocabs = Vocabs(
@@ -321,9 +333,8 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
             raise lines.error from None
         raise UserError(_explain(str(error), config, sides)) from error
     vocab = Vocab(model.getvalue())
-    if (
-        vocab.size != config.size
-    ):  # a char model has as many pieces as there are characters, whatever was asked for
+    # A char model has as many pieces as there are characters, whatever was asked for.
+    if vocab.size != config.size:
         raise UserError(_too_large(config, sides, vocab.size))
     return vocab
 

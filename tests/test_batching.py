@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.corpus.pairs import Part
 from flaxformer_mt.data import packing
 from flaxformer_mt.data.batching import _promote_leftovers, plan_epoch, plan_in_order, plan_summary
 from flaxformer_mt.data.buckets import Shape, make_shapes, make_training_shapes, smallest_shape
 from flaxformer_mt.data.packing import pack_rows
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.show import longest_batch
 
 CONFIG = DataConfig(
     max_source_length=40, max_target_length=40, batch_tokens=320, num_shapes=5, row_multiple=4
@@ -162,6 +163,25 @@ def test_shapes_are_multiples_and_hold_the_batch():
     assert make_training_shapes(source[order], target[order], config=CONFIG) == shapes
     tight = dataclasses.replace(CONFIG, batch_tokens=100)
     assert make_training_shapes(source, target, config=tight)[-1].rows == CONFIG.row_multiple
+
+
+def test_batch_pairs_bounds_the_rows_of_every_batch():
+    """A batch of short pairs holds fewer than the tokens would allow; one of long pairs as many as before."""
+    source, target = make_lengths(2000)
+    free = make_training_shapes(source, target, config=CONFIG)
+    bound = config_for("bucket", batch_pairs=12)
+    shapes = make_training_shapes(source, target, config=bound)
+    assert [shape[1:] for shape in shapes] == [shape[1:] for shape in free]
+    assert [shape.rows for shape in shapes] == [min(shape.rows, 12) for shape in free]
+    assert free[0].rows > 12 > free[-1].rows
+    for plan in (
+        plan_epoch(source, target, config=bound, seed=1, epoch=0),
+        plan_in_order(source, target, config=bound),
+    ):
+        assert plan.num_pairs == 2000
+        assert max(len(plan[i].examples) for i in range(len(plan))) == 12
+    assert longest_batch(Config(data=bound)).source.shape == (8, 40)
+    assert longest_batch(Config(data=config_for("bucket", batch_pairs=4))).source.shape == (4, 40)
 
 
 def test_many_different_lengths_still_get_their_shapes_and_hold_all():

@@ -34,7 +34,7 @@ MODES = ("bucket", "pack")
 class FakePairs(list):
     """Pairs in memory with what a store asks of them."""
 
-    fingerprint = "toy"
+    fingerprint, has_source = "toy", True
 
     @property
     def parts(self):

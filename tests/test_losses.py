@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from flaxformer_mt.losses import Output, count_correct, projected_cross_entropy, smoothed_cross_entropy
+from flaxformer_mt.losses import (
+    Output,
+    TokenSums,
+    count_correct,
+    projected_cross_entropy,
+    smoothed_cross_entropy,
+)
 
 B, T, D, V = 2, 5, 4, 7
 
@@ -104,10 +110,11 @@ def test_loss_in_chunks_is_the_loss_at_once(batch, length, chunk_tokens, smoothi
     hidden, output = random_hidden(batch, length), random_output(bias)
 
     def in_chunks(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
-        loss, weight = projected_cross_entropy(
+        sums = projected_cross_entropy(
             hidden, output, target, mask, smoothing=smoothing, chunk_tokens=chunk_tokens
         )
-        return 0.7 * loss, weight
+        assert sums.correct_sum is None
+        return 0.7 * sums.loss_sum, sums.weight
 
     def at_once(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
         logits = hidden @ output.table.T + (0 if output.bias is None else output.bias)
@@ -159,6 +166,37 @@ def test_correct_words_are_counted_where_there_are_words():
     target = np.array([[2, 0, 0, 1]], np.int32)
     correct, total = count_correct(logits, target, np.array([[True, True, True, False]]))
     assert (float(correct), float(total)) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
+def test_counting_in_chunks_is_counting_at_once_and_leaves_loss_and_gradients(chunk_tokens):
+    _, target, mask = random_case()
+    hidden, output = random_hidden(B, T), random_output(True)
+    best = np.asarray(hidden @ output.table.T + output.bias).argmax(-1)
+    target[:, ::2] = best[:, ::2]  # else hardly any would be right
+    options = {"smoothing": 0.1, "chunk_tokens": chunk_tokens}
+
+    def loss_of(hidden: jax.Array, output: Output, count: bool) -> tuple[jax.Array, TokenSums]:
+        sums = projected_cross_entropy(hidden, output, target, mask, count=count, **options)
+        return sums.loss_sum, sums
+
+    loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, (0, 1), has_aux=True), static_argnums=2)
+    (_, counted), gradients = loss_and_gradients(hidden, output, True)
+    (_, plain), plain_gradients = loss_and_gradients(hidden, output, False)
+    expected = ((best == target) & mask).sum()
+    assert 0 < expected < mask.sum()
+    assert counted.correct_sum == expected
+    assert loss_of(hidden, output, True)[1].correct_sum == expected  # the pass without gradient
+    assert plain.correct_sum is None
+    assert counted[:2] == plain[:2]
+    jax.tree.map(np.testing.assert_array_equal, gradients, plain_gradients)
+
+
+def test_of_equal_words_the_first_is_the_prediction_and_nan_is_none():
+    one = np.ones((1, 4), bool)
+    equal = np.zeros((1, 4, 3), np.float32)
+    assert count_correct(equal, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 2.0
+    assert count_correct(equal * np.nan, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 0.0
 
 
 def test_shapes_that_do_not_fit_are_refused():

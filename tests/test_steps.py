@@ -162,6 +162,29 @@ def test_the_loss_in_chunks_trains_alike():
     assert_close(result.opt_state, expected.opt_state)
 
 
+@pytest.mark.parametrize("loss_chunk_tokens", [0, 7])
+def test_right_predictions_are_counted_while_training(loss_chunk_tokens):
+    """As evaluation counts them, summed over microbatches; the update is the one without counting."""
+    train = dataclasses.replace(CONFIG.train, log_accuracy=True, loss_chunk_tokens=loss_chunk_tokens)
+    state, train_step, gradient, update = compiled(dataclasses.replace(CONFIG, train=train))
+    assert compiled(CONFIG).train_step(state, random_batch([0, 1, 2, 3]))[1].correct_sum is None
+    for _ in range(15):  # until some are right
+        state, metrics = train_step(state, random_batch([0, 1, 2, 3]))
+    batch, halves = random_batch([0, 1, 2, 3]), [random_batch([0, 1]), random_batch([2, 3])]
+    logits = make_model(CONFIG.model, source_size=V, target_size=V).apply(
+        {"params": state.params}, batch, deterministic=True
+    )
+    right = ((np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask).sum()
+    assert 0 < right < batch.target_mask.sum()
+    _, metrics = train_step(state, batch)
+    sums = [gradient(state.params, state.step, half, number) for number, half in enumerate(halves)]
+    _, accumulated = update(state, add_sums(*sums))
+    assert metrics.correct_sum == accumulated.correct_sum == right
+    bad = sums[0]._replace(loss_sum=jnp.float32(np.nan))
+    _, skipped = update(state, bad)
+    assert (int(skipped.skipped), float(skipped.correct_sum)) == (1, float(sums[0].correct_sum))
+
+
 def test_training_fits_a_batch():
     state, train_step, _, _ = compiled(CONFIG)
     batch = random_batch([0, 1, 2, 3])

@@ -20,6 +20,8 @@ from flaxformer_mt.vocab import Vocabs, make_vocabs
 class FakePairs(list):
     """Pairs in memory with what a store asks of them."""
 
+    has_source = True
+
     def __init__(self, pairs, fingerprint: str = "toy") -> None:
         super().__init__(pairs)
         self.fingerprint = fingerprint

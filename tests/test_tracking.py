@@ -194,6 +194,10 @@ def test_the_line_of_progress():
     }
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
+    shares = {"loss": 1.0, "perplexity": 2.71828, "accuracy": 0.4567}
+    assert format_train_line(1, 1, shares, math.nan) == (
+        "step     1/1 | loss 1.000 | perplexity 2.72 | accuracy 45.7%"
+    )
     assert format_train_line(7, 5000, {"loss": None, "padding": "?"}, math.nan) == "step     7/5000"
 
 
@@ -247,12 +251,14 @@ def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
     tracker.message("begins [bold]here[/bold]")
     tracker.log(100, "train", {"loss": 1.0})
     tracker.log(100, "valid", {"loss": 2.0, "bleu": 31.204, "chrf": 55.1})
+    tracker.log(100, "epoch", {"epoch": 3, "loss": 1.5})
     tracker.close()
     tracker.close()
     assert stream.getvalue().split("\n") == [
         "begins [bold]here[/bold]",
         "step   100/100 | loss 1.000 | 0:00 left",
         "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10",
+        "epoch 3 @100 | loss 1.500",
         "",
     ]
 

@@ -106,6 +106,7 @@ def base(tmp_path_factory) -> Config:
             checkpoint_every=4,
             keep_checkpoints=3,
             tensorboard=False,
+            log_accuracy=True,
             prng="threefry",
         ),
         parallel=ParallelConfig(data=1),
@@ -230,6 +231,20 @@ def test_target_tokens_are_counted_once(base, reference):
     epoch = sum(len(vocab.tokenize(line)) for line in lines)
     assert progress["epoch"] >= 1
     assert progress["epoch"] * epoch <= report["target_tokens"] < (progress["epoch"] + 1) * epoch
+
+
+def test_each_epoch_has_its_line(reference):
+    """All epochs are over the same tokens, so that their losses can be compared."""
+    run_dir, _ = reference
+    progress = Checkpoints(run_dir).restore_params(12)[1]
+    epochs = [record for record in read_metrics(run_dir) if record["split"] == "epoch"]
+    assert [record["epoch"] for record in epochs] == list(range(1, progress["epoch"] + 1))
+    assert len(epochs) >= 1 and len({record["target_tokens"] for record in epochs}) == 1
+    assert all(0 < record["accuracy"] < 1 for record in epochs)
+    batches = epochs[0]["step"]
+    assert [record["step"] for record in epochs] == [batches * record["epoch"] for record in epochs]
+    train = [record for record in read_metrics(run_dir) if record["split"] == "train"]
+    assert all(0 <= record["accuracy"] < 1 for record in train)
 
 
 def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, capsys, monkeypatch):
@@ -424,8 +439,8 @@ def test_training_that_produces_no_numbers_ends_with_the_remedy(base, tmp_path):
     )
     with pytest.raises(UserError, match=r"the last 3 updates up to step 4 .*lower optim\.learning_rate"):
         fit(config, tmp_path / "run")
-    skipped = [record["skipped"] for record in read_metrics(tmp_path / "run")]
-    assert skipped == [0, 1, 2, 3]
+    lines = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
+    assert [record["skipped"] for record in lines] == [0, 1, 2, 3]
     state = load_state(tmp_path / "run", 2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"]))
 

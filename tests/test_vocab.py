@@ -294,7 +294,6 @@ def test_a_given_model_is_used_as_it_is(tmp_path):
     ("options", "missing"),
     [
         ({}, "no pad symbol.*--pad_id=N"),
-        ({"pad_id": 3, "bos_id": -1}, "no bos symbol"),
         ({"pad_id": 3, "eos_id": -1}, "no eos symbol"),
         ({"eos_id": -1}, "no pad and no eos symbol.*--pad_id=N --eos_id=N"),
     ],
@@ -304,6 +303,29 @@ def test_a_given_model_without_its_symbols_is_refused(tmp_path, options, missing
     given.write_bytes(spm_model(**options))
     with pytest.raises(UserError, match=f"vocab.source_model .*given.model has {missing}"):
         make_vocabs(small_config(source_model=str(given)), [], tmp_path / "vocab")
+
+
+def test_a_model_without_bos_starts_targets_with_pad(tmp_path):
+    given = tmp_path / "given.model"
+    given.write_bytes(spm_model(pad_id=3, bos_id=-1))
+    vocab = Vocab.load(given)
+    assert (vocab.bos_id, vocab.pad_id) == (3, 3)
+    ids = vocab.tokenize("der hund")
+    assert vocab.detokenize([vocab.bos_id, *ids, vocab.pad_id]) == "der hund"
+
+
+def test_two_models_that_number_the_same_pieces_are_joint(tmp_path):
+    def edited(score: float) -> bytes:
+        model = sentencepiece_model_pb2.ModelProto.FromString(spm_model(pad_id=3))
+        model.pieces[-1].score = score
+        return model.SerializeToString()
+
+    sentencepiece_model_pb2 = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    made = Vocabs(Vocab(edited(-7.0)), Vocab(edited(-8.0)), joint=True)
+    made.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source.model", "target.model"]
+    again = load_vocabs(tmp_path)
+    assert again.joint and again.target.fingerprint == made.target.fingerprint != again.source.fingerprint
 
 
 def test_a_given_model_that_is_none_is_refused(tmp_path):

@@ -1,7 +1,7 @@
 """Judging pairs: which rows of a split count, and a report on the rest.
 
-Owns the meaning of `CleanConfig` and the cache of its verdicts. Works on any set alike, by row numbers. Knows
-nothing of where rows come from.
+Owns the meaning of `CleanConfig` and the cache of its verdicts. Works on any set alike, by row numbers; where
+there is no source, on the target alone. Knows nothing of where rows come from.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ _WORDS = {
     "length_ratio": "sides of too different lengths",
     "duplicates": "seen before word for word",
 }
+# Of sentences without a source, which are no pairs.
+_WORDS_ALONE = _WORDS | {"empty": "without text", "too_long": "of too many characters"}
 # Raised when the verdicts' meaning or layout changes: older cached ones are then not found.
 _FORMAT = 1
 
@@ -47,16 +49,17 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.nd
     if not may_drop:
         actions = dict.fromkeys(_WORDS, "keep") | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
+    first_side = 0 if split.has_source else 1
     kept = np.ones(len(split), dtype=bool)
     seen: set[bytes] = set()
     for start in range(0, len(split), _CHUNK):
         rows = range(start, min(start + _CHUNK, len(split)))
         for row, (source, target) in zip(rows, split.read(rows), strict=True):
-            for name, side in _find_problems(source, target, rules, seen):
+            for name, side in _find_problems((source, target), first_side, rules, seen):
                 found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
                 found["count"] += 1
                 if len(found["examples"]) < _EXAMPLES:
-                    found["examples"].append(_example(split, row, side, source, target))
+                    found["examples"].append(_example(split, row, side, (source, target)))
                 if actions[name] != "keep":
                     kept[row] = False
                     break
@@ -92,24 +95,29 @@ def digest(values: Any) -> str:
 
 
 def _find_problems(
-    source: bytes, target: bytes, rules: CleanConfig, seen: set[bytes]
+    pair: tuple[bytes, bytes], first_side: int, rules: CleanConfig, seen: set[bytes]
 ) -> Iterator[tuple[str, int]]:
-    """Yields (rule, side) for all that is wrong with a pair, as far as the caller asks; `seen` grows."""
+    """Yields (rule, side) for all that is wrong with a pair, as far as the caller asks; `seen` grows.
+
+    first_side: 0, or 1 where the source is absent and only the target is judged.
+    """
     texts = []
-    for side, text in enumerate((source, target)):
+    for side, text in enumerate(pair[first_side:], start=first_side):
         try:
             texts.append(text.decode("utf-8"))
         except UnicodeDecodeError:
             yield "invalid_utf8", side
             return  # nothing else can be said of it
     lengths = [len(text) for text in texts]
+    longest = first_side + lengths.index(max(lengths))
     blank = [not text.strip() for text in texts]
     if any(blank):
-        yield "empty", blank.index(True)
+        yield "empty", first_side + blank.index(True)
     if max(lengths) > rules.max_characters:
-        yield "too_long", lengths.index(max(lengths))
-    if not any(blank) and max(lengths) > rules.max_length_ratio * min(lengths):
-        yield "length_ratio", lengths.index(max(lengths))
+        yield "too_long", longest
+    if len(texts) == 2 and not any(blank) and max(lengths) > rules.max_length_ratio * min(lengths):
+        yield "length_ratio", longest
+    source, target = pair
     # Eight bytes a pair instead of the text; the length keeps ("a", "bc") apart from ("ab", "c").
     mark = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
     if mark in seen:
@@ -117,10 +125,11 @@ def _find_problems(
     seen.add(mark)
 
 
-def _example(split: RawSplit, row: int, side: int, source: bytes, target: bytes) -> dict[str, str]:
-    texts = [text.decode("utf-8", errors="replace") for text in (source, target)]
+def _example(split: RawSplit, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
+    texts = [text.decode("utf-8", errors="replace") for text in pair]
     short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
-    return {"where": split.where(row, side), "source": short[0], "target": short[1]}
+    source = {"source": short[0]} if split.has_source else {}
+    return {"where": split.where(row, side), **source, "target": short[1]}
 
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:
@@ -132,10 +141,11 @@ def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: b
         more = ", ..." if found["count"] > 3 else ""
         remedy = f"correct them or set --config.data.clean.{name}=drop"
         if not may_drop:
-            remedy = "correct them; pairs that scores are computed on are never dropped"
-        pairs = "pair is" if found["count"] == 1 else "pairs are"
+            remedy = "correct them; what scores are computed on is never dropped"
+        noun, words = ("pair", _WORDS) if split.has_source else ("sentence", _WORDS_ALONE)
+        are = f"{noun} is" if found["count"] == 1 else f"{noun}s are"
         lines.append(
-            f"{split.name}: {found['count']} {pairs} refused: {_WORDS[name]} ({places}{more}); {remedy}"
+            f"{split.name}: {found['count']} {are} refused: {words[name]} ({places}{more}); {remedy}"
         )
     if lines:
         raise UserError("\n".join(lines))

@@ -33,19 +33,14 @@ _ENDS = 1 << 16  # bytes at each shard's start and end that enter its identity
 def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
     """Opens one split of the set `name` prepared under `folder`; builds it first if TensorFlow is installed.
 
-    `split` may be a slice, as `train[:1%]`; `valid` and `validation` stand for each other.
+    `split` may be a slice, as `train[:1%]`; `valid` and `validation` stand for each other. Languages are
+    names of the set's features; without a source language any set with a feature of text will do.
 
     Raises:
       UserError: the set is unknown, not prepared, not ArrayRecord, or has no such split or language.
     """
     builder = _open_builder(name, folder)
-    features = sorted(builder.info.features.keys())
-    missing = [language for language in languages if language not in features]
-    if missing:
-        raise UserError(
-            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(features)}: "
-            "set --config.data.source_language and --config.data.target_language"
-        )
+    _check_languages(name, builder.info.features, languages)
     real_split, rows = open_split(builder, name, split)
     side = f"{name} {real_split}"
     return RawSplit(
@@ -57,6 +52,17 @@ def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Pat
         unit="pair",
         facts={"folder": str(builder.data_dir), "split": real_split},
     )
+
+
+def _check_languages(name: str, features: Any, languages: tuple[str, str]) -> None:
+    texts = sorted(key for key, feature in features.items() if isinstance(feature, tfds.features.Text))
+    missing = [language for language in languages if language and language not in texts]
+    if missing:
+        source = "--config.data.source_language and " if languages[0] else ""
+        raise UserError(
+            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(texts) or 'no text'}: "
+            f"set {source}--config.data.target_language"
+        )
 
 
 def has_named_split(name: str, split: str, *, folder: Path) -> bool:

@@ -20,7 +20,7 @@ _CHUNK = 1024
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation."""
+    """A sentence and its translation; or the target alone, with the source "", for a language model."""
 
     source: str
     target: str
@@ -40,7 +40,7 @@ class RawSplit:
 
     `rows` is a TFDS data source of `{language: bytes}`; `identity` changes whenever the text does; `sides`
     and `unit` say where a row stands, as ("train.de", "train.en") and "line"; `facts` go into the report as
-    they are.
+    they are. `languages` are ("", "en") where there is no source.
     """
 
     name: str
@@ -54,10 +54,16 @@ class RawSplit:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def has_source(self) -> bool:
+        """Whether rows are pairs, and not target sentences alone."""
+        return bool(self.languages[0])
+
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         """The (source, target) bytes of some rows, in the order of `indices`."""
         source, target = self.languages
-        return [(row[source], row[target]) for row in self.rows.__getitems__(list(indices))]
+        rows = self.rows.__getitems__(list(indices))
+        return [(row[source] if self.has_source else b"", row[target]) for row in rows]
 
     def where(self, row: int, side: int) -> str:
         """Where one side of a row stands: `train.de line 7`."""
@@ -68,8 +74,9 @@ class Pairs:
     """Sentence pairs of one split: `len(pairs)`, `pairs[i]`, and iteration; text is read only when asked for.
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
-    rules. parts: the mixed sets, concatenated in order. report: JSON values: for each part how many pairs
-    were read and kept, and what was found wrong and where.
+    rules. parts: the mixed sets, concatenated in order. has_source: False for a language model, whose pairs
+    are target sentences alone. report: JSON values: for each part how many pairs were read and kept, and what
+    was found wrong and where.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class Pairs:
         self.parts = tuple(
             Part(*facts) for facts in zip((s.name for s in splits), sizes, weights, strict=True)
         )
+        self.has_source = all(split.has_source for split in splits)
         self.fingerprint = fingerprint
         self.report = report
 

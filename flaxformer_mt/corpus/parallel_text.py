@@ -28,16 +28,22 @@ _PART_BYTES = 1 << 28
 
 @dataclass(eq=False, kw_only=True)
 class ParallelTextConfig(tfds.core.BuilderConfig):
-    """The files of one split; `name` is a digest of their content, so edited files are another data set."""
+    """The files of one split; `name` is a digest of their content, so edited files are another data set.
+
+    languages: of the two sides, or of the one there is.
+    """
 
     files: tuple[Path, ...] = ()
     stamps: tuple[tuple[int, ...], ...] = ()
-    languages: tuple[str, str] = ("", "")
+    languages: tuple[str, ...] = ()
     ranges: tuple[tuple[int, int], ...] = ()
 
 
 class ParallelText(tfds.core.GeneratorBasedBuilder):
-    """Pairs of lines in the order of the files, as splits part00000, part00001, ... of bounded size."""
+    """Pairs of lines, or lines of one language, in the order of the files; in splits of bounded size.
+
+    The splits are part00000, part00001, ...
+    """
 
     url_infos = (
         None  # nothing is downloaded; TFDS looks for checksums otherwise, with a package it does not require
@@ -45,11 +51,12 @@ class ParallelText(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
+        languages = self.builder_config.languages
         return tfds.core.DatasetInfo(
             builder=self,
-            description="Pairs of lines of the user's text files.",
-            features=tfds.features.Translation(languages=self.builder_config.languages),
-            supervised_keys=self.builder_config.languages,
+            description="Pairs of lines, or lines of one language, of the user's text files.",
+            features=tfds.features.Translation(languages=languages),
+            supervised_keys=languages if len(languages) == 2 else None,
             disable_shuffling=True,
         )
 
@@ -68,10 +75,15 @@ class ParallelText(tfds.core.GeneratorBasedBuilder):
             yield line, dict(zip(self.builder_config.languages, pair, strict=True))
 
 
-def _read_unchanging(config: ParallelTextConfig) -> Iterator[tuple[bytes, bytes]]:
+def _read_unchanging(config: ParallelTextConfig) -> Iterator[tuple[bytes, ...]]:
     """The rows; ends with an error instead of the last row if a file is not the one that was scanned."""
     lines = config.ranges[-1][1]
-    for line, row in enumerate(islice(text_files.read_rows(config.files), lines), start=1):
+    rows: Iterator[tuple[bytes, ...]] = (
+        text_files.read_rows(config.files)
+        if len(config.languages) == 2
+        else zip(text_files.read_lines(config.files[0]), strict=True)
+    )
+    for line, row in enumerate(islice(rows, lines), start=1):
         if line == lines:
             for path, stamp in zip(config.files, config.stamps, strict=True):
                 if text_files.read_stamp(path) != stamp:
@@ -91,20 +103,23 @@ def open_parallel_text(
 ) -> RawSplit:
     """Prepares the files `folder/split.*` under `cache` unless they lie there already, and opens them.
 
+    Without a source language only the target's file is read.
+
     Raises:
       UserError: files are missing, empty, of different line counts (unless `clean` drops the surplus of a
-        train split), or a .tsv has not two columns.
+        train split), or a .tsv has not two columns, or is all there is for a target alone.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
-    columns = 3 - len(files)
+    present = tuple(filter(None, languages))
+    columns = 1 + len(present) - len(files)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
     config = ParallelTextConfig(
-        name=digest([languages, columns, lines, [scan.digest for scan in scans]]),
+        name=digest([present, columns, lines, [scan.digest for scan in scans]]),
         files=files,
         stamps=stamps,
-        languages=languages,
+        languages=present,
         ranges=tuple(text_files.cut_into_blocks(scans, lines, most_bytes=_PART_BYTES)),
     )
     builder = build_once(

@@ -21,11 +21,14 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
     """Opens the pairs of a split, preparing its sets on disk when they are not there yet.
 
     `train` is all sets of `data.dataset`, one after another, cleaned by `data.clean`. `valid` and `test` are
-    those of the first set alone, whole: scores of a mixture are comparable with scores of that set.
+    those of the first set alone, whole: scores of a mixture are comparable with scores of that set. With an
+    empty `data.source_language` every source is "", and only the target side of the sets is read.
 
     Raises:
       UserError: a set, split, file or language is missing, damaged, or refused by a cleaning rule.
     """
+    if not config.target_language:
+        raise UserError("data.target_language is empty; name the language of the text")
     if config.source_language == config.target_language:
         raise UserError(f"data.source_language and data.target_language are both {config.source_language}")
     names = _names(config)
@@ -45,8 +48,9 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
         )
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
+            noun = "pairs" if raw.has_source else "sentences"
             raise UserError(
-                f"{name} has no {split} pairs: of {report['read']} none is left ({found or 'it is empty'})"
+                f"{name} has no {split} {noun}: of {report['read']} none is left ({found or 'it is empty'})"
             )
         splits.append(raw)
         kept.append(rows)

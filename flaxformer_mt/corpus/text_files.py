@@ -1,6 +1,7 @@
 r"""A user's own text files: which ones hold a split, how many lines they have, and their lines one by one.
 
-Owns the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also `.gz`).
+Owns the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also `.gz`;
+of a language model `train.en` alone).
 A line ends at b"\n" and nowhere else, so the characters that Unicode also calls line ends stay inside their
 sentence. Knows nothing of TFDS or of what makes a pair good.
 """
@@ -41,12 +42,14 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """The files of a split: (source, target), or one two-column (tsv,).
+    """The files of a split: (source, target), or one two-column (tsv,); (target,) if `languages[0]` is "".
 
     Raises:
       UserError: the folder or a file is missing, or more than one file could be meant.
     """
     _require(folder)
+    if not languages[0]:
+        return (_find_target(folder, split, languages[1]),)
     source, target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
     for other in (source, target):
         if table and other:
@@ -62,7 +65,25 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
     """Whether the folder holds any file of the split. Raises UserError if there is no such folder."""
     _require(folder)
-    return any(_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
+    return any(_find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
+
+
+def _find_target(folder: Path, split: str, language: str) -> Path:
+    """The file of a language model's text."""
+    target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
+    if target:
+        return target
+    if table:
+        unpack = "zcat" if table.suffix == ".gz" else "cat"
+        raise UserError(
+            f"{table} has two columns, and data.source_language is empty: write the one to learn into a file "
+            f"of its own, as with `{unpack} {table} | cut -f2 > {folder / split}.{language}`"
+        )
+    present = _present(folder, f"{split}.{language}")
+    raise UserError(
+        f"{folder} has no {split}.{language} (or {split}.{language}.gz); {present}. The language "
+        f"is {language} (--config.data.target_language), and there is no source language"
+    )
 
 
 def _require(folder: Path) -> None:
@@ -79,13 +100,18 @@ def _find_file(folder: Path, name: str) -> Path | None:
 
 def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]) -> str:
     wanted = f"{split}.{language}"
-    present = sorted(path.name for path in folder.iterdir() if path.is_file())
-    near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
-    holds = f"it has {', '.join(near)}" if near else "it is empty"
     return (
-        f"{folder} has no {wanted} (or {wanted}.gz, or {split}.tsv with two columns); {holds}. "
+        f"{folder} has no {wanted} (or {wanted}.gz, or {split}.tsv with two columns); "
+        f"{_present(folder, wanted)}. "
         f"The languages are {languages[0]} -> {languages[1]} (--config.data.source_language, target_language)"
     )
+
+
+def _present(folder: Path, wanted: str) -> str:
+    """What the folder holds instead: files of like names, else the first ten."""
+    present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
+    return f"it has {', '.join(near)}" if near else "it is empty"
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -53,13 +53,18 @@ class ToyDeEn(tfds.core.GeneratorBasedBuilder):
 def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
     """Generates and prepares the set under `cache` unless it lies there already, and opens a split of it.
 
+    Without a source language its rows are those of the target alone.
+
     Raises:
       UserError: there is no such split, or a language is neither de nor en.
     """
-    if not set(languages) <= set(_LANGUAGES):
+    if not set(filter(None, languages)) <= set(_LANGUAGES):
         raise UserError(
             f"toy_de_en is German and English, but the languages are {languages[0]} -> {languages[1]}; set "
             "--config.data.source_language=de --config.data.target_language=en or the other way round"
+            if languages[0]
+            else f"toy_de_en is German and English, but the language is {languages[1]}; set "
+            "--config.data.target_language to de or en"
         )
     if match_split(split, SIZES) is None:
         raise UserError(f"toy_de_en has no split {split}; it has {', '.join(SIZES)}")

@@ -36,22 +36,23 @@ def make_shapes(
     target_lengths: np.ndarray,
     *,
     config: DataConfig,
-    least: tuple[int, int] = (1, 1),
+    least: tuple[int, int] = (0, 0),
 ) -> tuple[Shape, ...]:
     """At most `config.num_shapes` shapes that hold all pairs, each at least as long as the one before.
 
     Of all such chains it is the one with the least padded work, found exactly by dynamic programming. Source
     and target of a shape are chosen separately, in multiples of `config.length_multiple`. Rows fill
-    `config.batch_tokens` on the longer side, in multiples of `config.row_multiple`, at least one of them.
+    `config.batch_tokens` on the longer side, but no more than `config.batch_pairs`, in multiples of
+    `config.row_multiple`, at least one of them.
 
     Args:
-      source_lengths, target_lengths: [N] tokens of each pair, N >= 1.
+      source_lengths, target_lengths: [N] tokens of each pair, N >= 1; without sources all of theirs are 0.
       config: of the batches.
       least: the last shape has at least these source and target lengths, whatever the pairs need.
     """
     chain = _best_chain(
-        _levels(source_lengths, config.length_multiple, least[0]),
-        _levels(target_lengths, config.length_multiple, least[1]),
+        _levels(source_lengths, config.length_multiple, least[0], config.max_source_length),
+        _levels(target_lengths, config.length_multiple, least[1], config.max_target_length),
         source_lengths,
         target_lengths,
         config.num_shapes,
@@ -73,18 +74,20 @@ def make_training_shapes(
     Raises:
       UserError: no pair is within the maxima.
     """
-    longest = (_round_up(config.max_source_length, config), _round_up(config.max_target_length, config))
+    longest = make_longest_shape(config)
     if config.batching == "pack":
-        return (_with_rows(*longest, config),)
+        return (longest,)
     fits = fitting(source_lengths, target_lengths, config=config)
     if not fits.any():
-        raise UserError(
-            f"all {len(fits)} training pairs are longer than data.max_source_length "
-            f"{config.max_source_length} or data.max_target_length {config.max_target_length} tokens (the "
-            f"shortest sides have {source_lengths.min()} and {target_lengths.min()}); raise them"
-        )
-    least = longest if headroom else (1, 1)
+        raise UserError(_all_too_long(source_lengths, target_lengths, config))
+    least = (longest.source, longest.target) if headroom else (0, 0)
     return make_shapes(source_lengths[fits], target_lengths[fits], config=config, least=least)
+
+
+def make_longest_shape(config: DataConfig) -> Shape:
+    """The shape of the longest sentences that the config allows; a language model's source has none."""
+    source = config.max_source_length if config.source_language else 0
+    return _with_rows(source, config.max_target_length, config)
 
 
 def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> np.ndarray:
@@ -104,24 +107,41 @@ def smallest_shape(
     return np.maximum(by_source, by_target)
 
 
-def _round_up(length: int, config: DataConfig) -> int:
-    return -(-length // config.length_multiple) * config.length_multiple
+def _all_too_long(source_lengths: np.ndarray, target_lengths: np.ndarray, config: DataConfig) -> str:
+    longest = f"data.max_target_length {config.max_target_length}"
+    if not config.source_language:
+        return (
+            f"all {len(target_lengths)} training sentences are longer than {longest} tokens (the shortest "
+            f"has {target_lengths.min()}); raise it"
+        )
+    return (
+        f"all {len(target_lengths)} training pairs are longer than data.max_source_length "
+        f"{config.max_source_length} or {longest} tokens (the shortest sides have {source_lengths.min()} and "
+        f"{target_lengths.min()}); raise them"
+    )
 
 
 def _with_rows(source: int, target: int, config: DataConfig) -> Shape:
     multiple = config.row_multiple
-    rows = config.batch_tokens // max(source, target) // multiple * multiple
-    return Shape(max(rows, multiple), source, target)
+    rows = config.batch_tokens // max(source, target)
+    if config.batch_pairs:
+        rows = min(rows, config.batch_pairs)
+    return Shape(max(rows // multiple * multiple, multiple), source, target)
 
 
-def _levels(lengths: np.ndarray, multiple: int, least: int) -> np.ndarray:
-    """The lengths, ascending, that a shape may have on one side: multiples that occur, the longest always."""
-    values, counts = np.unique(-(-lengths.astype(np.int64) // multiple) * multiple, return_counts=True)
+def _levels(lengths: np.ndarray, multiple: int, least: int, most: int) -> np.ndarray:
+    """The lengths, ascending, that a shape may have on one side: multiples that occur, the longest always.
+
+    None is rounded beyond `most`, the config's maximum, where the model's positions may end.
+    """
+    most = max(most, int(lengths.max(initial=0)))
+    rounded = np.minimum(-(-lengths.astype(np.int64) // multiple) * multiple, most)
+    values, counts = np.unique(rounded, return_counts=True)
     if len(values) > _MAX_LEVELS:  # spread so that each step covers an equal share of all tokens
         tokens = np.cumsum(values * counts)
         shares = np.linspace(0, tokens[-1], _MAX_LEVELS + 1)[1:]
         values = values[np.unique(np.searchsorted(tokens, shares))]
-    last = -(-least // multiple) * multiple
+    last = min(-(-least // multiple) * multiple, most)
     return values if values[-1] >= last else np.append(values, last)
 
 

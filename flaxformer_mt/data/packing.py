@@ -21,7 +21,7 @@ def pack_rows(
 
     Args:
       source_lengths, target_lengths: [N] tokens of each pair, none longer than a row.
-      source, target: tokens that a row holds.
+      source, target: tokens that a row holds; of a language model's data the source has none.
     """
     rows = np.empty(len(source_lengths), np.int64)
     num_rows, size = 0, _WINDOW * _WINDOWS_AT_ONCE
@@ -51,7 +51,8 @@ def _pack_windows(
 
     Returns the row of each pair within its window, and the number of rows of each window.
     """
-    order = np.argsort(-np.maximum(source_lengths / source, target_lengths / target), axis=1, kind="stable")
+    shares = np.maximum(source_lengths / max(source, 1), target_lengths / target)
+    order = np.argsort(-shares, axis=1, kind="stable")
     source_lengths = np.take_along_axis(source_lengths, order, axis=1)
     target_lengths = np.take_along_axis(target_lengths, order, axis=1)
     windows = np.arange(len(order))

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,10 +47,11 @@ class Side(NamedTuple):
 class TokenStore:
     """The ids of all pairs of a split, without padding, each sentence ending in eos.
 
-    source, target: the two sides as flat arrays. parts: the mixed sets, in order. folder: where it lies.
+    source, target: the two sides as flat arrays; a language model's sources have no tokens at all, no eos
+    either. parts: the mixed sets, in order. folder: where it lies, None in memory.
     """
 
-    def __init__(self, folder: Path, source: Side, target: Side, parts: tuple[Part, ...]) -> None:
+    def __init__(self, folder: Path | None, source: Side, target: Side, parts: tuple[Part, ...]) -> None:
         self.folder = folder
         self.source = source
         self.target = target
@@ -71,7 +72,7 @@ class TokenStore:
 
         Args:
           pairs: read once, in order, with bounded memory.
-          vocabs: of the two sides.
+          vocabs: of the two sides; the source's is not used if `pairs` have no source.
           root: a cache folder; it may hold many stores.
           sampling: subword regularisation of both sides, see `Vocab.tokenize_all`. 0: none.
           seed: of sampling.
@@ -87,14 +88,24 @@ class TokenStore:
             try:
                 return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
             except (FileNotFoundError, NotADirectoryError):
-                _write_store(folder, _until(stop, pairs), vocabs, sampling, seed)
+                sides = _SIDES if pairs.has_source else _SIDES[1:]
+                _write_store(folder, _until(stop, pairs), vocabs, sides, sampling, seed)
         raise UserError(f"the token store {folder} is incomplete; remove the folder, it will be built again")
 
+    @classmethod
+    def from_targets(cls, sentences: Sequence[np.ndarray]) -> "TokenStore":
+        """A store in memory of ids that are there already, without sources; each sentence ends in eos."""
+        lengths = np.array([len(ids) for ids in sentences], np.int32)
+        nothing = Side(np.zeros(0, np.int32), np.zeros(len(lengths) + 1, np.int64), np.zeros_like(lengths))
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        target = Side(np.concatenate(sentences), offsets, lengths)
+        return cls(None, nothing, target, (Part("memory", len(lengths), 1.0),))
+
     def __len__(self) -> int:
-        return len(self.source.lengths)
+        return len(self.target.lengths)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (source, target) of one pair, with eos, without padding."""
+        """The ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
         if not 0 <= index < len(self):
             raise IndexError(f"pair {index} of {len(self)}")
         sides = (self.source, self.target)
@@ -103,7 +114,7 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """Tokens of each source sentence, eos included; int32."""
+        """Tokens of each source sentence, eos included; int32, 0 where there is no source."""
         return self.source.lengths
 
     @property
@@ -138,7 +149,7 @@ class EpochStores:
             store = self._stores.pop(epoch, None)
             self._stores[epoch] = self._build(epoch) if store is None else store
             for old in list(self._stores)[: -self._KEPT]:
-                _remove(self._stores.pop(old).folder)  # batches in the making keep their mapped files
+                _remove(self._stores.pop(old))  # batches in the making keep their mapped files
             return self._stores[epoch]
 
     def close(self) -> None:
@@ -146,7 +157,7 @@ class EpochStores:
         self._closed.set()
         with self._lock:
             while self._stores:
-                _remove(self._stores.popitem()[1].folder)
+                _remove(self._stores.popitem()[1])
 
     def _build(self, epoch: int) -> TokenStore:
         seed = _fold(self._seed, epoch) if self.sampling else 0
@@ -169,6 +180,7 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
         vocabs.source.fingerprint,
         vocabs.target.fingerprint,
         *((sampling, seed) if sampling else ()),
+        *(() if pairs.has_source else ("target alone",)),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
 
@@ -198,7 +210,14 @@ def _open_side(folder: Path, name: str) -> Side:
     return Side(tokens, offsets, np.diff(offsets).astype(np.int32))
 
 
-def _write_store(folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: float, seed: int) -> None:
+def _write_store(
+    folder: Path,
+    pairs: Iterable[Pair],
+    vocabs: Vocabs,
+    sides: tuple[str, ...],
+    sampling: float,
+    seed: int,
+) -> None:
     """Writes beside `folder`, then renames: it appears whole. Another process that was faster has its way."""
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -206,7 +225,7 @@ def _write_store(folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: 
         _remove_leftovers(folder.parent)
         counts = {
             name: writer.size
-            for name, writer in _tokenize_into(partial, pairs, vocabs, sampling, seed).items()
+            for name, writer in _tokenize_into(partial, pairs, vocabs, sides, sampling, seed).items()
         }
         meta = {"format": _FORMAT, "tokens": counts, "sampling": sampling, "seed": seed}
         (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
@@ -224,8 +243,14 @@ def _write_store(folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: 
 
 
 def _tokenize_into(
-    folder: Path, pairs: Iterable[Pair], vocabs: Vocabs, sampling: float, seed: int
+    folder: Path,
+    pairs: Iterable[Pair],
+    vocabs: Vocabs,
+    present: tuple[str, ...],
+    sampling: float,
+    seed: int,
 ) -> dict[str, "_GrowingArray"]:
+    """Writes both sides; one that is not `present` has as many sentences as the other, all of no tokens."""
     sides = list(zip(_SIDES, (vocabs.source, vocabs.target), strict=True))
     tokens = {
         name: _GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
@@ -237,6 +262,9 @@ def _tokenize_into(
             offsets[name].append(np.zeros(1, np.int64))
         for number, chunk in enumerate(_chunks(pairs, _CHUNK)):
             for which, (name, vocab) in enumerate(sides):
+                if name not in present:
+                    offsets[name].append(np.zeros(len(chunk), np.int64))
+                    continue
                 ids = vocab.tokenize_all(
                     [pair[which] for pair in chunk], sampling=sampling, seed=_fold(seed, number, which)
                 )
@@ -293,8 +321,10 @@ class _GrowingArray:
         )
 
 
-def _remove(folder: Path) -> None:
-    """Removes a store so that nobody sees half of it."""
+def _remove(store: TokenStore) -> None:
+    """Removes a store from the disk so that nobody sees half of it."""
+    folder = store.folder
+    assert folder is not None, "a store in memory is nobody's to remove"
     doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         os.rename(folder, doomed)
