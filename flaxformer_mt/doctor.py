@@ -32,6 +32,7 @@ REQUIRED = {
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
+    "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",
     "beartype": "beartype",
 }
