@@ -17,10 +17,11 @@ from flax import linen as nn
 from flaxformer_mt.checkpoint import Checkpoints
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config_files import read_config
+from flaxformer_mt.corpus.prepared import cache_dir
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
+from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.plots import (
     Curve,
     Side,
@@ -32,11 +33,15 @@ from flaxformer_mt.plots import (
 )
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import read_metrics
-from flaxformer_mt.translate import Translator
+from flaxformer_mt.trained import TrainedModel, load_trained
+from flaxformer_mt.translate import Translator, warn_on_stderr
 from flaxformer_mt.vocab import Vocabs
 
 # How many positions are drawn, from the first.
 _POSITIONS = 100
+
+# Positions that are parameters.
+_LEARNED = ("learned", "one_vector")
 
 # Figures by the names of their files. What they are is the business of plots.py.
 Figures = dict[str, Any]
@@ -60,15 +65,20 @@ def plot(
     output = run_dir / "plots" if output is None else output
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file, but pictures go into a folder; give another")
-    checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
-    if checkpoint is not None:
-        checkpoints.resolve(checkpoint)  # says so if there is none, even where nothing of it is drawn
+    if source:
+        _check_sentence(config, run_dir, source)
+    params: dict[str, Any] = {}
     attention: Figures = {}
     result: dict[str, Any] = {}
-    if source:
-        attention, result = _draw_sentence(config, run_dir, source, checkpoint)
-    figures = _draw_positions(config, checkpoints, result.get("checkpoint", checkpoint))
-    figures |= _draw_metrics(config, run_dir) | attention
+    if source or config.model.positions in _LEARNED:
+        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn_on_stderr)
+        params = trained.params
+        if source:
+            attention, result = _draw_sentence(trained, source)
+    elif checkpoint is not None:
+        # Nothing of it is drawn, but a mistake in its name is still a mistake.
+        Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
+    figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         save_figure(figure, output / name)
@@ -82,11 +92,8 @@ def _note(text: str) -> None:
 # ---- positions ----
 
 
-def _draw_positions(config: Config, checkpoints: Checkpoints, checkpoint: str | None) -> Figures:
-    model, column = config.model, "dimension"
-    params: dict[str, Any] = {}
-    if model.positions in ("learned", "one_vector"):
-        params, _ = checkpoints.restore_params(checkpoint or config.train.final_checkpoint)
+def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
+    column = "dimension"
     if model.positions == "one_vector":
         _note("positions one_vector: the same vector is added at every position, so all curves are level")
     if model.positions == "rotary":
@@ -178,35 +185,36 @@ def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve
 # ---- attention ----
 
 
-def _draw_sentence(
-    config: Config, run_dir: Path, source: str, checkpoint: str | None
-) -> tuple[Figures, dict[str, Any]]:
-    """The figures of a sentence's attention; its translation, and by which checkpoint."""
+def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
     if not config.data.source_language:
         raise UserError(
             f"{run_dir} is a language model (data.source_language is empty), which translates nothing; "
             "leave out --source"
         )
-    translator = Translator.load(run_dir, checkpoint=checkpoint)
-    (translation,) = translator.translate([source])
-    vocabs, longest = translator.vocabs, config.data.max_source_length
-    source_ids = vocabs.source.tokenize(source)
-    if len(source_ids) == 1:
+    if not source.strip():
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
+
+
+def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
+    """The figures of a sentence's attention; its translation, and by which checkpoint."""
+    config, vocabs, params = trained.config, trained.vocabs, trained.params
+    source_ids = vocabs.source.tokenize(source)
+    if len(source_ids) == 1:  # normalisation removed all of it
+        raise UserError(f"--source is {source!r}, which has no words; give a sentence")
+    enable_compilation_cache(cache_dir(config.data) / "compiled")
+    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint)
+    (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(
-            f"checkpoint {translator.checkpoint} gives {source!r} scores that are not numbers; "
+            f"checkpoint {trained.checkpoint} gives {source!r} scores that are not numbers; "
             "try an earlier --checkpoint"
         )
     if translation.truncated:
-        source_ids = [*source_ids[: longest - 1], vocabs.source.eos_id]
+        source_ids = [*source_ids[: config.data.max_source_length - 1], vocabs.source.eos_id]
     batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params, _ = Checkpoints(run_dir, best_metric=config.train.best_metric).restore_params(
-        translator.checkpoint
-    )
+    model = trained.make_model()
     maps = jax.jit(lambda params: attention_maps(model, params, batch))(params)
-    result = {"checkpoint": translator.checkpoint, "translation": translation.text}
+    result = {"checkpoint": trained.checkpoint, "translation": translation.text}
     return _draw_maps(maps, batch, vocabs), result
 
 
