@@ -68,7 +68,7 @@ def test_only_what_changes_no_number_may_change(name, tmp_path):
     elif isinstance(old, int | float):
         value = old + 1
     elif old is None:
-        value = 0.25 if name.endswith("rate") else 32
+        value = 0.25 if name.endswith("rate") else True if name.endswith("norm") else 32
     elif isinstance(old, tuple):
         value = [1.0]
     else:
@@ -86,6 +86,7 @@ def test_only_what_changes_no_number_may_change(name, tmp_path):
 def another_word(name: str, old: str) -> str:
     """A text that the field allows, other than `old`."""
     words = ["text", "keep", "drop", "pack", "char", "identity", "gelu", "post", "rms", "learned", "none"]
+    words += ["decoder_only", "convolution", "both", "torch"]
     words += [
         "normal",
         "bfloat16",
