@@ -2,7 +2,7 @@
 
     python train.py
 
-Measured on two cores of an AMD EPYC: 3 minutes, 95.4 BLEU (docs/results.md).
+Measured on two cores of an AMD EPYC: 3 minutes, 94.3 BLEU (docs/results.md).
 """
 
 from flaxformer_mt.config import (
