@@ -1,4 +1,4 @@
-"""What is measured while training: the running log of updates, and evaluations on the validation set.
+"""What is measured of the updates themselves while training: the running log.
 
 Owns the arithmetic of speeds, shares and means, and turns them into what `tracking` shows. Knows nothing of
 the order of things in the loop.
@@ -14,17 +14,11 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, TrainConfig
-from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluate import evaluate_lines
-from flaxformer_mt.likelihood import measure
 from flaxformer_mt.optim import Schedule
-from flaxformer_mt.parallel import Parallel
-from flaxformer_mt.prepare import Prepared
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.steps import StepMetrics, make_evaluation_step
+from flaxformer_mt.steps import StepMetrics
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.translate import Translator
 
 
 @dataclass
@@ -173,47 +167,3 @@ class TrainingLog:
         values = {"epoch": epoch, **totals.means(self._config.train), "target_tokens": int(totals.weight)}
         self._tracker.log(step, "epoch", values)
         self._epoch, self._epoch_totals = epoch, _Totals()
-
-
-class Evaluation:
-    """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
-
-    Of a language model, which has nothing to search, loss, accuracy and perplexity.
-    """
-
-    def __init__(self, config: Config, prepared: Prepared, model: Any, parallel: Parallel) -> None:
-        assert prepared.valid_pairs is not None and prepared.valid is not None
-        vocab = prepared.vocabs.target
-        self._config = config
-        self._batches = valid_batches(prepared.valid, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
-        self._parallel = parallel
-        self._step = parallel.compile(make_evaluation_step(model))
-        self._translator = None
-        if not prepared.valid_pairs.has_source:
-            return
-        self._sources = [pair.source for pair in prepared.valid_pairs]
-        self._references = [pair.target for pair in prepared.valid_pairs]
-        greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
-        quiet: list[str] = []  # lines that are cut are the same at every evaluation: `prepare` reports them
-        self._translator = Translator(
-            dataclasses.replace(config, search=greedy), None, prepared.vocabs, warn=quiet.append
-        )
-
-    def __call__(self, params: Any) -> dict[str, float]:
-        """The scores of these parameters, by name."""
-        start = time.monotonic()
-        likelihood = measure(self._step, params, self._batches, put=self._parallel.put)
-        values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
-        if self._translator is None:
-            return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
-        train = self._config.train
-        evaluation = evaluate_lines(
-            self._translator,
-            self._sources,
-            self._references,
-            lowercase=train.lowercase,
-            tokenize=train.bleu_tokenize,
-            params=params,
-        )
-        scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
-        return values | scores | {"seconds": evaluation.seconds}

@@ -24,7 +24,7 @@ from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.data.store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.monitor import Evaluation, TrainingLog
+from flaxformer_mt.monitor import TrainingLog
 from flaxformer_mt.optim import Schedule, make_optimizer, make_schedule
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache
 from flaxformer_mt.prepare import Prepared, prepare
@@ -36,6 +36,7 @@ from flaxformer_mt.signals import StopRequest
 from flaxformer_mt.state import TrainState, init_state
 from flaxformer_mt.steps import StepMetrics, add_sums, make_gradient_step, make_train_step, make_update
 from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.validation import Evaluation
 
 # One update: the state and its microbatches in, the state after and what to log out.
 TrainStep = Callable[[TrainState, list[Batch]], tuple[TrainState, StepMetrics]]

@@ -28,7 +28,7 @@ FLOORS = [
     {"trained"},
     {"translate", "likelihood", "convert"},
     {"evaluate", "prepare"},
-    {"report", "monitor"},
+    {"report", "monitor", "validation"},
     {"trainer", "show", "doctor", "plot", "flags"},
     {"cli"},
     {"__main__"},

@@ -30,11 +30,12 @@ from flaxformer_mt.config import (
 from flaxformer_mt.config_files import read_config, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.monitor import Evaluation, TrainingLog
+from flaxformer_mt.monitor import TrainingLog
 from flaxformer_mt.optim import make_optimizer
 from flaxformer_mt.state import init_state
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.trainer import fit
+from flaxformer_mt.validation import Evaluation
 from flaxformer_mt.vocab import load_vocabs
 
 # What a library warns of reaches the user's terminal.
