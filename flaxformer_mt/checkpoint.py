@@ -24,6 +24,7 @@ import numpy as np
 from flaxformer_mt import manifest
 from flaxformer_mt.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel.processes import wait_for_all
 from flaxformer_mt.tree_paths import (
     Leaves,
     PyTree,
@@ -97,11 +98,12 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when the last `save` is on the disk; with several processes, on every one of them."""
-        self._join_writer()
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
+        self.finish_writing()
+        wait_for_all("checkpoint")
 
-            multihost_utils.sync_global_devices("checkpoint")
+    def finish_writing(self) -> None:
+        """Returns when what this process has to write is on the disk; the others are not waited for."""
+        self._join_writer()
 
     def restore(
         self, which: int | str, targets: dict[str, PyTree]

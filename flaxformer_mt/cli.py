@@ -5,22 +5,23 @@ text), everything else to standard error. The rooms are imported when their comm
 instant.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config_checks import validate
+from flaxformer_mt.config_checks import check_search, validate
 from flaxformer_mt.config_files import load_config, read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flags import parse_flags, takes_config
-from flaxformer_mt.lines import open_input, open_output, read_lines
+from flaxformer_mt.lines import STANDARD, open_input, open_output, read_lines
 from flaxformer_mt.options import (
     AverageOptions,
     DoctorOptions,
@@ -29,6 +30,7 @@ from flaxformer_mt.options import (
     ImportOptions,
     PlotOptions,
     PrepareOptions,
+    ProcessOptions,
     SearchOptions,
     ShowOptions,
     TrainOptions,
@@ -38,6 +40,20 @@ from flaxformer_mt.recipes import find_config
 
 PROGRAM = "flaxformer-mt"
 
+# Flags that have an effect on one method of search alone.
+_ONLY = {
+    "beam": (
+        "beam_size",
+        "coverage_penalty",
+        "coverage_layer",
+        "stopping",
+        "patience",
+        "diversity_groups",
+        "diversity_strength",
+    ),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
+}
+
 # Lines that `translate` reads before it writes the first: they share batches.
 WINDOW = 2048
 
@@ -45,7 +61,9 @@ WINDOW = 2048
 def _train(options: TrainOptions) -> object:
     from flaxformer_mt.trainer import fit
 
-    return fit(options.config, options.run)
+    if options.profile is not None and options.profile < 1:
+        raise UserError(f"--profile is {options.profile}; it must be at least 1: how many updates to record")
+    return fit(options.config, options.run, profile=options.profile or 0)
 
 
 def _show(options: ShowOptions) -> object:
@@ -61,7 +79,7 @@ def _prepare(options: PrepareOptions) -> object:
 
 
 def _evaluate(options: EvaluateOptions) -> object:
-    from flaxformer_mt.evaluate import evaluate_run
+    from flaxformer_mt.evaluate import describe_evaluation, evaluate_run
 
     language_model = not read_config(options.run / "config.json").data.source_language
     if language_model:
@@ -76,7 +94,7 @@ def _evaluate(options: EvaluateOptions) -> object:
     if file is not None and options.split is not None:
         flag = "--reference" if options.source is None else "--source"
         raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
-    return evaluate_run(
+    result = evaluate_run(
         options.run,
         split=options.split or "test",
         source=options.source,
@@ -84,13 +102,37 @@ def _evaluate(options: EvaluateOptions) -> object:
         checkpoint=options.checkpoint,
         lowercase=options.lowercase,
         search=search,
+        **({} if language_model else _comparison(options)),
     )
+    if table := describe_evaluation(result, name=str(options.run)):
+        print(table, file=sys.stderr)
+    return result
+
+
+def _comparison(options: EvaluateOptions) -> dict[str, Any]:
+    """How sure the scores shall be, and what the run is compared with: arguments of `evaluate_run`."""
+    from flaxformer_mt.comparison import find_rival, make_resamples
+
+    resamples = make_resamples(options.bootstrap, options.paired, options.trials, compared=options.against)
+    rivals = [find_rival(name) for name in options.against]
+    # The flags of the search are everybody's, and what they leave open each run's config says.
+    against = [
+        dataclasses.replace(rival, search=_search_config(dataclasses.replace(options, run=rival.run)))
+        if rival.run
+        else rival
+        for rival in rivals
+    ]
+    return {"against": against, "resamples": resamples}
 
 
 def _check_text_options(options: EvaluateOptions) -> None:
     """Refuses what has no effect on the evaluation of a language model."""
-    names = ("method", "beam_size", "length_penalty", "batch_tokens", "lowercase")
-    if given := [f"--{name}" for name in names if getattr(options, name) is not None]:
+    names = (
+        *(field.name for field in dataclasses.fields(SearchOptions)),
+        *("lowercase", "bootstrap", "against", "paired", "trials"),
+    )
+    given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
+    if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
         raise UserError(
             f"{options.run} is a language model (its data.source_language is empty), whose text is scored as "
             f"it stands; leave out {' and '.join(given)}"
@@ -102,21 +144,41 @@ def _translate(options: TranslateOptions) -> None:
 
     search = _search_config(options)
     n_best = 1 if options.n_best is None else options.n_best
-    width = 1 if search.method == "greedy" else search.beam_size
+    width = {"greedy": 1, "beam": search.beam_size, "sample": max(n_best, 1)}[search.method]
     if not 1 <= n_best <= width:
         raise UserError(
             f"--n_best is {n_best}, but {search.method} search with beam_size {width} keeps {width}; "
             f"give 1 to {width}, or --method=beam --beam_size={max(n_best, 1)}"
         )
-    with open_input(options.input) as stream:
-        translator = Translator.load(options.run, checkpoint=options.checkpoint, search=search)
+    with contextlib.ExitStack() as files:
+        stream = files.enter_context(open_input(options.input))
+        demands = _demands(options, files)
+        members: dict[str, Any] = {"ensemble": options.ensemble} if options.ensemble else {}
+        translator = Translator.load(options.run, checkpoint=options.checkpoint, search=search, **members)
         lines = read_lines(stream, name=options.input, invalid_utf8=options.invalid_utf8)
         window = 1 if stream.isatty() else WINDOW  # whoever types a line waits for its translation
-        translations = translator.translate_stream(lines, n_best=n_best, window=window)
+        translations = translator.translate_stream(lines, n_best=n_best, window=window, **demands)
         with open_output(options.output) as write:
             for number, translation in enumerate(translations):
                 for text in _format(number, translation, options):
                     write(text)
+
+
+def _demands(options: TranslateOptions, files: contextlib.ExitStack) -> dict[str, Iterator[Any]]:
+    """What the files beside the input ask of its lines."""
+    demands: dict[str, Iterator[Any]] = {}
+    paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
+    if len(paths) > 1:
+        raise UserError(
+            "only one of --input, --prefix and --required can be standard input; give files for the others"
+        )
+    for name, path in (("prefixes", options.prefix), ("required", options.required)):
+        if path is not None:
+            stream = files.enter_context(open_input(path))
+            demands[name] = read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
+    if "required" in demands:
+        demands["required"] = (line.split("\t") for line in demands["required"])
+    return demands
 
 
 def _format(number: int, translation: Any, options: TranslateOptions) -> list[str]:
@@ -258,7 +320,24 @@ def _run(arguments: list[str]) -> object:
     options = parse_flags(command.options, flags, prog=f"{PROGRAM} {name}")
     if takes_config(command.options):
         validate(options.config)
-    return command.run(options)
+    if not isinstance(options, ProcessOptions):
+        return command.run(options)
+    flags_of_processes = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)
+    }
+    return _run_together(command, options, **flags_of_processes)
+
+
+def _run_together(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
+    """Runs a command on its own, or as one of several processes, of which the first speaks."""
+    if not distributed and all(value is None for value in flags.values()):
+        return command.run(options)
+    from flaxformer_mt.parallel.processes import connect, is_first, work_together
+
+    connect(**flags, detect=distributed)
+    with work_together():
+        result = command.run(options)
+    return result if is_first() else None
 
 
 def _overview() -> str:
@@ -270,15 +349,17 @@ def _overview() -> str:
 
 def _search_config(options: SearchOptions) -> SearchConfig:
     """The run's own search with what the flags say instead."""
-    stored = read_config(options.run / "config.json").search
-    names = ("method", "beam_size", "length_penalty", "batch_tokens")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    search = dataclasses.replace(stored, **given)
-    for name in ("beam_size", "batch_tokens"):
-        if getattr(search, name) < 1:
-            raise UserError(f"--{name} is {getattr(search, name)}; it must be at least 1")
-    if search.method == "greedy" and options.beam_size not in (None, 1):
-        raise UserError(
-            f"--beam_size={options.beam_size} and greedy search exclude each other; give --method=beam"
-        )
+    stored = read_config(options.run / "config.json")
+    names = [field.name for field in dataclasses.fields(SearchConfig)]
+    flags = {name: getattr(options, name, None) for name in names}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    search = dataclasses.replace(stored.search, **given)
+    check_search(search, model=stored.model, where="--")
+    for method, own in _ONLY.items():
+        for name in own:
+            if method != search.method and name in given and (name, given[name]) != ("beam_size", 1):
+                raise UserError(
+                    f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
+                    "or leave it out"
+                )
     return search

@@ -192,10 +192,17 @@ class ModelConfig:
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
+    # What computes attention over whole sequences: plain products and a softmax, xla's function, or cudnn's
+    # flash kernel, which needs bfloat16 and a GPU. auto: cudnn where it can, else plain. Where weights are
+    # dropped or plotted it is plain in any case.
+    attention: Literal["auto", "plain", "xla", "cudnn"] = "auto"
     # Type of the computation; parameters are always float32, and so are softmax, norms and loss.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Recompute layers in the backward pass to save memory: no, all, or all but matrix products.
     remat: Literal["none", "full", "dots"] = "none"
+    # Run the layers of a stack as a loop over one: compiling takes as long as for a single layer. For deep
+    # models; where a step is short, a loop is a little slower.
+    scan_layers: bool = False
 
     @property
     def longest_input(self) -> int | None:
@@ -270,6 +277,9 @@ class TrainConfig:
     prng: Literal["rbg", "threefry"] = "rbg"
     # Write TensorBoard files beside metrics.jsonl.
     tensorboard: bool = True
+    # Floating-point operations a second of which one device is capable, as 989e12: what utilization is a
+    # share of. 0: from the table of known devices; none for others, as CPUs.
+    peak_flops: float = 0.0
     # sacreBLEU's tokenizer for BLEU; none: the text is split into tokens already.
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "none"] = "13a"
     # Count scores without regard to case.
@@ -280,24 +290,69 @@ class TrainConfig:
 class ParallelConfig:
     """How the work is laid over devices."""
 
-    # Devices that share each batch. 0: all of them.
+    # pmap: whole parameters on every device. mesh: jit over axes, which may split parameters too. auto: pmap
+    # where several devices share batches alone, else mesh.
+    backend: Literal["auto", "pmap", "mesh"] = "auto"
+    # Devices to use, the first so many. 0: all of them. The axes below multiply to it.
+    devices: int = 0
+    # Parts of each batch that have whole parameters. 0: as many as fsdp and tensor leave devices.
     data: int = 0
+    # Parts of each batch that share parameters, optimizer state and moving average.
+    fsdp: int = 1
+    # Devices that share heads, feed-forward width and vocabulary of every layer.
+    tensor: int = 1
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """How a translation is searched."""
 
-    # Beam search, or always the most probable token.
-    method: Literal["beam", "greedy"] = "beam"
-    # Hypotheses that beam search keeps.
+    # Beam search, always the most probable token, or tokens drawn at random.
+    method: Literal["beam", "greedy", "sample"] = "beam"
+    # beam: hypotheses that are kept.
     beam_size: int = 4
-    # Exponent alpha of the length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). 0: none.
+    # Exponent alpha of the length penalty, by which log-probabilities are divided. 0: none.
     length_penalty: float = 1.0
+    # gnmt: ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14); length: length ** alpha.
+    length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
+    # beam: weight beta of the coverage penalty (Wu et al. 2016, equation 14). 0: none.
+    coverage_penalty: float = 0.0
+    # Decoder layer whose mean cross-attention is coverage, counted from 0; -1: the last.
+    coverage_layer: int = -1
+    # beam: exact goes on while a better hypothesis is possible; inexact ends after patience * beam_size ends.
+    stopping: Literal["exact", "inexact"] = "exact"
+    # See stopping.
+    patience: float = 1.0
+    # beam: groups that are kept apart (Vijayakumar et al. 2016); they share beam_size. 1: plain search.
+    diversity_groups: int = 1
+    # Log-probability taken off a token for each beam of an earlier group that chose it in the same place.
+    diversity_strength: float = 0.5
+    # sample: above 1 flattens the distribution, below 1 sharpens it.
+    temperature: float = 1.0
+    # sample: only the so many likeliest tokens. 0: all.
+    top_k: int = 0
+    # sample: only the fewest likeliest tokens whose probabilities add up to this. 1: all.
+    top_p: float = 1.0
+    # sample: only tokens of at least this times the probability of the likeliest. 0: all.
+    min_p: float = 0.0
+    # sample: another seed gives another sample; the same seed and line give the same one.
+    seed: int = 1
+    # No sequence of so many tokens occurs twice in a translation. 0: any may.
+    no_repeat_ngram: int = 0
+    # Pieces, or ids, of the target vocabulary that never occur in a translation.
+    suppress: tuple[str, ...] = ()
+    # Whether translations may contain the symbol for what has no piece.
+    allow_unknown: bool = True
+    # The shortest translation, in tokens: this times the source's, plus min_length_offset.
+    min_length_ratio: float = 0.0
+    # See min_length_ratio.
+    min_length_offset: int = 0
     # The longest translation, in tokens: this times the source's, plus max_length_offset.
     max_length_ratio: float = 1.5
     # See max_length_ratio.
     max_length_offset: int = 20
+    # Several models at once: the mean of their log-probabilities or of their probabilities.
+    ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
     # Source and beam tokens that are searched together.
     batch_tokens: int = 8192
 

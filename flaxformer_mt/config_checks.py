@@ -3,9 +3,11 @@
 Owns the check that every command makes before it works. Knows nothing of data on disk or of devices.
 """
 
+import math
+import typing
 from collections.abc import Iterator
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.errors import UserError
 
 
@@ -20,6 +22,7 @@ def validate(config: Config) -> None:
         *_data_problems(config),
         *_architecture_problems(config),
         *_training_problems(config),
+        *_search_problems(config.search, config.model, "search."),
     ]
     if problems:
         raise UserError("\n".join(problems))
@@ -60,6 +63,21 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
         rate = getattr(model, name)
         if rate is not None and not 0 <= rate < 1:
             yield f"model.{name} is {rate}; it must be at least 0 and below 1"
+    yield from _attention_problems(model)
+
+
+def _attention_problems(model: ModelConfig) -> Iterator[str]:
+    """An attention that is asked for by name and could never be used."""
+    if model.attention not in ("xla", "cudnn"):
+        return
+    rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
+    if rate:
+        yield (
+            f"model.attention {model.attention} has no weights to drop, but they are dropped at {rate}; set "
+            "model.attention_dropout_rate=0, or model.attention=auto"
+        )
+    if model.attention == "cudnn" and model.dtype != "bfloat16":
+        yield f"model.attention cudnn needs model.dtype=bfloat16, not {model.dtype}; set it, or use auto"
 
 
 def _decoder_only(model: ModelConfig) -> bool:
@@ -139,8 +157,95 @@ def _architecture_problems(config: Config) -> Iterator[str]:
         )
 
 
+def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
+    """Checks the options of a search, and reports every problem at once.
+
+    Args:
+      model: the network that is searched with, if that is known.
+      where: what goes before the names of fields in messages: "search." or "--".
+
+    Raises:
+      UserError: one line for each problem.
+    """
+    if problems := list(_search_problems(search, model, where)):
+        raise UserError("\n".join(problems))
+
+
+def _search_problems(search: SearchConfig, model: ModelConfig | None, where: str) -> Iterator[str]:
+    for name, kind in typing.get_type_hints(SearchConfig).items():
+        choices, value = typing.get_args(kind), getattr(search, name)
+        if typing.get_origin(kind) is typing.Literal and value not in choices:
+            yield f"{where}{name} is {value!r}; it must be one of {', '.join(choices)}"
+    at_least = [
+        ("beam_size", 1),
+        ("length_penalty", 0),
+        ("coverage_penalty", 0),
+        ("diversity_groups", 1),
+        ("diversity_strength", 0),
+        ("top_k", 0),
+        ("no_repeat_ngram", 0),
+        ("min_length_ratio", 0),
+        ("min_length_offset", 0),
+        ("max_length_ratio", 0),
+        ("max_length_offset", 0),
+        ("batch_tokens", 1),
+    ]
+    for name, bound in at_least:
+        value = getattr(search, name)
+        if not math.isfinite(value):  # so is not-a-number
+            yield f"{where}{name} is {value}; it must be a finite number of at least {bound}"
+        elif value < bound:
+            yield f"{where}{name} is {value}; it must be at least {bound}"
+    for name in ("temperature", "patience"):
+        if not 0 < getattr(search, name) < math.inf:
+            yield f"{where}{name} is {getattr(search, name)}; it must be a finite number above 0"
+    if not 0 < search.top_p <= 1:
+        yield f"{where}top_p is {search.top_p}; it must be above 0 and at most 1, which keeps all tokens"
+    if not 0 <= search.min_p <= 1:
+        yield f"{where}min_p is {search.min_p}; it must be from 0, which keeps all tokens, to 1"
+    if not 0 <= search.seed < 2**32:
+        yield f"{where}seed is {search.seed}; it must be from 0 to {2**32 - 1}"
+    yield from _search_conflicts(search, where)
+    if model is not None and search.coverage_penalty:
+        yield from _coverage_problems(search, model, where)
+
+
+def _coverage_problems(search: SearchConfig, model: ModelConfig, where: str) -> Iterator[str]:
+    if _decoder_only(model):
+        yield (
+            f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "
+            "cross-attention to measure coverage by; set it to 0"
+        )
+    layers = model.num_decoder_layers
+    if not -layers <= search.coverage_layer < layers:
+        yield (
+            f"{where}coverage_layer is {search.coverage_layer}, but model.num_decoder_layers is {layers}; it "
+            f"must be from {-layers} to {layers - 1}"
+        )
+
+
+def _search_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
+    groups = search.diversity_groups
+    if search.method == "beam" and groups > 1 and search.beam_size % groups:
+        near = max(1, round(search.beam_size / groups)) * groups
+        yield (
+            f"{where}beam_size {search.beam_size} is not divisible by {where}diversity_groups {groups}; the "
+            f"nearest that is: {near}"
+        )
+    # Straight lines over the source's length: who is below at one token and no steeper is below everywhere.
+    steeper = search.min_length_ratio > search.max_length_ratio
+    shortest = search.min_length_ratio + search.min_length_offset
+    if steeper or (shortest > 1 and shortest > search.max_length_ratio + search.max_length_offset):
+        yield (
+            f"the shortest translation, {where}min_length_ratio {search.min_length_ratio} times the source "
+            f"and {where}min_length_offset {search.min_length_offset}, is above the longest of some, "
+            f"{where}max_length_ratio {search.max_length_ratio} times and {where}max_length_offset "
+            f"{search.max_length_offset}; lower the one or raise the other"
+        )
+
+
 def _training_problems(config: Config) -> Iterator[str]:
-    optim, train, search = config.optim, config.train, config.search
+    optim, train = config.optim, config.train
     at_least = [
         ("optim.warmup_steps", optim.warmup_steps, 0),
         ("optim.accumulation", optim.accumulation, 1),
@@ -151,12 +256,14 @@ def _training_problems(config: Config) -> Iterator[str]:
         ("train.checkpoint_every", train.checkpoint_every, 1),
         ("train.keep_checkpoints", train.keep_checkpoints, 1),
         ("train.patience", train.patience, 0),
-        ("search.beam_size", search.beam_size, 1),
-        ("search.length_penalty", search.length_penalty, 0),
+        ("train.peak_flops", train.peak_flops, 0),
         ("data.num_shapes", config.data.num_shapes, 1),
         ("data.length_multiple", config.data.length_multiple, 1),
         ("data.row_multiple", config.data.row_multiple, 1),
+        ("parallel.devices", config.parallel.devices, 0),
         ("parallel.data", config.parallel.data, 0),
+        ("parallel.fsdp", config.parallel.fsdp, 1),
+        ("parallel.tensor", config.parallel.tensor, 1),
     ]
     for name, value, bound in at_least:
         if value < bound:
@@ -169,6 +276,11 @@ def _training_problems(config: Config) -> Iterator[str]:
     ]:
         if not 0 <= share < 1:
             yield f"{name} is {share}; it must be at least 0 and below 1"
+    if config.model.scan_layers and optim.optimizer == "muon":
+        yield (
+            "optim.optimizer muon takes the axes of single layers for those of matrices, but "
+            "model.scan_layers is True; set it to False, or use another optimizer"
+        )
     if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
         yield (
             f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; "

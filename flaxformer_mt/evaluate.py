@@ -1,35 +1,35 @@
 """Scores of translations: of lines, of a split of a run's data, or of a user's files.
 
-Owns what an evaluation reports, of a language model too, and the files under RUN/translations/. Knows nothing
-of training, nor of how translations come about.
+Owns what an evaluation reports, of a language model too. Knows nothing of training, nor of how translations
+come about.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flaxformer_mt.comparison import (
+    Resamples,
+    Rival,
+    describe_scores,
+    keep_differences,
+    read_rivals,
+    report_confidence,
+    report_rivals,
+    translate_rivals,
+)
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config_files import read_config
-from flaxformer_mt.corpus.reader import has_split, read_pairs
+from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.length_breakdown import describe_by_length, score_by_length
 from flaxformer_mt.likelihood import score_text
-from flaxformer_mt.lines import STANDARD, open_input, read_lines
-from flaxformer_mt.metrics import Scores, score_translations
+from flaxformer_mt.metrics import Scores, resample_scores, score_edits, score_translations
+from flaxformer_mt.scored_set import check_split, name_of_file, read_set
 from flaxformer_mt.translate import Translator, warn_on_stderr
-
-# Fields of `Translations`, and what their files are called.
-_KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothesis"}
-
-
-@dataclass(frozen=True)
-class Translations:
-    """Translations beside their sources and references, sentence by sentence."""
-
-    sources: tuple[str, ...]
-    references: tuple[str, ...]
-    hypotheses: tuple[str, ...]
+from flaxformer_mt.translation_files import Translations, read_sentences, save_translations
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,15 @@ def evaluate_run(
     checkpoint: str | None = None,
     lowercase: bool | None = None,
     search: SearchConfig | None = None,
+    against: Sequence[Rival] = (),
+    resamples: Resamples | None = None,
 ) -> dict[str, Any]:
     """Scores a run, keeps the translations in RUN/translations/, and returns what it found as JSON values.
 
-    The result holds BLEU and chrF as configured and, beside them, cased and lower-cased BLEU, each with its
-    signature: numbers of different papers are only comparable with the right one. Of a language model it
-    holds, instead, loss (nats a token, end symbols included) and perplexity; nothing is kept.
+    The result holds BLEU and chrF as configured, TER, cased and lower-cased BLEU, each with its signature
+    (numbers of different papers are only comparable with the right one), and scores by length of the source;
+    with `resamples` confidence intervals, and with `against` paired tests. Of a language model it holds,
+    instead, loss (nats a token, end symbols included) and perplexity; nothing is kept.
 
     Args:
       split: of the run's data set, unless files are given.
@@ -110,30 +113,46 @@ def evaluate_run(
       checkpoint: best, last, average or a step. None: as the run's config says.
       lowercase: score translations without regard to case. None: as the run's config says.
       search: of translations, options instead of those of the run's config.
+      against: other runs, or files of translations, of the same sentences.
+      resamples: how intervals and tests are computed. None: no intervals, and tests as by default.
 
     Raises:
-      UserError: no run, checkpoint, split or file of that name, or unequal numbers of lines.
+      UserError: no run, checkpoint, split or file of that name, unequal numbers of lines, a run that means
+        another set by its split, or options that have no effect.
     """
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
-        if source is not None:
-            raise UserError(
-                f"{run_dir} is a language model of {config.data.target_language} (its data.source_language "
-                f"is empty): it takes no source {source}, only the text to score; give --reference=FILE alone"
-            )
+        _check_text_alone(run_dir, config, source, against)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
-    name, sources, references = _read_set(config, split, source, reference)
+    resamples = Resamples(1000 if against else 0) if resamples is None else resamples
+    scored = read_set(config, split, source=source, reference=reference)
+    from_files = read_rivals(against, (run_dir, config, scored), split=split if source is None else None)
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search)
     lowercase = config.train.lowercase if lowercase is None else lowercase
-    tokenize = config.train.bleu_tokenize
-    evaluation = evaluate_lines(translator, sources, references, lowercase=lowercase, tokenize=tokenize)
-    save_translations(run_dir, name, evaluation)
-    other = score_translations(evaluation.hypotheses, references, lowercase=not lowercase, tokenize=tokenize)
+    counting: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
+    evaluation = evaluate_lines(translator, scored.sources, scored.references, **counting)
+    save_translations(run_dir, scored.name, evaluation)
+    named = {"name": scored.name, "checkpoint": translator.checkpoint}
+    del translator  # its parameters make room for those of the others
+    others, described = translate_rivals(against, scored.sources, from_files)
+    if against:
+        keep_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
+    return (
+        named
+        | _report_scores(evaluation, **counting)
+        | _resample(evaluation, others, described, resamples, **counting)
+        | {"by_length": score_by_length(evaluation, **counting)}
+    )
+
+
+def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
+    """What one system's translations score, without resampling and TER."""
+    other = score_translations(
+        evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
+    )
     cased, lowercased = (other, evaluation.scores) if lowercase else (evaluation.scores, other)
     return {
-        "name": name,
-        "checkpoint": translator.checkpoint,
-        "sentences": len(sources),
+        "sentences": len(evaluation.sources),
         "bleu": evaluation.scores.bleu,
         "chrf": evaluation.scores.chrf,
         "signature": evaluation.scores.bleu_signature,
@@ -149,6 +168,64 @@ def evaluate_run(
     }
 
 
+def _resample(
+    own: Translations,
+    others: Mapping[str, Sequence[str]],
+    described: Sequence[Mapping[str, Any]],
+    resamples: Resamples,
+    **counting: Any,
+) -> dict[str, Any]:
+    """TER, which takes the longest to compute, and all that needs it of several samples."""
+    if not others and not resamples.samples:
+        ter = score_edits(own.hypotheses, own.references)
+        return {"ter": ter.score, "ter_signature": ter.signature}
+    # A file could be called anything; nobody's name is empty.
+    systems = {"": own.hypotheses, **others}
+    found = resample_scores(
+        systems,
+        own.references,
+        samples=resamples.samples,
+        paired=resamples.paired if others else "bootstrap",
+        trials=resamples.trials,
+        **counting,
+    )
+    result: dict[str, Any] = {
+        "ter": found.systems[0]["ter"].score,
+        "ter_signature": found.plain_signatures["ter"],
+    }
+    if resamples.samples:
+        result["confidence"] = report_confidence(found, samples=resamples.samples)
+    if others:
+        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
+        result["against"] = report_rivals(found, described, own.hypotheses, others)
+    return result
+
+
+def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
+    """Tables for humans of what `evaluate_run` found: the scores of `name` and its rivals, and by length.
+
+    Of a language model there are none: "".
+    """
+    if "by_length" not in result:
+        return ""
+    return "\n\n".join([describe_scores(name, result), describe_by_length(result["by_length"])])
+
+
+def _check_text_alone(run_dir: Path, config: Config, source: str | None, against: Sequence[Rival]) -> None:
+    what = (
+        f"{run_dir} is a language model of {config.data.target_language} (its data.source_language is empty)"
+    )
+    if source is not None:
+        raise UserError(
+            f"{what}: it takes no source {source}, only the text to score; give --reference=FILE alone"
+        )
+    if against:
+        raise UserError(
+            f"{what}: it has no translations to compare with those of {against[0].name}; compare the "
+            "perplexities of language models"
+        )
+
+
 def _evaluate_language_model(
     run_dir: Path,
     config: Config,
@@ -157,90 +234,16 @@ def _evaluate_language_model(
     checkpoint: str | None,
 ) -> dict[str, Any]:
     if reference is None:
-        _check_split(config, split, files="--reference=FILE")
+        check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
-        sentences = _read(reference)
+        sentences = read_sentences(reference)
     scored = score_text(run_dir, sentences, checkpoint=checkpoint, warn=warn_on_stderr)
     return {
-        "name": split if reference is None else _name_of(reference),
+        "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,
         "sentences": len(sentences),
         "tokens": scored.likelihood.tokens,
         "loss": scored.likelihood.loss,
         "perplexity": scored.likelihood.perplexity,
     }
-
-
-def save_translations(run_dir: Path, name: str, translations: Translations) -> None:
-    """Writes RUN/translations/NAME.source, .reference and .hypothesis, line N of each being sentence N."""
-    folder = run_dir / "translations"
-    folder.mkdir(parents=True, exist_ok=True)
-    for field, kind in _KINDS.items():
-        lines = (_one_line(text) for text in getattr(translations, field))
-        data = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
-        (folder / f"{name}.{kind}").write_bytes(data)
-
-
-def load_translations(run_dir: Path, name: str) -> Translations:
-    """Reads what `save_translations` wrote. Raises UserError if a file is absent."""
-    files = {field: str(run_dir / "translations" / f"{name}.{kind}") for field, kind in _KINDS.items()}
-    return Translations(**{field: tuple(_read(file)) for field, file in files.items()})
-
-
-def side_by_side(translations: Translations, *, count: int = 10) -> str:
-    """Source, translation and reference of up to `count` sentences, spread evenly over the set.
-
-    source       ein Hund läuft .
-    translation  a dog runs .
-    reference    a dog is running .
-    """
-    total = len(translations.sources)
-    count = min(count, total)
-    shown = [index * total // count for index in range(count)]
-    return "\n\n".join(
-        f"source       {_one_line(translations.sources[index])}\n"
-        f"translation  {_one_line(translations.hypotheses[index])}\n"
-        f"reference    {_one_line(translations.references[index])}"
-        for index in shown
-    )
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\r", " ").replace("\n", " ")
-
-
-def _read_set(
-    config: Config, split: Literal["test", "valid"], source: str | None, reference: str | None
-) -> tuple[str, list[str], list[str]]:
-    """The name of what is scored, its sources and its references."""
-    if (source is None) != (reference is None):
-        missing = "a reference" if reference is None else "a source"
-        raise UserError(f"{source or reference} is given without {missing}; files are scored in pairs")
-    if source is None or reference is None:
-        _check_split(config, split, files="--source=FILE --reference=FILE")
-        pairs = read_pairs(config.data, split)
-        return split, [pair.source for pair in pairs], [pair.target for pair in pairs]
-    if source == reference:
-        raise UserError(f"source and reference are both {source}; give two files")
-    sources, references = _read(source), _read(reference)
-    if len(sources) != len(references):
-        raise UserError(
-            f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
-            "line N of the one must be the translation of line N of the other"
-        )
-    return _name_of(source), sources, references
-
-
-def _check_split(config: Config, split: Literal["test", "valid"], *, files: str) -> None:
-    if not has_split(config.data, split):
-        raise UserError(f"{config.data.dataset} has no {split} split; score files with {files}")
-
-
-def _name_of(path: str) -> str:
-    return "stdin" if path == STANDARD else Path(path).name
-
-
-def _read(path: str) -> list[str]:
-    with open_input(path) as stream:
-        return list(read_lines(stream, name=path))

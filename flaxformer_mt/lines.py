@@ -8,13 +8,16 @@ import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from flaxformer_mt.errors import UserError
 
 STANDARD = "-"
+
+# How many line numbers a message names.
+_NAMED_LINES = 10
 
 
 @contextlib.contextmanager
@@ -77,15 +80,21 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
     if path == STANDARD:
         yield _write_to(sys.stdout.buffer)
         return
+    file = check_output(path)
+    partial = file.with_name(file.name + ".partial")
+    with partial.open("wb") as stream:
+        yield _write_to(stream)
+    os.replace(partial, file)
+
+
+def check_output(path: str) -> Path:
+    """The file that a path names. Raises UserError if its folder does not exist, or it is a folder itself."""
     file = Path(path).expanduser()
     if not file.parent.is_dir():
         raise UserError(f"output folder {file.parent} does not exist; make it with mkdir -p {file.parent}")
     if file.is_dir():
         raise UserError(f"output {file} is a folder; give a file, or - for standard output")
-    partial = file.with_name(file.name + ".partial")
-    with partial.open("wb") as stream:
-        yield _write_to(stream)
-    os.replace(partial, file)
+    return file
 
 
 def _write_to(stream: BinaryIO) -> Callable[[str], None]:
@@ -94,3 +103,10 @@ def _write_to(stream: BinaryIO) -> Callable[[str], None]:
         stream.flush()  # whoever waits at the other end of a pipe sees each line as soon as it is there
 
     return write
+
+
+def name_lines(numbers: Sequence[int]) -> str:
+    """What messages call lines, of which they name ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
+    named = ", ".join(map(str, numbers[:_NAMED_LINES]))
+    more = len(numbers) - _NAMED_LINES
+    return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")

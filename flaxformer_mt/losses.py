@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from flaxformer_mt.accounting import loss_chunk_width
 from flaxformer_mt.shapes import Array, typed
 
 
@@ -23,7 +24,7 @@ def smoothed_cross_entropy(
     their number.
     """
     weights = jnp.asarray(mask, jnp.float32)
-    return (_entropies(jnp.asarray(logits), jnp.asarray(target), smoothing)[0] * weights).sum(), weights.sum()
+    return (_entropies(jnp.asarray(logits), jnp.asarray(target), smoothing) * weights).sum(), weights.sum()
 
 
 class Output(NamedTuple):
@@ -63,7 +64,7 @@ def projected_cross_entropy(
     """
     weights = jnp.asarray(mask, jnp.float32)
     batch, length = target.shape
-    width = max(1, min(length, chunk_tokens // batch))
+    width = loss_chunk_width(batch, length, chunk_tokens=chunk_tokens)
     padding = -length % width
 
     def cut(x: Array) -> Array:  # [B, T, ...] -> [chunks, B, width, ...]
@@ -75,13 +76,11 @@ def projected_cross_entropy(
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 
 
-def _entropies(logits: Array, target: Array, smoothing: float) -> tuple[Array, Array]:
+def _entropies(logits: Array, target: Array, smoothing: float) -> Array:
     log_total = jax.nn.logsumexp(logits, axis=-1)
     at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
     loss = log_total - (1 - smoothing) * at_target
-    if smoothing:
-        loss = loss - smoothing * logits.mean(axis=-1)
-    return loss, log_total
+    return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
 
 def _project(hidden: Array, output: Output) -> Array:
@@ -115,7 +114,7 @@ def _chunked_totals(
     def add(totals: _Totals, chunk: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
         hidden, target, weights = chunk
         logits = _project(hidden, output)
-        loss, _ = _entropies(logits, target, smoothing)
+        loss = _entropies(logits, target, smoothing)
         return _add_chunk(totals, loss, logits, target, weights), None
 
     return jax.lax.scan(add, _no_totals(count), (hidden, target, weights))[0]
@@ -124,9 +123,17 @@ def _chunked_totals(
 def _chunked_totals_forward(
     smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
 ) -> tuple[_Totals, tuple[Array, Output]]:
-    """The gradient is made here, where the logits are at hand; the backward pass only scales it."""
+    """The gradient is made here, where the logits are at hand; the backward pass only scales it.
+
+    By the logits it is the softmax minus what is expected of it. The softmax is exponentials over their sum;
+    only the exponentials are of the size of the logits, and they go into the two products as they are: the
+    sum and the weights scale single tokens, before or after, and what is expected is the same for all words
+    but one.
+    """
     size = output.table.shape[0]
     table = output.table.astype(hidden.dtype)
+    table_mean = table.mean(0, dtype=jnp.float32)
+    bias: Array = jnp.zeros(()) if output.bias is None else output.bias
 
     def add(
         sums: tuple[_Totals, Output], chunk: tuple[Array, Array, Array]
@@ -134,19 +141,37 @@ def _chunked_totals_forward(
         totals, gradient = sums
         hidden, target, weights = chunk
         logits = _project(hidden, output)
-        loss, log_total = _entropies(logits, target, smoothing)
-        expected = smoothing / size + jnp.where(jnp.arange(size) == target[..., None], 1 - smoothing, 0.0)
-        by_logits = (jnp.exp(logits - log_total[..., None]) - expected) * weights[..., None]
-        narrow = by_logits.astype(hidden.dtype)
-        by_table = jnp.einsum("BTV,BTD->VD", narrow, hidden, preferred_element_type=jnp.float32)
-        by_bias = None if gradient.bias is None else gradient.bias + by_logits.sum((0, 1))
-        by_hidden = jnp.einsum("BTV,VD->BTD", narrow, table)
+        largest = logits.max(axis=-1, keepdims=True)
+        exponentials = jnp.exp(logits - largest)
+        total = exponentials.sum(axis=-1)
+        # Of a token's logits two numbers are left to find, by products of their own instead of a second look.
+        wide = hidden.astype(jnp.float32)
+        at_target = (wide * table[target]).sum(-1) + (bias[target] if bias.ndim else bias)
+        mean = (wide * table_mean).sum(-1) + bias.mean()
+        loss = jnp.log(total) + largest[..., 0] - (1 - smoothing) * at_target - smoothing * mean
         totals = _add_chunk(totals, loss, logits, target, weights)
-        return (totals, Output(gradient.table + by_table, by_bias)), by_hidden
+        narrow = exponentials.astype(hidden.dtype)
+        shares = (weights / total)[..., None]  # of a token's exponentials in the gradient
+        even = weights[..., None] * smoothing
+        extra = weights[..., None] * (1 - smoothing)  # what the target word has above the others
+        by_hidden = shares * jnp.einsum("BTV,VD->BTD", narrow, table, preferred_element_type=jnp.float32)
+        by_hidden = by_hidden - even * table_mean - extra * table[target]
+        scaled = (wide * shares).astype(hidden.dtype)
+        by_table = jnp.einsum("BTD,BTV->DV", scaled, narrow, preferred_element_type=jnp.float32)
+        by_table = by_table - (even * wide).sum((0, 1))[:, None] / size
+        by_bias = gradient.bias
+        if by_bias is not None:
+            by_bias = by_bias + (exponentials * shares).sum((0, 1)) - even.sum() / size
+        return (totals, Output(gradient.table + by_table, by_bias)), by_hidden.astype(hidden.dtype)
 
-    start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output))
+    # The table's gradient is added up with its axes swapped: then no chunk's logits need to be transposed.
+    zeros = Output(table.T, output.bias)
+    start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
     (totals, by_output), by_hidden = jax.lax.scan(add, start, (hidden, target, weights))
-    return totals, (by_hidden, by_output)
+    extra = weights[..., None] * (1 - smoothing)
+    by_table = by_output.table.T.at[target].add(-extra * hidden.astype(jnp.float32))
+    by_bias = None if by_output.bias is None else by_output.bias.at[target].add(-extra[..., 0])
+    return totals, (by_hidden, Output(by_table, by_bias))
 
 
 def _chunked_totals_backward(

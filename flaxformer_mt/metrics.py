@@ -7,9 +7,9 @@ come from.
 import dataclasses
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -47,30 +47,8 @@ def score_translations(
     Raises:
       UserError: no sentences, different numbers of them, or a tokenizer that is unknown or not installed.
     """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    if len(hypotheses) != len(references):
-        raise UserError(
-            f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "
-            "give exactly one reference line for each translation"
-        )
-    if not hypotheses:
-        raise UserError(
-            "there are no translations to score (0 lines); give at least one line and its reference"
-        )
-    known = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])
-    if tokenize not in known:
-        raise UserError(f"unknown BLEU tokenizer {tokenize!r}; known: {', '.join(known)}")
-    try:
-        # `force` only silences a warning about text that looks tokenized; it changes no score.
-        bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    except (RuntimeError, ImportError) as error:  # a tokenizer whose libraries are an extra of sacreBLEU
-        extra = tokenize.removesuffix("-mecab")
-        raise UserError(
-            f"BLEU tokenizer {tokenize} is not installed; get it with: pip install 'sacrebleu[{extra}]'"
-        ) from error
-    chrf = CHRF(lowercase=lowercase)
+    _check_lines(hypotheses, references)
+    bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
     bleu_score = bleu.corpus_score(hypotheses, [references])
     chrf_score = chrf.corpus_score(hypotheses, [references])
     return Scores(
@@ -80,6 +58,172 @@ def score_translations(
         chrf_signature=str(chrf.get_signature()),
         bleu_detail=str(bleu_score),
     )
+
+
+class Score(NamedTuple):
+    """A corpus score and the signature that makes it comparable."""
+
+    score: float
+    signature: str
+
+
+def score_edits(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Translation edit rate (TER): edits for each 100 words of the references, so that less is better.
+
+    Counts words between spaces and shifts of phrases, without regard to case, as sacreBLEU does unless told
+    otherwise.
+
+    Raises:
+      UserError: no sentences, or different numbers of them.
+    """
+    _check_lines(hypotheses, references)
+    ter = _make_ter()
+    found = ter.corpus_score(hypotheses, [references])
+    return Score(float(found.score), str(ter.get_signature()))
+
+
+def score_sentences(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> list[float]:
+    """The chrF of each sentence by itself, from 0 to 100; no sentences have none."""
+    chrf = _make_chrf(lowercase)
+    pairs = zip(hypotheses, references, strict=True)
+    return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
+
+
+class Resampled(NamedTuple):
+    """A system's score and what it is on other samples of the same sentences.
+
+    score: on the sentences themselves. mean: over the samples. ci: half the width of the interval, around
+    their mean, that holds 95% of them. p_value: how probable a difference this large from the first system is
+    if they were equally good.
+    """
+
+    score: float
+    mean: float | None
+    ci: float | None
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """What resampling found of several systems, by metric: bleu, chrf, ter."""
+
+    # In the order given.
+    systems: tuple[dict[str, Resampled], ...]
+    # Signatures that say how many samples were drawn, and with which seed.
+    signatures: dict[str, str]
+    # Signatures of the scores themselves.
+    plain_signatures: dict[str, str]
+
+
+def resample_scores(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    *,
+    samples: int,
+    paired: Literal["bootstrap", "approximate"] = "bootstrap",
+    trials: int = 10_000,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+) -> Resampling:
+    """Confidence intervals of translations, and tests of whether the first differ from each of the others.
+
+    Both are sacreBLEU's own; its seed is 12345, or that of SACREBLEU_SEED. Scores that are exactly equal have
+    the p-value 1: sacreBLEU counts only larger differences than the one observed, and where no sample has any
+    it would report its smallest p-value.
+
+    Args:
+      systems: translations by the name of what made them, with one for each of `references`.
+      samples: of the bootstrap, at least 2; with paired approximate 0 is for no intervals.
+      paired: bootstrap resampling, or approximate randomization: sentences that change sides at random.
+      trials: of approximate randomization.
+      lowercase: regard no case in BLEU and chrF; TER never does.
+
+    Raises:
+      UserError: as `score_translations`.
+      ValueError: too few samples.
+    """
+    from sacrebleu.significance import PairedTest
+
+    if samples < 2 and (paired == "bootstrap" or samples != 0):
+        raise ValueError(f"samples is {samples}; {paired} needs at least 2")
+    for hypotheses in systems.values():
+        _check_lines(hypotheses, references)
+    metrics = {
+        "bleu": _make_bleu(lowercase, tokenize),
+        "chrf": _make_chrf(lowercase),
+        "ter": _make_ter(),
+    }
+    # For either count sacreBLEU takes 0 to mean a number of its own; -1 is its word for none.
+    counts = (samples, -1) if paired == "bootstrap" else (trials, samples or -1)
+    test = PairedTest(
+        list(systems.items()),
+        metrics,
+        [references],
+        test_type="bs" if paired == "bootstrap" else "ar",
+        n_samples=counts[0],
+        n_ar_confidence=counts[1],
+    )
+    signatures, columns = test()
+    # sacreBLEU goes by names of its own, as chrF2, in the order of the metrics.
+    own_names = dict(zip(metrics, signatures, strict=True))
+    rows = [
+        {metric: _read_result(columns[name][row], columns[name][0]) for metric, name in own_names.items()}
+        for row in range(len(systems))
+    ]
+    return Resampling(
+        systems=tuple(rows),
+        signatures={metric: str(signatures[name]) for metric, name in own_names.items()},
+        plain_signatures={metric: str(scorer.get_signature()) for metric, scorer in metrics.items()},
+    )
+
+
+def _read_result(result: Any, first: Any) -> Resampled:
+    mean, ci, p_value = (None if x is None else float(x) for x in (result.mean, result.ci, result.p_value))
+    if p_value is not None and result.score == first.score:
+        p_value = 1.0
+    return Resampled(float(result.score), mean, ci, p_value)
+
+
+def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "
+            "give exactly one reference line for each translation"
+        )
+    if not hypotheses:
+        raise UserError(
+            "there are no translations to score (0 lines); give at least one line and its reference"
+        )
+
+
+def _make_bleu(lowercase: bool, tokenize: str) -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+
+    known = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])
+    if tokenize not in known:
+        raise UserError(f"unknown BLEU tokenizer {tokenize!r}; known: {', '.join(known)}")
+    try:
+        # `force` only silences a warning about text that looks tokenized; it changes no score.
+        return BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
+    except (RuntimeError, ImportError) as error:  # a tokenizer whose libraries are an extra of sacreBLEU
+        extra = tokenize.removesuffix("-mecab")
+        raise UserError(
+            f"BLEU tokenizer {tokenize} is not installed; get it with: pip install 'sacrebleu[{extra}]'"
+        ) from error
+
+
+def _make_chrf(lowercase: bool) -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(lowercase=lowercase)
+
+
+def _make_ter() -> Any:
+    from sacrebleu.metrics.ter import TER
+
+    return TER()
 
 
 class MetricSums:

@@ -30,8 +30,25 @@ class ExperimentOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions(ExperimentOptions):
+class ProcessOptions:
+    """What the commands share that several processes can work on together, each started with these flags."""
+
+    # Several processes: HOST:PORT at which number 0 can be reached by all.
+    coordinator: str | None = None
+    # Several processes: how many there are.
+    processes: int | None = None
+    # Several processes: which one this is, from 0.
+    process: int | None = None
+    # Several processes, as Slurm, GKE, a TPU pod or Open MPI describe them; instead of the three above.
+    distributed: bool = False
+
+
+@dataclass(frozen=True)
+class TrainOptions(ProcessOptions, ExperimentOptions):
     """Trains the model that a config describes, or carries on where a run's last checkpoint is."""
+
+    # Record a trace of so many updates in RUN/profile, for TensorBoard and Perfetto. None: no trace.
+    profile: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,18 +69,57 @@ class SearchOptions:
     run: Path
     # Which checkpoint: best, last, average, or a step. None: as the run's config says.
     checkpoint: str | None = None
-    # Beam search, or always the most probable token. None: as the run's config says.
-    method: Literal["beam", "greedy"] | None = None
-    # Hypotheses that beam search keeps. None: as the run's config says.
+    # Beam search, always the most probable token, or tokens drawn at random. None, here and below: as the
+    # run's config says.
+    method: Literal["beam", "greedy", "sample"] | None = None
+    # beam: hypotheses that are kept.
     beam_size: int | None = None
-    # Exponent of the length penalty; 0: none. None: as the run's config says.
+    # Exponent of the length penalty; 0: none.
     length_penalty: float | None = None
-    # Source and beam tokens that are searched together. None: as the run's config says.
+    # gnmt: ((5 + length) / 6) ** A; length: length ** A.
+    length_penalty_kind: Literal["gnmt", "length"] | None = None
+    # beam: weight of the coverage penalty; 0: none.
+    coverage_penalty: float | None = None
+    # Decoder layer whose mean cross-attention is coverage, from 0; -1: the last.
+    coverage_layer: int | None = None
+    # beam: go on while a better hypothesis is possible, or only until patience * beam_size have ended.
+    stopping: Literal["exact", "inexact"] | None = None
+    # See stopping.
+    patience: float | None = None
+    # beam: groups of beams that are kept apart; 1: plain search.
+    diversity_groups: int | None = None
+    # How much a token loses for each beam of an earlier group that has it in the same place.
+    diversity_strength: float | None = None
+    # sample: above 1 flattens the distribution, below 1 sharpens it.
+    temperature: float | None = None
+    # sample: only the so many likeliest tokens; 0: all.
+    top_k: int | None = None
+    # sample: only the fewest likeliest tokens whose probabilities add up to this; 1: all.
+    top_p: float | None = None
+    # sample: only tokens of at least this times the probability of the likeliest; 0: all.
+    min_p: float | None = None
+    # sample: another seed, another sample; the same seed and line give the same one.
+    seed: int | None = None
+    # No sequence of so many tokens occurs twice in a translation; 0: any may.
+    no_repeat_ngram: int | None = None
+    # Pieces, or ids, that never occur in a translation, with commas between (a comma itself by its id).
+    suppress: tuple[str, ...] | None = None
+    # Whether translations may contain the symbol for what has no piece.
+    allow_unknown: bool | None = None
+    # The shortest translation in tokens: this times the source's, plus min_length_offset.
+    min_length_ratio: float | None = None
+    # See min_length_ratio.
+    min_length_offset: int | None = None
+    # The longest translation in tokens: this times the source's, plus max_length_offset.
+    max_length_ratio: float | None = None
+    # See max_length_ratio.
+    max_length_offset: int | None = None
+    # Source and beam tokens that are searched together.
     batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(SearchOptions):
+class EvaluateOptions(ProcessOptions, SearchOptions):
     """Translates a split, or a file, and scores it against its references."""
 
     # Which split of the run's data set. None: test, unless a file is given.
@@ -75,16 +131,33 @@ class EvaluateOptions(SearchOptions):
     reference: str | None = None
     # Score without regard to case. None: as the run's config says.
     lowercase: bool | None = None
+    # Samples of the bootstrap, for 95% confidence intervals and paired tests; 0: no intervals. None: 1000.
+    bootstrap: int | None = None
+    # Runs (RUN or RUN@CHECKPOINT), or files of translations of the same sentences, with commas between: what
+    # the run is tested against.
+    against: tuple[str, ...] = ()
+    # The test: paired bootstrap resampling, or approximate randomization. None: bootstrap.
+    paired: Literal["bootstrap", "approximate"] | None = None
+    # paired=approximate: how often sentences change sides at random. None: 10000.
+    trials: int | None = None
 
 
 @dataclass(frozen=True)
-class TranslateOptions(SearchOptions):
+class TranslateOptions(ProcessOptions, SearchOptions):
     """Translates text, one sentence a line: one line out for each line in, in the same order."""
 
     # File to read; -: standard input.
     input: str = "-"
     # File to write, called FILE.partial until it is whole; -: standard output.
     output: str = "-"
+    # A file with what each line's translation starts with, a line for each line; an empty one: anything.
+    prefix: str | None = None
+    # A file with the phrases that each line's translation contains, tabs between them; an empty line: none.
+    required: str | None = None
+    # Further runs that translate together with this one: RUN or RUN@CHECKPOINT, with commas between.
+    ensemble: tuple[str, ...] = ()
+    # The mean of an ensemble's log-probabilities or of its probabilities. None: as the run's config says.
+    ensemble_mean: Literal["log_probs", "probs"] | None = None
     # Write so many translations of a line as `i ||| text ||| score`, i counting lines from 0. None: the best.
     n_best: int | None = None
     # Write `score<TAB>text`. A score is a log-probability over its length penalty.

@@ -29,13 +29,14 @@ class Prepared(NamedTuple):
     report: dict[str, Any]
 
 
-def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
+def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | None = None) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
 
     Without a source language there is one vocabulary, of the target; sources and their numbers are empty.
 
     Args:
       run_dir: gets the config and a copy of the vocabularies, and keeps those it has.
+      own_store: where a process that shares its work with others puts what they must not touch.
 
     Raises:
       UserError: whatever is wrong with the data or the vocabulary.
@@ -49,7 +50,14 @@ def prepare(config: Config, run_dir: Path | None = None) -> Prepared:
     vocabs = _find_vocabs(config, train_pairs, root, run_dir)
 
     tokens = root / "tokens"
-    train = EpochStores(train_pairs, vocabs, tokens, sampling=config.vocab.sampling, seed=config.seed)
+    train = EpochStores(
+        train_pairs,
+        vocabs,
+        tokens,
+        sampling=config.vocab.sampling,
+        seed=config.seed,
+        own_root=own_store,
+    )
     valid = TokenStore.build(valid_pairs, vocabs, tokens) if valid_pairs is not None else None
     report = {
         "train": train_pairs.report,

@@ -37,10 +37,9 @@ class Progress:
         """The next batch."""
         return Position(self.epoch, self.index)
 
-    def move(self, position: Position, target_tokens: int) -> None:
-        """One update further, on so many tokens; `position` is the batch that comes next."""
+    def move(self, position: Position) -> None:
+        """One update further; `position` is the batch that comes next."""
         self.step += 1
-        self.target_tokens += target_tokens
         self.epoch, self.index = position
         self.metrics = {}
 

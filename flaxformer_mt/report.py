@@ -9,9 +9,10 @@ from typing import Any
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config_files import read_config
-from flaxformer_mt.evaluate import evaluate_run, load_translations, side_by_side
+from flaxformer_mt.evaluate import evaluate_run
 from flaxformer_mt.prepare import Prepared
 from flaxformer_mt.progress import Progress
+from flaxformer_mt.translation_files import load_translations, side_by_side
 
 
 def make_report(
@@ -56,6 +57,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
         lines += [
             f"test BLEU {test['bleu']:.2f}   {test['signature']}",
             f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",
+            *([f"test TER {test['ter']:.2f}   {test['ter_signature']}"] if "ter" in test else []),
             f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
             f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
         ]

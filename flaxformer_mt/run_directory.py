@@ -3,6 +3,7 @@
 Owns the names of its files and the comparison of configs. Knows nothing of what the files hold.
 
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
+     profile/ where one was asked for
 """
 
 import json
@@ -20,15 +21,22 @@ _FREE_FIELDS = (
     "data.tfds_data_dir",
     "data.loader_threads",
     "data.prefetch",
+    "parallel.backend",
+    "parallel.devices",
     "parallel.data",
+    "parallel.fsdp",
+    "parallel.tensor",
     "train.log_every",
     "train.tensorboard",
+    "train.peak_flops",
     "train.keep_checkpoints",
 )
 
 # Of a run that `import` made, before any training: all but the model and its vocabulary are still open.
 IMPORTED_STEP = 0
 _FIXED_BY_IMPORT = ("model.", "vocab.")
+# Of the model, how its layers are run.
+_OPEN_AFTER_IMPORT = ("model.remat:", "model.scan_layers:")
 
 # Schedules that do not look at train.steps, so that a run may be made longer.
 _OPEN_ENDED = ("noam", "inverse_sqrt", "constant")
@@ -47,7 +55,11 @@ def check_run(run_dir: Path, config: Config) -> None:
     old = read_config(path)
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
     if _is_untrained_import(run_dir):
-        differences = [line for line in differences if line.startswith(_FIXED_BY_IMPORT)]
+        differences = [
+            line
+            for line in differences
+            if line.startswith(_FIXED_BY_IMPORT) and not line.startswith(_OPEN_AFTER_IMPORT)
+        ]
     if differences:
         raise UserError(
             f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
@@ -66,6 +78,8 @@ def open_run(run_dir: Path, config: Config) -> None:
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
+    if path.exists() and read_config(path) == config:
+        return  # another process of the same job may be reading it
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, path.with_suffix(".tmp"))

@@ -1,6 +1,7 @@
 """What an experiment amounts to before it runs: parameters, FLOPs and memory of a step, shapes of batches.
 
-Everything is found by tracing the very functions that training runs, on shapes alone: nothing is computed.
+Everything is found on shapes alone, by tracing the very functions that training runs; nothing is computed.
+What the model needs of floating-point operations comes from `accounting`, beside what the trace has.
 """
 
 import math
@@ -12,11 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from flaxformer_mt.accounting import padded_work, peak_flops, training_flops
 from flaxformer_mt.config import Config
 from flaxformer_mt.config_files import to_dict
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.layer_layout import unstack_layers
 from flaxformer_mt.optim import make_optimizer, make_schedule
+from flaxformer_mt.parallel import default_device_kind
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.state import init_state
 from flaxformer_mt.steps import make_gradient_step
@@ -26,6 +30,9 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     """Describes an experiment as JSON values.
 
     A step is one update from `optim.accumulation` batches of the longest shape, every position a token.
+    Of its operations, `teraflops` are those of the model, and `traced_teraflops` those of the program, which
+    has more where `model.remat` computes layers twice. `at_peak` is the time that a device like the one here
+    takes if nothing holds it up, and None where its peak is not known.
     Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere
     vocabularies are taken to have `vocab.size` entries, and `batches` is None. A language model's source has
     no vocabulary and no length.
@@ -46,9 +53,12 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     traced = jax.make_jaxpr(make_gradient_step(model, config))(params, number, batch)
-    flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
+    traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
     (rows, source_length), target_length = batch.source.shape, batch.target_in.shape[1]
     tokens = rows * target_length * config.optim.accumulation
+    chunk = config.train.loss_chunk_tokens
+    work = padded_work(rows, source_length, target_length, loss_chunk_tokens=chunk)
+    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
     return {
         "parameters": count_parameters(params),
         "vocabulary": {"source_size": source_size, "target_size": target_size},
@@ -61,10 +71,25 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
         "step": {
             "target_tokens": tokens,
             "teraflops": round(flops / 1e12, 4),
+            "traced_teraflops": round(traced_flops / 1e12, 4),
             "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
             "memory_mib": estimate_memory(config, params),
         },
+        "at_peak": _time_at_peak(config, flops),
         "config": to_dict(config),
+    }
+
+
+def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
+    kind = default_device_kind()
+    peak = peak_flops(config, kind)
+    if peak is None:
+        return None
+    return {
+        "device": kind,
+        "teraflops_a_second": round(peak / 1e12, 3),
+        "seconds_a_step": float(f"{flops / peak:.4g}"),
+        "device_hours": float(f"{config.train.steps * flops / peak / 3600:.4g}"),
     }
 
 
@@ -95,6 +120,7 @@ def longest_batch(config: Config) -> Batch:
 
 def count_parameters(params: Any) -> dict[str, Any]:
     """Parameters in all, in embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
+    params = jax.eval_shape(unstack_layers, params)
     modules: Counter[str] = Counter()
     embeddings = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -107,7 +133,8 @@ def count_parameters(params: Any) -> dict[str, Any]:
 def count_product_flops(jaxpr: Jaxpr) -> int:
     """Floating-point operations of all matrix products in a traced program, two for each multiply-add.
 
-    [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. Loops of unknown length (`while`) count once.
+    [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. A convolution is the products of its kernel at every place of
+    the result. Loops of unknown length (`while`) count once.
     """
     total = 0
     equation: Any
@@ -117,6 +144,11 @@ def count_product_flops(jaxpr: Jaxpr) -> int:
             left = equation.invars[0].aval.shape
             terms = math.prod(left[axis] for axis in contracted)
             total += 2 * math.prod(equation.outvars[0].aval.shape) * terms
+            continue
+        if equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // features
             continue
         inner = [part for value in equation.params.values() for part in _programs_in(value)]
         counts = [count_product_flops(part) for part in inner]

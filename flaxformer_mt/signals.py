@@ -47,3 +47,8 @@ class StopRequest:
     def exit_status(self) -> int:
         """What the shell expects of a process that a signal ended."""
         return 128 + self.received if self.received is not None else 0
+
+    def note_elsewhere(self) -> None:
+        """Another process of the same job was asked to stop: this one counts as asked too."""
+        if self.received is None:
+            self.received = signal.SIGTERM

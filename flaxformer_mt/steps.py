@@ -6,7 +6,7 @@ number of microbatches changes the update. Knows nothing of loops, files or whic
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,20 @@ from flaxformer_mt.losses import (
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.state import TrainState
 
-Reduce = Callable[[Any], Any]
+
+class Reduce(Protocol):
+    """Adds a pytree up over the parts of a batch; `shard` is the number of the part at hand.
+
+    It is None where the program sees the whole batch.
+    """
+
+    @property
+    def shard(self) -> Any:
+        """The number of the part, or None."""
+
+    def __call__(self, tree: Any) -> Any:
+        """The sums over all parts."""
+
 
 _PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
 
@@ -55,9 +68,16 @@ class StepMetrics(NamedTuple):
     correct_sum: Array | None = None
 
 
-def keep(tree: Any) -> Any:
+class _Keep:
     """The `reduce` of a program that sees whole arrays: nothing to add up."""
-    return tree
+
+    shard: Any = None
+
+    def __call__(self, tree: Any) -> Any:
+        return tree
+
+
+keep = _Keep()
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
@@ -73,6 +93,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     ) -> Sums:
         key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
         dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+        if reduce.shard is not None:  # parts of a batch draw numbers of their own
+            dropout_key = jax.random.fold_in(dropout_key, reduce.shard)
 
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
             def run(module: Any) -> TokenSums:
@@ -115,28 +137,31 @@ def make_update(
     """
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
-        gradients = jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
-        norm = optax.tree.norm(gradients)
+        def divide() -> Any:
+            return jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
+
+        norm = optax.tree.norm(divide())
         good = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
 
-        def choose(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+        def move(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
+            updates, opt_state = optimizer.update(divide(), opt_state, params)
+            params = optax.apply_updates(params, updates)
+            if ema_params is not None:
+                # Early averages forget faster, so that the start does not linger.
+                number = state.step.astype(jnp.float32)
+                decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
+                ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
+            return params, opt_state, ema_params
 
-        params = choose(params, state.params)
-        ema_params = state.ema_params
-        if ema_params is not None:
-            # Early averages forget faster, so that the start does not linger.
-            number = state.step.astype(jnp.float32)
-            decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
-            moved = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
-            ema_params = choose(moved, ema_params)
+        # A branch, not a choice between two results: so the donated arrays are overwritten where they are.
+        params, opt_state, ema_params = jax.lax.cond(
+            good, move, lambda *same: same, state.params, state.opt_state, state.ema_params
+        )
         skipped_now = jnp.where(good, 0, 1)
         after = TrainState(
             step=state.step + 1,
             params=params,
-            opt_state=choose(opt_state, state.opt_state),
+            opt_state=opt_state,
             ema_params=ema_params,
             skipped=state.skipped + skipped_now,
             skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),

@@ -32,9 +32,15 @@ _SHOWN = {
     "learning_rate": "lr {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "padding": "padding {:.1%}",
+    "utilization": "MFU {:.1%}",
+    "data_wait": "data wait {:.1%}",
     "bleu": "BLEU {:.2f}",
     "chrf": "chrF {:.2f}",
 }
+
+
+# Values that are shown only above a bound: below it they are as they should be.
+_SHOWN_ABOVE = {"data_wait": 0.01}
 
 
 class Tracker:
@@ -78,7 +84,8 @@ class Tracker:
           step: how many updates there have been.
           split: "train", "valid", or another name, as "epoch", which is shown with the value of that name.
           values: numbers (Python's, or scalars of numpy or jax) and texts by name. Shown are loss,
-            perplexity, accuracy and padding (shares of 1), learning_rate, tokens_per_second, bleu and chrf.
+            perplexity, accuracy, padding, utilization and data_wait (shares of 1; the last where it is
+            above 1%), learning_rate, tokens_per_second, bleu and chrf.
             A number that is not finite is null in metrics.jsonl and absent from TensorBoard.
         """
         plain = {name: _to_plain(value) for name, value in values.items()}
@@ -131,6 +138,31 @@ class Tracker:
         return (self._total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
 
 
+class _NoTracker(Tracker):
+    """Takes everything in and shows nothing: of several processes one speaks."""
+
+    def __init__(self) -> None:
+        pass
+
+    def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_tracker(
+    run_dir: Path | None, *, total_steps: int, start_step: int = 0, tensorboard: bool = True
+) -> Tracker:
+    """The tracker of a run; without a directory one that records and shows nothing."""
+    if run_dir is None:
+        return _NoTracker()
+    return Tracker(run_dir, total_steps=total_steps, start_step=start_step, tensorboard=tensorboard)
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of RUN/metrics.jsonl in order; a last line that is still being written is left out.
 
@@ -173,7 +205,7 @@ def _format_values(values: Mapping[str, Any]) -> list[str]:
     return [
         template.format(values[name])
         for name, template in _SHOWN.items()
-        if isinstance(values.get(name), int | float)
+        if isinstance(values.get(name), int | float) and not values[name] <= _SHOWN_ABOVE.get(name, -math.inf)
     ]
 
 

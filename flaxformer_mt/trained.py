@@ -1,7 +1,7 @@
 """A trained model as a run directory holds it: config, vocabularies, and the parameters of one checkpoint.
 
-Owns which checkpoint is meant when none is named, and the check that the three fit each other. Knows nothing
-of what is done with a model.
+Owns which checkpoint is meant when none is named, the check that the three fit each other, and that whoever
+uses a model sees one layout of parameters, a tree for each layer. Knows nothing of what is done with a model.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config_files import read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.model.layer_layout import is_stacked, unstack_layers
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 
 Warn = Callable[[str], None]
@@ -26,6 +27,7 @@ Warn = Callable[[str], None]
 class TrainedModel:
     """What translates: parameters with the config and the vocabularies that they were trained with."""
 
+    # The run's, but for model.scan_layers, which is False: the parameters are not stacked.
     config: Config
     vocabs: Vocabs
     # Nested dicts of float32 arrays; the moving average where there is one.
@@ -56,6 +58,9 @@ def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn) ->
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
     which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
     params, progress = checkpoints.restore_params(which)
+    if is_stacked(params):
+        params = unstack_layers(params)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
     trained = TrainedModel(config, vocabs, params, which, progress)
     if problems := compare_shapes(trained.make_model(), params):
         raise UserError(

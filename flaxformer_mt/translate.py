@@ -1,66 +1,41 @@
 """From strings to strings: tokenize, batch, search, detokenize.
 
-Row 12 of the data path. Owns how sentences of unlike length share a few compiled shapes, and that every
-line gives exactly one line, in order. Knows nothing of how a network or a search works, nor of scores
-against references.
+Row 12 of the data path. Owns that every line gives exactly one line, in order; all of them go through
+`Translator._translate_window`. Knows nothing of how sentences are batched or searched, nor of scores against
+references.
 """
 
+import collections
 import dataclasses
 import itertools
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
+from flaxformer_mt.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config_checks import check_search
 from flaxformer_mt.config_files import read_config
 from flaxformer_mt.corpus.prepared import cache_dir
+from flaxformer_mt.demands import Demands, make_symbols
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
+from flaxformer_mt.forced_decoding import UNBOUNDED
+from flaxformer_mt.lines import name_lines
 from flaxformer_mt.parallel import enable_compilation_cache
-from flaxformer_mt.search import SearchResult, beam_search, greedy_search
-from flaxformer_mt.search.batches import SearchBatch, plan_batches, round_down
-from flaxformer_mt.shapes import Array, Cache
-from flaxformer_mt.trained import Warn, load_trained
+from flaxformer_mt.scoring import TokenScorer
+from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.sentence_search import Sentence, SentenceSearch
+from flaxformer_mt.source_lines import LongLines, SourcePart, read_sources, warn_of_long_lines
+from flaxformer_mt.token_budget import TokenBudget
+from flaxformer_mt.trained import TrainedModel, Warn, load_trained
+from flaxformer_mt.translation import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
 from flaxformer_mt.vocab import Vocabs
 
 # Everything that some program takes for the end of a line. A translation is one line for all of them.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-
-# How many line numbers a warning names.
-_NAMED_LINES = 10
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One line's translation, and what the search thought of it."""
-
-    text: str
-    # Log-probability over the length penalty, by which hypotheses are ranked.
-    score: float
-    log_prob: float
-    # Of the target vocabulary; they end in eos unless the length limit cut them off.
-    tokens: tuple[int, ...]
-    # The source was longer than data.max_source_length, and only its beginning was translated.
-    truncated: bool = False
-    # The next best hypotheses, best first.
-    alternatives: tuple["Translation", ...] = ()
-
-    @property
-    def n_best(self) -> tuple["Translation", ...]:
-        """This translation and its alternatives, best first."""
-        return (self, *self.alternatives)
-
-
-# Of a line without words, and of one for which the model gave no numbers.
-_EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=())
-_FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
 def warn_on_stderr(message: str) -> None:
@@ -81,6 +56,8 @@ class Translator:
         vocabs: Vocabs,
         *,
         checkpoint: str = "",
+        ensemble: Sequence[TrainedModel] = (),
+        long_lines: LongLines = "split",
         warn: Warn = warn_on_stderr,
     ) -> None:
         """Takes search options from `config.search`.
@@ -88,19 +65,42 @@ class Translator:
         Args:
           params: None if every call brings its own.
           checkpoint: the name of what the parameters come from, for reports.
-          warn: is told, once a call or window, of lines that were cut.
+          ensemble: models that have a say in every token beside this one.
+          long_lines: whether lines of more than data.max_source_length tokens are translated in parts, or
+            only their beginning.
+          warn: is told, once a call or window, of lines that were split or cut, or that lack what they
+            require; and once that batches had to be smaller than search.batch_tokens.
 
         Raises:
-          UserError: search options that cannot be.
+          UserError: search options that cannot be, or an ensemble with other vocabularies.
         """
-        check_search(config.search)
+        self.models = [config.model, *(member.config.model for member in ensemble)]
+        for model in self.models:
+            check_search(config.search, model=model)
+        _check_ensemble(vocabs, ensemble)
         self.config = config
         self.vocabs = vocabs
         self.checkpoint = checkpoint
         self.warn = warn
+        self._long_lines: LongLines = long_lines
+        self._budget = TokenBudget(config.search.batch_tokens, warn=lambda message: self.warn(message))
         self._params = None if params is None else jax.device_put(params)
-        self._model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-        self._search = jax.jit(self._search_ids, static_argnames=("max_length", "n_best"))
+        self._others = tuple(jax.device_put(member.params) for member in ensemble)
+        self.search = SentenceSearch(
+            self.models,
+            config.search,
+            make_symbols(vocabs.target, config.search),
+            sizes=(vocabs.source.size, vocabs.target.size),
+            source_pad_id=vocabs.source.pad_id,
+            longest_source=config.data.max_source_length,
+        )
+        self.scorer = TokenScorer(
+            self.models,
+            config.search,
+            vocabs,
+            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
+            warn=lambda message: self.warn(message),
+        )
 
     @classmethod
     def load(
@@ -109,6 +109,8 @@ class Translator:
         *,
         checkpoint: str | None = None,
         search: SearchConfig | None = None,
+        ensemble: Sequence[str] = (),
+        long_lines: LongLines = "split",
         warn: Warn = warn_on_stderr,
     ) -> "Translator":
         """Loads what a run directory holds.
@@ -117,9 +119,12 @@ class Translator:
           checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or,
             where there is none yet (training goes on, or was cut short), best or last, with a warning.
           search: options instead of those of the run's config.
+          ensemble: further runs that translate together with this one, as RUN or RUN@CHECKPOINT.
+          long_lines: see `Translator`.
 
         Raises:
-          UserError: no run directory, no such checkpoint, or parameters that do not fit the config.
+          UserError: no run directory, no such checkpoint, parameters that do not fit the config, or an
+            ensemble of different vocabularies.
         """
         config = read_config(run_dir / "config.json")
         if not config.data.source_language:
@@ -128,207 +133,241 @@ class Translator:
                 f"translate; evaluate measures its perplexity: evaluate --run={run_dir} --reference=FILE"
             )
         enable_compilation_cache(cache_dir(config.data) / "compiled")
-        if search is not None:
-            check_search(search)
+        check_search(config.search if search is None else search, model=config.model)
         trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        return cls(config, trained.params, trained.vocabs, checkpoint=trained.checkpoint, warn=warn)
+        members = [_load_member(name, warn) for name in ensemble]
+        return cls(
+            config,
+            trained.params,
+            trained.vocabs,
+            checkpoint=trained.checkpoint,
+            ensemble=members,
+            long_lines=long_lines,
+            warn=warn,
+        )
 
-    def translate(self, lines: Sequence[str], *, n_best: int = 1, params: Any = None) -> list[Translation]:
+    def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
+        """The same as `translate`."""
+        return self.translate(lines, **options)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        n_best: int = 1,
+        prefixes: Sequence[str] | None = None,
+        required: Sequence[Sequence[str]] | None = None,
+        notes: Notes = NO_NOTES,
+        params: Any = None,
+    ) -> list[Translation]:
         """Translates lines: one translation each, in the same order.
 
         Args:
           n_best: how many hypotheses each translation offers at most, itself included.
+          prefixes: what each line's translation starts with; "" for nothing.
+          required: the phrases that each line's translation contains (beam search only). Those of a line that
+            is translated in parts are not searched for, only looked for in the result.
+          notes: what to find out about the translations: log-probabilities of tokens, alignments.
           params: parameters to use instead of this translator's own.
 
         Raises:
-          UserError: n_best is more than the search's hypotheses, or `lines` is not a sequence of strings.
+          UserError: n_best is more than the search's hypotheses, `lines` is not a sequence of strings, or
+            prefixes or required phrases are not one for each line.
         """
-        return self._translate_window(lines, first_line=1, n_best=n_best, params=params)
+        demands = Demands(n_best, prefixes, required)
+        return self._translate_window(lines, demands, notes, first_line=1, params=params)
 
     def translate_stream(
-        self, lines: Iterable[str], *, n_best: int = 1, params: Any = None, window: int = 2048
+        self,
+        lines: Iterable[str],
+        *,
+        n_best: int = 1,
+        prefixes: Iterable[str] | None = None,
+        required: Iterable[Sequence[str]] | None = None,
+        notes: Notes = NO_NOTES,
+        params: Any = None,
+        window: int = 2048,
+        first_line: int = 1,
     ) -> Iterator[Translation]:
         """Translates lines as they come, `window` of them at a time: memory is bounded and order kept.
 
-        Sentences share batches within a window, so a wide one is faster, and a narrow one answers sooner.
+        Sentences share batches within a window, so a wide one is faster, and a narrow one answers sooner. The
+        next window is read when all of the one before was taken. Warnings count lines from `first_line`.
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        lines, first_line = iter(lines), 1
+        lines = iter(lines)
+        starts = None if prefixes is None else iter(prefixes)
+        phrases = None if required is None else iter(required)
         while chunk := list(itertools.islice(lines, window)):
-            yield from self._translate_window(chunk, first_line=first_line, n_best=n_best, params=params)
+            demands = Demands(n_best, _take(starts, len(chunk)), _take(phrases, len(chunk)))
+            yield from self._translate_window(chunk, demands, notes, first_line=first_line, params=params)
             first_line += len(chunk)
-
-    # ---- lines ----
+        for what, rest in (("prefixes", starts), ("lists of required phrases", phrases)):
+            if rest is not None and next(rest, None) is not None:
+                raise UserError(
+                    f"there are more {what} than the {first_line - 1} lines; give one for each line"
+                )
 
     def _translate_window(
-        self, lines: Sequence[str], *, first_line: int, n_best: int, params: Any
+        self, lines: Sequence[str], demands: Demands, notes: Notes, *, first_line: int, params: Any
     ) -> list[Translation]:
-        self._check_call(lines, first_line, n_best)
+        """The one way that all lines go, one translation for each."""
+        self._check_call(lines, demands, first_line)
+        notes.check(self.models)
         params = self._params if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
-        ids, cut = self._tokenize(lines, first_line)
-        results = [_EMPTY] * len(lines)
-        failed = []
-        for index, found in self._search_all(ids, n_best, params):
-            if found.lengths[0] == 0:
-                failed.append(first_line + index)
-            hypotheses = [
-                self._read(found, rank, index in cut) for rank in range(n_best) if found.lengths[rank]
-            ]
-            best, *others = hypotheses or [_FAILED]
-            results[index] = dataclasses.replace(best, alternatives=tuple(others))
-        if failed:
+        everything, longest = (params, *self._others), self.config.data.max_source_length
+        parts = read_sources(lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines)
+        for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
+            self.warn(message)
+        sentences = self._make_sentences(parts, demands, first_line)
+        translations = self._search(sentences, demands.n_best, everything)
+        self._tell_failed(
+            [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
+        )
+        if notes != NO_NOTES:
+            items = [Annotated(p.ids, p.part.text, t) for p, t in zip(parts, translations, strict=True)]
+            known: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
+            translations = annotate(items, notes, **known, params=everything)
+        results = self._join(lines, parts, translations, n_best=demands.n_best, notes=notes)
+        return self._mark_lacking(results, parts, demands, first_line)
+
+    def _make_sentences(
+        self, parts: Sequence[SourcePart], demands: Demands, first_line: int
+    ) -> list[Sentence]:
+        """What is searched for each part: the first one of a line has its prefix, the only one its phrases."""
+        count = collections.Counter(part.line for part in parts)
+        sentences, begun = [], -1
+        for line, _, ids, _ in parts:
+            if line == begun:
+                sentences.append(Sentence(ids))
+                continue
+            asked = demands if count[line] == 1 else demands._replace(required=None)
+            sentence = asked.make_sentence(ids, line, vocab=self.vocabs.target, first_line=first_line)
+            self.search.check(sentence, f"line {first_line + line}")
+            sentences.append(sentence)
+            begun = line
+        return sentences
+
+    def _search(self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...]) -> list[Translation]:
+        """The translation of each sentence, `FAILED` where the model gave no numbers."""
+
+        def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, SearchResult]]:
+            self.search.options = dataclasses.replace(self.search.options, batch_tokens=batch_tokens)
+            chosen = [sentences[index] for index in indices]
+            return self.search.search_all(chosen, n_best=n_best, params=params)
+
+        translations = [FAILED] * len(sentences)
+        for index, found in self._budget.run_all(work, len(sentences)):
+            hypotheses = [self._read(found, rank) for rank in range(n_best) if found.lengths[rank]]
+            best, *others = hypotheses or [FAILED]
+            translations[index] = dataclasses.replace(best, alternatives=tuple(others))
+        return translations
+
+    def _join(
+        self,
+        lines: Sequence[str],
+        parts: Sequence[SourcePart],
+        translations: Sequence[Translation],
+        *,
+        n_best: int,
+        notes: Notes,
+    ) -> list[Translation]:
+        """One translation a line from those of its parts; a line without parts has an empty one."""
+        nothing = dataclasses.replace(
+            EMPTY,
+            token_log_probs=() if notes.token_log_probs else None,
+            alignment=None if notes.alignments is None else (),
+        )
+        results = [nothing] * len(lines)
+        both = zip(parts, translations, strict=True)
+        for line, group in itertools.groupby(both, key=lambda pair: pair[0].line):
+            own = [TranslatedPart(part.part, len(part.ids) - 1, t) for part, t in group]
+            results[line] = own[0].translation
+            if own[0].part.text != lines[line]:
+                words, eos_id = notes.alignments != "pieces", self.vocabs.target.eos_id
+                results[line] = combine_parts(lines[line], own, n_best=n_best, words=words, eos_id=eos_id)
+        for part in parts:
+            if part.cut:
+                results[part.line] = dataclasses.replace(results[part.line], truncated=True)
+        return results
+
+    def _mark_lacking(
+        self, results: list[Translation], parts: Sequence[SourcePart], demands: Demands, first_line: int
+    ) -> list[Translation]:
+        """Says which translations lack phrases that their lines require."""
+        if demands.required is None:
+            return results
+        count = collections.Counter(part.line for part in parts)
+        lacking = []
+        for index, result in enumerate(results):
+            phrases = demands.phrases(index)
+            found = result.satisfied if count[index] == 1 else all(p.strip() in result.text for p in phrases)
+            if phrases and not found:
+                results[index] = dataclasses.replace(result, satisfied=False)
+                lacking.append(first_line + index)
+        if lacking:
             self.warn(
-                f"{_name_lines(failed)}: the model's scores are not numbers, so the translation is empty; "
-                "try an earlier checkpoint"
+                f"{name_lines(lacking)}: the translation lacks some of the required phrases; require less, "
+                "or allow longer translations or a wider beam"
             )
         return results
 
-    def _check_call(self, lines: Sequence[str], first_line: int, n_best: int) -> None:
-        search = self.config.search
-        width = _width(search)
+    def _tell_failed(self, numbers: list[int]) -> None:
+        if numbers:
+            self.warn(
+                f"{name_lines(sorted(set(numbers)))}: the model's scores are not numbers, so the translation "
+                "is empty; try an earlier checkpoint"
+            )
+
+    def _check_call(self, lines: Sequence[str], demands: Demands, first_line: int) -> None:
+        search, n_best = self.config.search, demands.n_best
+        width = search_width(search, n_best)
         if not 1 <= n_best <= width:
             raise UserError(
-                f"n_best is {n_best}, but {search.method} search keeps {width} hypotheses; "
-                f"ask for 1 to {width}, or use beam search with beam_size {max(n_best, 1)}"
+                f"n_best is {n_best}, but {search.method} search keeps {max(width, 1)} hypotheses; "
+                f"ask for 1 to {max(width, 1)}, or use beam search with beam_size {max(n_best, 1)}"
             )
         if isinstance(lines, str):
             raise UserError("translate takes a list of lines, but got one string; put it in a list")
         for number, line in enumerate(lines, start=first_line):
             if not isinstance(line, str):
                 raise UserError(f"line {number} is {type(line).__name__}, not str; decode it first")
+        demands.check(search, len(lines), first_line)
 
-    def _tokenize(self, lines: Sequence[str], first_line: int) -> tuple[dict[int, np.ndarray], set[int]]:
-        """Ids by index, without lines that have no words; and the indices of those that were cut."""
-        vocab, longest = self.vocabs.source, self.config.data.max_source_length
-        worded = [index for index, line in enumerate(lines) if line.strip()]
-        tokenized = vocab.tokenize_all([lines[index] for index in worded])
-        # A line of nothing but characters that the normalisation removes is blank too: it is eos alone.
-        ids = {index: tokens for index, tokens in zip(worded, tokenized, strict=True) if len(tokens) > 1}
-        cut = {index for index, tokens in ids.items() if len(tokens) > longest}
-        for index in cut:
-            ids[index] = np.append(ids[index][: longest - 1], vocab.eos_id)
-        if cut:
-            named = _name_lines([first_line + index for index in sorted(cut)])
-            self.warn(
-                f"{named}: longer than data.max_source_length {longest} tokens, so only the beginning was "
-                "translated; split long lines into sentences"
-            )
-        return ids, cut
-
-    def _read(self, found: SearchResult, rank: int, truncated: bool) -> Translation:
+    def _read(self, found: SearchResult, rank: int) -> Translation:
         tokens = tuple(found.tokens[rank, : found.lengths[rank]].tolist())
         text = self.vocabs.target.detokenize(tokens).translate(_LINE_ENDS)
-        return Translation(text, float(found.scores[rank]), float(found.log_probs[rank]), tokens, truncated)
-
-    # ---- batches ----
-
-    def _search_all(
-        self, ids: dict[int, np.ndarray], n_best: int, params: Any
-    ) -> Iterator[tuple[int, SearchResult]]:
-        """Every sentence's index and its hypotheses, in the order of batches."""
-        indices = list(ids)
-        lengths = [len(ids[index]) for index in indices]
-        longest = self.config.data.max_source_length
-        waiting: tuple[list[int], SearchResult] | None = None
-        for batch in plan_batches(lengths, longest=longest, rows_of=self._rows_of):
-            own = [indices[i] for i in batch.indices]
-            started = own, self._start_search([ids[index] for index in own], batch, n_best, params)
-            # The device works on this batch while the host reads the one before.
-            if waiting is not None:
-                yield from _by_sentence(*waiting)
-            waiting = started
-        if waiting is not None:
-            yield from _by_sentence(*waiting)
-
-    def _start_search(
-        self, sentences: list[np.ndarray], batch: SearchBatch, n_best: int, params: Any
-    ) -> SearchResult:
-        source = np.full((batch.rows, batch.source_length), self.vocabs.source.pad_id, np.int32)
-        source_mask = np.zeros(source.shape, bool)
-        limits = np.zeros(batch.rows, np.int32)  # rows without a sentence stay at 0: they are not searched
-        for row, tokens in enumerate(sentences):
-            source[row, : len(tokens)] = tokens
-            source_mask[row, : len(tokens)] = True
-            limits[row] = self._limit_of(len(tokens))
-        source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
-        return self._search(
-            params, source, source_mask, limits, max_length=self._limit_of(batch.source_length), n_best=n_best
+        return Translation(
+            text,
+            float(found.scores[rank]),
+            float(found.log_probs[rank]),
+            tokens,
+            satisfied=found.satisfied is None or bool(found.satisfied[rank]),
         )
 
-    def _limit_of(self, source_length: int) -> int:
-        """The longest translation of a source, both counted with eos."""
-        search, longest = self.config.search, self.config.model.longest_input
-        limit = max(1, int(search.max_length_ratio * source_length + search.max_length_offset))
-        if longest is None:
-            return limit
-        if self.config.model.architecture == "decoder_only":  # source and target share the positions
-            longest = max(1, longest - self.config.data.max_source_length)
-        return min(limit, longest)
 
-    def _rows_of(self, source_length: int) -> int:
-        """How many sentences batch_tokens hold, with their sources and their beams, down to the ladder."""
-        beam_tokens = _width(self.config.search) * self._limit_of(source_length)
-        return round_down(max(1, self.config.search.batch_tokens // (source_length + beam_tokens)))
-
-    def _search_ids(
-        self, params: Any, source: Array, source_mask: Array, limits: Array, *, max_length: int, n_best: int
-    ) -> SearchResult:
-        """The traced part: encodes sources [B, S] and searches; `limits` [B]."""
-        search, vocab, width = self.config.search, self.vocabs.target, _width(self.config.search)
-        variables = {"params": params}
-        cache = self._model.apply(variables, source, source_mask, width, max_length, method="start_decoding")
-
-        def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-            return self._model.apply(variables, tokens, cache, method="decode_step")
-
-        common: dict[str, Any] = {
-            "batch_size": source.shape[0],
-            "length_penalty": search.length_penalty,
-            "max_lengths": jnp.asarray(limits),
-            "max_length": max_length,
-            "bos_id": vocab.bos_id,
-            "eos_id": vocab.eos_id,
-            "pad_id": vocab.pad_id,
-        }
-        if search.method == "greedy":
-            return greedy_search(next_logits, cache, **common)
-        return beam_search(next_logits, cache, beam_size=search.beam_size, n_best=n_best, **common)
+def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
+    return None if items is None else list(itertools.islice(items, count))
 
 
-def check_search(search: SearchConfig) -> None:
-    """Raises UserError if the options of a search cannot be, naming all that is wrong."""
-    bounds = [
-        ("beam_size", 1),
-        ("length_penalty", 0),
-        ("max_length_ratio", 0),
-        ("max_length_offset", 0),
-        ("batch_tokens", 1),
-    ]
-    problems = [
-        f"search.{name} is {getattr(search, name)}; it must be a finite number of at least {bound}"
-        for name, bound in bounds
-        if not bound <= getattr(search, name) < math.inf  # so that NaN is refused too
-    ]
-    if problems:
-        raise UserError("\n".join(problems))
+def _load_member(name: str, warn: Warn) -> TrainedModel:
+    """The model that RUN or RUN@CHECKPOINT names."""
+    run, _, checkpoint = name.rpartition("@")
+    if not run or Path(name).expanduser().is_dir():  # folders may have an @ in their names
+        run, checkpoint = name, ""
+    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, warn=warn)
 
 
-def _width(search: SearchConfig) -> int:
-    return 1 if search.method == "greedy" else search.beam_size
-
-
-def _by_sentence(indices: list[int], result: SearchResult) -> Iterator[tuple[int, SearchResult]]:
-    host = jax.tree.map(np.asarray, result)  # waits for the device
-    for row, index in enumerate(indices):
-        yield index, SearchResult(*(leaf[row] for leaf in host))
-
-
-def _name_lines(numbers: list[int]) -> str:
-    """[3] gives "line 3", [3, 5] gives "lines 3, 5"; only the first ten are named."""
-    named = ", ".join(map(str, numbers[:_NAMED_LINES]))
-    more = len(numbers) - _NAMED_LINES
-    return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")
+def _check_ensemble(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
+    for number, member in enumerate(members, start=2):
+        for side in ("source", "target"):
+            own, other = getattr(vocabs, side), getattr(member.vocabs, side)
+            if own.fingerprint != other.fingerprint:
+                raise UserError(
+                    f"model {number} of the ensemble has another {side} vocabulary ({other.size} pieces, not "
+                    f"the {own.size} of the first); combine models that were trained with one vocabulary"
+                )

@@ -122,10 +122,11 @@ def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
-    return {path: np.array(_gather_leaf(leaf), copy=True) for path, leaf in leaves.items()}
+    return {path: np.array(gather_leaf(leaf), copy=True) for path, leaf in leaves.items()}
 
 
-def _gather_leaf(leaf: Any) -> Any:
+def gather_leaf(leaf: Any) -> Any:
+    """The leaf, or where other processes hold parts of it, all of it; all processes call it together."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     if leaf.is_fully_replicated:

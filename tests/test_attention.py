@@ -6,9 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config_checks import validate
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.attention import MultiHeadAttention, attention_weights, weighted_values
+from flaxformer_mt.model.fused_attention import choose_attention
+from flaxformer_mt.model.projections import project_together
 
 # Batch, queries, memory, heads, key size, value size: no two alike, so that a swapped axis shows.
 B, Q, M, H, K, E = 2, 5, 7, 3, 11, 13
@@ -180,3 +185,95 @@ def test_steps_over_projected_memory_equal_attention_to_it():
     projected = layer.apply({"params": params}, memory, method="project_memory")
     stepped = layer.apply({"params": params}, x, projected, mask=mask, method="attend_memory")
     np.testing.assert_allclose(stepped, whole, atol=1e-6)
+
+
+def test_fused_attention_is_the_plain_one():
+    """Values and gradients, with masks of every form, on sizes where keys and values are alike."""
+    config = dataclasses.replace(CONFIG, value_dim=K)
+    layer, params, x, memory = make_layer(config)
+    fused = MultiHeadAttention(dataclasses.replace(config, attention="xla"))
+    mask = random_inputs()[3]
+
+    def total(params: dict, layer: MultiHeadAttention, mask: np.ndarray | None) -> jax.Array:
+        return (layer.apply({"params": params}, x, memory, mask=mask, deterministic=True) ** 2).sum()
+
+    for some in (None, mask, mask[:, :1, :1], mask[:1, :1]):
+        value, gradient = jax.value_and_grad(total)(params, fused, some)
+        expected, expected_gradient = jax.value_and_grad(total)(params, layer, some)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradient, expected_gradient
+        )
+
+
+def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
+    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="xla")
+    layer, params, x, memory = make_layer(config)
+
+    def run(seed: int) -> np.ndarray:
+        rngs = {"dropout": jax.random.key(seed)}
+        return layer.apply({"params": params}, x, memory, mask=None, deterministic=False, rngs=rngs)
+
+    assert np.abs(run(0) - run(1)).max() > 1e-3
+    _, kept = layer.apply(
+        {"params": params}, x, memory, mask=None, deterministic=True, mutable=["intermediates"]
+    )
+    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0].sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preferred", "shape", "dtype", "needs_weights", "platform", "kind"),
+    [
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
+        ("auto", (2, 6, 2, 64), "bfloat16", True, "gpu", "plain"),
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "cpu", "plain"),
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 6, 2, 64), "float32", False, "gpu", "plain"),
+        ("auto", (2, 5, 2, 64), "bfloat16", False, "gpu", "plain"),
+        ("auto", (2, 6, 2, 20), "bfloat16", False, "gpu", "plain"),
+        ("auto", (2, 6, 2, 136), "bfloat16", False, "gpu", "plain"),
+        ("cudnn", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
+        ("plain", (2, 6, 2, 64), "bfloat16", False, "gpu", "plain"),
+        ("xla", (2, 5, 2, 20), "float32", False, "cpu", "xla"),
+        ("xla", (2, 5, 2, 20), "float32", True, "cpu", "plain"),
+    ],
+)
+def test_attention_is_chosen_by_what_the_kernel_can_do(
+    preferred, shape, dtype, needs_weights, platform, kind
+):
+    array = jnp.zeros(shape, dtype)
+    chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights, platform=platform)
+    assert chosen == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "xla"}, "model.attention_dropout_rate=0"),
+        ({"attention": "cudnn", "attention_dropout_rate": 0.0}, "model.dtype=bfloat16, not float32"),
+    ],
+)
+def test_an_attention_that_could_never_be_used_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        validate(Config(model=ModelConfig(**changes)))
+    validate(Config(model=ModelConfig(attention="cudnn", attention_dropout_rate=0.0, dtype="bfloat16")))
+
+
+def test_projections_together_are_each_by_itself():
+    """Values and gradients by input and kernels, whether the shapes let them share a product or not."""
+    for value_dim in (K, E):
+        layer, params, x, _ = make_layer(dataclasses.replace(CONFIG, value_dim=value_dim))
+
+        def together(params: dict, x: jax.Array, layer: MultiHeadAttention = layer) -> jax.Array:
+            def run(layer: MultiHeadAttention) -> jax.Array:
+                return [jnp.sin(y).sum() for y in project_together(x, [layer.query, layer.key, layer.value])]
+
+            return sum(nn.apply(run, layer)({"params": params}))
+
+        def by_definition(params: dict, x: jax.Array) -> jax.Array:
+            parts = [params[name] for name in ("query", "key", "value")]
+            return sum(jnp.sin(jnp.einsum("BTD,DHK->BTHK", x, p["kernel"]) + p["bias"]).sum() for p in parts)
+
+        results = jax.value_and_grad(together, (0, 1))(params, x)
+        expected = jax.value_and_grad(by_definition, (0, 1))(params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), results, expected)

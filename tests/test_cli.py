@@ -1,5 +1,6 @@
 """The command line: flags reach the rooms, lines keep number and order, and mistakes cost one message."""
 
+import dataclasses
 import errno
 import io
 import json
@@ -14,9 +15,10 @@ import pytest
 
 from flaxformer_mt import doctor, trainer
 from flaxformer_mt.cli import COMMANDS, main
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config_files import flatten, save_config
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.options import TranslateOptions
 from flaxformer_mt.translate import Translator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +36,7 @@ def fitted(monkeypatch):
     """What `train` hands to `fit`."""
     calls = []
     monkeypatch.setattr(
-        trainer, "fit", lambda config, run_dir: calls.append((config, run_dir)) or {"step": 7}
+        trainer, "fit", lambda config, run_dir, *, profile: calls.append((config, run_dir)) or {"step": 7}
     )
     return calls
 
@@ -50,8 +52,9 @@ def run_dir(tmp_path):
 class FakeTranslator:
     """Turns text into capitals; offers as many hypotheses as it is asked for."""
 
-    def translate_stream(self, lines, *, n_best=1, window):
+    def translate_stream(self, lines, *, n_best=1, window, **demands):
         self.window = window
+        self.demands = {name: list(items) for name, items in demands.items()}
         for line in lines:
             hypotheses = [
                 SimpleNamespace(text=line.upper() + "!" * rank, score=-rank - 0.5) for rank in range(n_best)
@@ -63,8 +66,8 @@ class FakeTranslator:
 def translator(monkeypatch):
     fake = FakeTranslator()
 
-    def load(run_dir, *, checkpoint, search):
-        fake.loaded = (run_dir, checkpoint, search)
+    def load(run_dir, *, checkpoint, search, ensemble=()):
+        fake.loaded, fake.ensemble = (run_dir, checkpoint, search), ensemble
         return fake
 
     monkeypatch.setattr(Translator, "load", load)
@@ -156,6 +159,10 @@ def fail(capfd, *arguments) -> str:
         ),
         (["train", "--config=here/toy.py"], "config file here/toy.py does not exist"),
         (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
+        (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
+        (["train", "--profile=0"], "--profile is 0; it must be at least 1: how many updates to record"),
+        (["train", "--profile=-3"], "--profile is -3; it must be at least 1: how many updates to record"),
+        (["train", "--profile=x"], "--profile is 'x', which is no whole number"),
         (["evaluate"], "--run must be given; see --help"),
         (["average"], "--run and --last must be given; see --help"),
         (["average", "--run=gone", "--last=2"], "gone is not a run directory: it has no config.json"),
@@ -197,7 +204,7 @@ def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
 
 def test_errors_of_rooms_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
     def raise_error(error):
-        def fit(config, run_dir):
+        def fit(config, run_dir, *, profile):
             raise error
 
         monkeypatch.setattr(trainer, "fit", fit)
@@ -232,6 +239,13 @@ def test_train_without_arguments_is_the_toy_job(capfd, fitted):
     ((config, run_dir),) = fitted
     assert config.data.dataset == "toy_de_en" and run_dir == Path("runs/toy_de_en")
     assert json.loads(capfd.readouterr().out) == {"step": 7}
+
+
+def test_how_many_updates_to_profile_is_handed_over(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trainer, "fit", lambda config, run_dir, *, profile: asked.append(profile))
+    assert [main(["train", *flags]) for flags in ([], ["--profile", "3"])] == [0, 0]
+    assert asked == [0, 3]
 
 
 def test_overrides_are_typed_in_both_forms(fitted):
@@ -368,6 +382,29 @@ def test_search_flags_override_the_runs_own(monkeypatch, run_dir, translator):
     assert search.max_length_ratio == Config().search.max_length_ratio and checkpoint == "last"
 
 
+def test_all_options_of_a_search_are_flags(monkeypatch, run_dir, translator):
+    feed(monkeypatch, b"")
+    flags = ["--method=sample", "--top_p=0.9", "--seed=7", "--suppress=a,12", "--allow_unknown=false"]
+    assert main(["translate", f"--run={run_dir}", *flags]) == 0
+    expected = {"method": "sample", "top_p": 0.9, "seed": 7, "suppress": ("a", "12"), "allow_unknown": False}
+    assert translator.loaded[2] == dataclasses.replace(Config().search, **expected)
+    missing = {f.name for f in dataclasses.fields(SearchConfig)} - {
+        f.name for f in dataclasses.fields(TranslateOptions)
+    }
+    assert not missing
+
+
+def test_files_ask_something_of_each_line(tmp_path, capfd, run_dir, translator):
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    (tmp_path / "starts").write_bytes(b"the\n\n")
+    (tmp_path / "phrases").write_bytes(b"\nred apples\tdog\n")
+    files = ["--input=in", "--prefix=starts", "--required=phrases", "--ensemble=x@3,y"]
+    assert main(["translate", f"--run={run_dir}", *files]) == 0
+    assert translator.demands == {"prefixes": ["the", ""], "required": [[""], ["red apples", "dog"]]}
+    assert translator.ensemble == ("x@3", "y")
+    assert capfd.readouterr().out == "A\nB\n"
+
+
 def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
     feed(monkeypatch, b"a\nb\n")
     assert main(["translate", f"--run={run_dir}", "--n_best=2"]) == 0
@@ -388,6 +425,13 @@ def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
         (["--n_best=0"], ["--n_best is 0"]),
         (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
         (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
+        (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
+        (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
+        (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
+        (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
+        (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
+        (["--prefix=-"], ["only one of --input, --prefix and --required"]),
+        (["--required=gone.txt"], ["input gone.txt does not exist"]),
         (["--input=gone.txt"], ["input gone.txt does not exist"]),
         (["--input=."], ["input . is a folder"]),
         (["--output=no/where.txt"], ["output folder no does not exist"]),
@@ -516,6 +560,27 @@ def test_show_prints_what_a_run_amounts_to(capfd):
         2 * shown["parameters"]["total"] * 4 / 2**20, abs=0.1
     )
     assert shown["batches"] is None
+    # 6 for each weight of a matrix and token that it multiplies, and attention's pairs: keys and values 1024.
+    rows, source, target = shown["longest_batch"].values()
+    matrices = {"stack": 4 * 512 * 512 + 2 * 512 * 2048, "cross": 2 * 512 * 512}
+    products = rows * (
+        (source + target) * (matrices["stack"] + matrices["cross"])
+        + target * 1000 * 512
+        + (source * source + target * target + target * source) * 1024
+    )
+    assert shown["step"]["teraflops"] == shown["step"]["traced_teraflops"] == round(6 * products / 1e12, 4)
+    assert shown["at_peak"] is None  # what a CPU could do is not known
+
+
+def test_show_tells_the_time_at_a_peak_that_is_known(capfd):
+    small = ["--config.vocab.size=100", "--config.model.num_encoder_layers=1"]
+    small += ["--config.model.num_decoder_layers=1", "--config.train.peak_flops=2e12"]
+    assert main(["show", CONFIG, *small, "--config.train.steps=7200"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    at_peak = shown["at_peak"]
+    assert (at_peak["device"], at_peak["teraflops_a_second"]) == ("cpu", 2)
+    assert at_peak["seconds_a_step"] == pytest.approx(shown["step"]["teraflops"] / 2, rel=1e-3)
+    assert at_peak["device_hours"] == pytest.approx(2 * at_peak["seconds_a_step"], rel=1e-3)
 
 
 def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypatch, run_dir):
@@ -560,6 +625,11 @@ def test_flops_of_products_are_counted_through_loops_and_gradients():
         count(jax.grad(lambda b, a: jnp.matmul(a, b).sum()), (5, 7), (3, 5)) == 2 * product
     )  # forward, and one gradient
     assert count(jax.jit(jax.checkpoint(jnp.matmul)), (3, 5), (5, 7)) == product
+
+    def convolve(a, b):  # [N, length, in] with a kernel [width, in, out]
+        return jax.lax.conv_general_dilated(a, b, (1,), "VALID", dimension_numbers=("NHC", "HIO", "NHC"))
+
+    assert count(convolve, (2, 9, 5), (3, 5, 7)) == 2 * (2 * 7 * 7) * (3 * 5)
 
     def loop(a, b):
         return jax.lax.scan(lambda carry, _: (carry, jnp.matmul(a, b)), 0, None, length=4)[1]

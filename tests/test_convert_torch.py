@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
@@ -278,11 +277,7 @@ def translations(written) -> dict[str, list]:
     for name in ("post", "one_stack"):
         weights = written[name].weights
         translator = Translator(weights.config, weights.params, weights.vocabs)
-        translator._search = jax.jit(
-            translator._search_ids,
-            static_argnames=("max_length", "n_best"),
-            compiler_options={"xla_backend_optimization_level": 0},
-        )
+        translator.search.compile(compiler_options={"xla_backend_optimization_level": 0})
         made[name] = translator.translate(LINES)
     return made
 

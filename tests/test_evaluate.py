@@ -5,19 +5,21 @@ import json
 
 import pytest
 
-from flaxformer_mt import evaluate
+from flaxformer_mt import scored_set
+from flaxformer_mt.comparison import Resamples
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config_files import save_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluate import (
+from flaxformer_mt.evaluate import describe_evaluation, evaluate_lines, evaluate_run
+from flaxformer_mt.length_breakdown import describe_by_length, score_by_length
+from flaxformer_mt.metrics import score_edits, score_translations
+from flaxformer_mt.translate import Translation, Translator
+from flaxformer_mt.translation_files import (
     Translations,
-    evaluate_lines,
-    evaluate_run,
     load_translations,
     save_translations,
     side_by_side,
 )
-from flaxformer_mt.translate import Translation, Translator
 
 # What the fake knows: capitals are right, but the references have a small letter.
 SOURCES = ["eins zwei drei vier fünf", "sechs sieben acht neun", ""]
@@ -116,6 +118,49 @@ def test_side_by_side_is_spread_over_the_set():
     assert side_by_side(Translations((), (), ())) == ""
 
 
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr("flaxformer_mt.translation_files.is_first", lambda: False)
+    save_translations(tmp_path, "test", Translations(("a",), ("b",), ("c",)))
+    assert not list(tmp_path.iterdir())
+
+
+# ---- by length ----
+
+
+def words(count, word="w"):
+    return " ".join([word] * count)
+
+
+def test_buckets_are_by_words_of_the_source():
+    """0 to 5, 6 to 10, ...; longer than 100 has no end; what has no sentences is left out."""
+    counts = [0, 5, 6, 10, 11, 101, 300]
+    sources = tuple(words(count) for count in counts)
+    references = tuple(f"a b c d e {count}" for count in counts)
+    hypotheses = ("", *references[1:4], "a b c d", *references[5:])
+    rows = score_by_length(Translations(sources, references, hypotheses), lowercase=False, tokenize="13a")
+    assert [(row["from"], row["to"], row["sentences"]) for row in rows] == [
+        (0, 5, 2),
+        (6, 10, 2),
+        (11, 15, 1),
+        (101, None, 2),
+    ]
+    assert [row["hypothesis_length"] for row in rows] == [3, 6, 4, 6]
+    assert [row["reference_length"] for row in rows] == [6, 6, 6, 6]
+    part = score_translations(hypotheses[:2], references[:2])
+    assert (rows[0]["bleu"], rows[0]["chrf"]) == (part.bleu, part.chrf)
+    assert rows[1]["bleu"] == pytest.approx(100) and 0 < rows[2]["bleu"] < 100
+    table = describe_by_length(rows).split("\n")
+    assert [line.split()[:2] for line in table[1:4]] == [["0-5", "2"], ["6-10", "2"], ["11-15", "1"]]
+    assert table[4].split() == ["101", "or", "more", "2", "100.00", "100.00", "6.0", "6.0"]
+    assert len({len(line) for line in table}) == 1
+
+
+def test_buckets_count_case_as_they_are_told():
+    one = Translations(("x",), ("a b c d e",), ("A B C D E",))
+    scores = [score_by_length(one, lowercase=case, tokenize="13a")[0]["bleu"] for case in (True, False)]
+    assert scores == [pytest.approx(100), 0]
+
+
 # ---- runs ----
 
 
@@ -135,6 +180,26 @@ def test_evaluate_run_on_files(run_dir):
     assert (cased["method"], cased["beam_size"]) == ("greedy", 1)
 
 
+def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
+    files = {"source": write(run_dir / "a", SOURCES), "reference": write(run_dir / "b", REFERENCES)}
+    light = evaluate_run(run_dir, **files)
+    assert (light["ter"], light["ter_signature"]) == score_edits(list(ANSWERS.values()), REFERENCES)
+    assert [(row["to"], row["sentences"]) for row in light["by_length"]] == [(5, 3)]
+    assert light["by_length"][0]["bleu"] == light["bleu"]
+    assert not light.keys() & {"confidence", "against", "paired"}
+    sure = evaluate_run(run_dir, **files, resamples=Resamples(20))
+    assert light.items() <= (sure | {"seconds": light["seconds"]}).items()
+    confidence = sure["confidence"]
+    assert (confidence["samples"], confidence["level"]) == (20, 95)
+    for metric in ("bleu", "chrf", "ter"):
+        assert confidence[metric]["ci"] > 0 and "|bs:20|seed:12345|" in confidence[metric]["signature"]
+    assert sure == evaluate_run(run_dir, **files, resamples=Resamples(20)) | {"seconds": sure["seconds"]}
+    table = describe_evaluation(sure, name="mine")
+    assert f"{sure['ter']:.2f} ± {confidence['ter']['ci']:.2f}" in table and "source words" in table
+    assert "±" not in describe_evaluation(light, name="mine")
+    assert describe_evaluation({"perplexity": 2.0}, name="text") == ""
+
+
 def test_evaluate_run_counts_case_as_the_config_says(run_dir):
     files = {"source": write(run_dir / "a", SOURCES), "reference": write(run_dir / "b", REFERENCES)}
     save_config(dataclasses.replace(Config(), train=TrainConfig(lowercase=True)), run_dir / "config.json")
@@ -145,8 +210,8 @@ def test_evaluate_run_counts_case_as_the_config_says(run_dir):
 
 def test_evaluate_run_on_a_split(run_dir, monkeypatch):
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(SOURCES, REFERENCES, strict=True)]
-    monkeypatch.setattr(evaluate, "has_split", lambda data, split: split == "valid")
-    monkeypatch.setattr(evaluate, "read_pairs", lambda data, split: {"valid": pairs}[split])
+    monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "valid")
+    monkeypatch.setattr(scored_set, "read_pairs", lambda data, split: {"valid": pairs}[split])
     found = evaluate_run(run_dir, split="valid")
     assert (found["name"], found["sentences"], found["truncated"]) == ("valid", 3, 1)
     assert load_translations(run_dir, "valid").sources == tuple(SOURCES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from flaxformer_mt.accounting import loss_chunk_width
 from flaxformer_mt.losses import (
     Output,
     TokenSums,
@@ -205,3 +206,15 @@ def test_shapes_that_do_not_fit_are_refused():
         smoothed_cross_entropy(logits, target[:, :-1], mask, 0.1)
     with pytest.raises(Exception, match="mask"):
         smoothed_cross_entropy(logits, target, mask.astype(np.float32), 0.1)
+
+
+def test_chunks_are_cut_so_that_little_is_padding():
+    for rows, length, tokens, width in [
+        (32, 50, 256, 10),
+        (96, 18, 256, 2),
+        (80, 22, 256, 2),
+        (4, 11, 20, 4),
+    ]:
+        assert loss_chunk_width(rows, length, chunk_tokens=tokens) == width
+    assert loss_chunk_width(300, 7, chunk_tokens=256) == 1  # a column of all rows is the least
+    assert loss_chunk_width(2, 5, chunk_tokens=1000) == 5

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.metrics import MetricSums, score_translations
+from flaxformer_mt.metrics import (
+    MetricSums,
+    resample_scores,
+    score_edits,
+    score_sentences,
+    score_translations,
+)
 
 
 def test_bleu_by_hand():
@@ -86,6 +92,33 @@ def test_sets_that_cannot_be_scored():
         score_translations([], [])
     with pytest.raises(UserError, match="unknown BLEU tokenizer '13b'; known: 13a, intl, char"):
         score_translations(["a"], ["a"], tokenize="13b")
+
+
+def test_edit_rate_by_hand():
+    """One word is changed, one missing and a phrase of two is shifted: 3 edits for 8 words."""
+    found = score_edits(["a b X d h f g"], ["a b c d f g h i"])
+    assert found.score == pytest.approx(100 * 3 / 8)
+    assert "case:lc|tok:tercom|" in found.signature
+    assert score_edits(["A b"], ["a B"]).score == 0
+    assert score_edits(["a b c", "d"], ["a b x", ""]).score == pytest.approx(100 * 2 / 3)
+    with pytest.raises(UserError, match="1 translations cannot be scored against 2 references"):
+        score_edits(["a"], ["a", "b"])
+
+
+def test_sentences_are_scored_by_themselves():
+    hypotheses, references = ["the cat", "A dog", ""], ["the cat", "a dog", "a bird"]
+    same, capital, empty = score_sentences(hypotheses, references)
+    assert (same, empty) == (pytest.approx(100), 0) and 0 < capital < 100
+    assert score_sentences(hypotheses, references, lowercase=True)[1] == pytest.approx(100)
+    assert score_sentences([], []) == []
+
+
+def test_too_few_samples_are_refused():
+    for samples, paired in [(0, "bootstrap"), (1, "bootstrap"), (1, "approximate")]:
+        with pytest.raises(ValueError, match=f"samples is {samples}; {paired} needs at least 2"):
+            resample_scores({"a": ["a"]}, ["a"], samples=samples, paired=paired)
+    with pytest.raises(UserError, match="2 translations cannot be scored against 1 references"):
+        resample_scores({"a": ["a"], "b": ["a", "b"]}, ["a"], samples=2)
 
 
 def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(monkeypatch):

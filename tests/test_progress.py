@@ -12,10 +12,10 @@ from flaxformer_mt.progress import Progress
 def test_an_update_moves_one_step_to_the_next_batch():
     progress = Progress()
     assert progress.position == Position(0, 0)
-    progress.move(Position(0, 2), 100)
+    progress.move(Position(0, 2))
     progress.note({"bleu": 1.0}, best_metric="bleu")
-    progress.move(Position(1, 0), 30)
-    assert (progress.step, progress.position, progress.target_tokens) == (2, Position(1, 0), 130)
+    progress.move(Position(1, 0))
+    assert (progress.step, progress.position) == (2, Position(1, 0))
     assert progress.metrics == {}  # of another step
 
 
@@ -35,7 +35,7 @@ def test_the_best_evaluation(metric, values, gains, best):
     progress = Progress()
     waits, wait = [], 0
     for step, (value, gain) in enumerate(zip(values, gains, strict=True), start=1):
-        progress.move(Position(0, step), 1)
+        progress.move(Position(0, step))
         assert progress.note({metric: value, "other": 9.0}, best_metric=metric) is gain
         assert progress.metrics["other"] == 9.0
         wait = 0 if gain else wait + 1

@@ -1,21 +1,27 @@
 """Search against brute force, against a reference that never stops early, and against hand-made lattices."""
 
+import dataclasses
 import functools
 import itertools
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_mt.search import beam_search, greedy_search
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.search import Lines, Symbols, search
 from flaxformer_mt.search.batches import plan_batches, round_down, round_up
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.shapes import Cache
 
 PAD, BOS, EOS = 0, 1, 2
-SPECIAL = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
+SYMBOLS = Symbols(pad_id=PAD, bos_id=BOS, eos_id=EOS)
+SPECIAL = (PAD, BOS, EOS)
 
 
 def make_tables(batch_size: int, vocab_size: int, *, seed: int, sharpness: float = 1.5) -> np.ndarray:
@@ -41,31 +47,31 @@ def start_cache(tables: np.ndarray, width: int) -> Cache:
 QUICK = {"xla_backend_optimization_level": 0}
 
 
-@functools.partial(
-    jax.jit, static_argnames=("width", "alpha", "max_length", "n_best"), compiler_options=QUICK
-)
-def search_tables(tables, limits, *, width, alpha, max_length, n_best):
-    common = {
-        "batch_size": tables.shape[0],
-        "length_penalty": alpha,
-        "max_lengths": limits,
-        "max_length": max_length,
-        **SPECIAL,
-    }
-    if width == "greedy":
-        return greedy_search(next_logits, start_cache(tables, 1), **common)
-    return beam_search(next_logits, start_cache(tables, width), beam_size=width, n_best=n_best, **common)
-
-
-def run_beam(tables, limits, *, width, alpha, max_length, n_best=1):
-    found = search_tables(
-        tables, np.asarray(limits), width=width, alpha=alpha, max_length=max_length, n_best=n_best
+@functools.partial(jax.jit, static_argnames=("options", "max_length", "n_best"), compiler_options=QUICK)
+def search_tables(tables, lines, *, options, max_length, n_best):
+    width = 1 if options.method == "greedy" else options.beam_size
+    return search(
+        next_logits,
+        start_cache(tables, width),
+        lines,
+        options=options,
+        symbols=SYMBOLS,
+        max_length=max_length,
+        n_best=n_best,
     )
+
+
+def run_beam(tables, limits, *, width, alpha, max_length, n_best=1, kind="gnmt"):
+    options = SearchConfig(beam_size=width, length_penalty=alpha, length_penalty_kind=kind)
+    lines = Lines(np.asarray(limits))
+    found = search_tables(tables, lines, options=options, max_length=max_length, n_best=n_best)
     return jax.tree.map(np.asarray, found)
 
 
 def run_greedy(tables, limits, *, alpha, max_length):
-    return run_beam(tables, limits, width="greedy", alpha=alpha, max_length=max_length)
+    options = SearchConfig(method="greedy", length_penalty=alpha)
+    found = search_tables(tables, Lines(np.asarray(limits)), options=options, max_length=max_length, n_best=1)
+    return jax.tree.map(np.asarray, found)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -73,14 +79,16 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits)
 
 
-def penalty(length: int, alpha: float) -> float:
-    return ((5 + length) / 6) ** alpha
+def penalty(length: int, alpha: float, kind: str = "gnmt") -> float:
+    return ((5 + length) / 6) ** alpha if kind == "gnmt" else length**alpha
 
 
-def brute_force(table: np.ndarray, limit: int, alpha: float) -> list[tuple[float, float, tuple[int, ...]]]:
+def brute_force(
+    table: np.ndarray, limit: int, alpha: float, kind: str = "gnmt"
+) -> list[tuple[float, float, tuple[int, ...]]]:
     """All (score, log-probability, tokens), the finished ones first, then those that the limit cuts off."""
     finished, cut = [], []
-    words = [token for token in range(table.shape[0]) if token not in SPECIAL.values()]
+    words = [token for token in range(table.shape[0]) if token not in SPECIAL]
     for length in range(1, limit + 1):
         endings = [EOS] if length < limit else [EOS, *words]
         for prefix in itertools.product(words, repeat=length - 1):
@@ -91,12 +99,12 @@ def brute_force(table: np.ndarray, limit: int, alpha: float) -> list[tuple[float
                     log_softmax(table[a, b])[c] for a, b, c in zip(context, context[1:], tokens, strict=False)
                 )
                 group = finished if ending == EOS else cut
-                group.append((log_prob / penalty(length, alpha), log_prob, tokens))
+                group.append((log_prob / penalty(length, alpha, kind), log_prob, tokens))
     return sorted(finished, reverse=True) + sorted(cut, reverse=True)
 
 
 def patient_beam(
-    table: np.ndarray, limit: int, alpha: float, width: int
+    table: np.ndarray, limit: int, alpha: float, width: int, kind: str = "gnmt"
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Beam search in plain Python that always goes on to the limit: (score, tokens), best first."""
     live, finished = [(0.0, ())], []
@@ -108,9 +116,9 @@ def patient_beam(
                 if token not in (PAD, BOS):
                     candidates.append((log_prob + step, (*tokens, token)))
         best = sorted(candidates, reverse=True)[:width]
-        finished += [(lp / penalty(length, alpha), tokens) for lp, tokens in best if tokens[-1] == EOS]
+        finished += [(lp / penalty(length, alpha, kind), tokens) for lp, tokens in best if tokens[-1] == EOS]
         live = [(log_prob, tokens) for log_prob, tokens in best if tokens[-1] != EOS]
-    cut = [(log_prob / penalty(limit, alpha), tokens) for log_prob, tokens in live]
+    cut = [(log_prob / penalty(limit, alpha, kind), tokens) for log_prob, tokens in live]
     return sorted(finished, reverse=True) + sorted(cut, reverse=True)
 
 
@@ -125,14 +133,14 @@ def tokens_of(result, row: int, rank: int = 0) -> tuple[int, ...]:
 # ---- exactness ----
 
 
-@pytest.mark.parametrize("alpha", [0.0, 2.5])
-def test_a_wide_beam_finds_the_best_of_all(alpha):
+@pytest.mark.parametrize(("alpha", "kind"), [(0.0, "gnmt"), (2.5, "gnmt"), (1.0, "length"), (0.6, "length")])
+def test_a_wide_beam_finds_the_best_of_all(alpha, kind):
     limits = [4, 3, 1, 2]
     tables = make_tables(4, 6, seed=1)
     # 27 prefixes of three words, four continuations each: nothing is ever pruned.
-    found = run_beam(tables, limits, width=108, alpha=alpha, max_length=4, n_best=8)
+    found = run_beam(tables, limits, width=108, alpha=alpha, max_length=4, n_best=8, kind=kind)
     for row, limit in enumerate(limits):
-        expected = brute_force(tables[row], limit, alpha)[:8]
+        expected = brute_force(tables[row], limit, alpha, kind)[:8]
         for rank, (score, log_prob, tokens) in enumerate(expected):
             assert tokens_of(found, row, rank) == tokens
             np.testing.assert_allclose(found.scores[row, rank], score, rtol=1e-5)
@@ -157,14 +165,16 @@ def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it():
     assert reached[-1] == 6 and reached[0] < 6
 
 
-@pytest.mark.parametrize(("width", "alpha"), [(2, 0.0), (3, 1.0), (5, 2.0)])
-def test_stopping_early_changes_nothing(width, alpha):
+@pytest.mark.parametrize(
+    ("width", "alpha", "kind"), [(2, 0.0, "gnmt"), (3, 1.0, "gnmt"), (5, 2.0, "gnmt"), (3, 1.0, "length")]
+)
+def test_stopping_early_changes_nothing(width, alpha, kind):
     limits = [9, 7, 12, 1, 5, 12]
     tables = make_tables(6, 11, seed=3)
     tables[..., EOS] += 1.0  # sentences end well before their limits
-    found = run_beam(tables, limits, width=width, alpha=alpha, max_length=12, n_best=width)
+    found = run_beam(tables, limits, width=width, alpha=alpha, max_length=12, n_best=width, kind=kind)
     for row, limit in enumerate(limits):
-        expected = patient_beam(tables[row], limit, alpha, width)[:width]
+        expected = patient_beam(tables[row], limit, alpha, width, kind)[:width]
         assert [tokens_of(found, row, rank) for rank in range(len(expected))] == [t for _, t in expected]
         np.testing.assert_allclose(found.scores[row, : len(expected)], [s for s, _ in expected], rtol=1e-5)
 
@@ -193,15 +203,13 @@ def constant_lattice(probabilities: dict[int, float]) -> tuple:
 )
 def test_search_ends_when_no_prefix_can_win(alpha, limit, steps):
     counted, calls = constant_lattice({EOS: 0.9, 3: 0.05, 4: 0.05})
-    found = beam_search(
+    found = search(
         counted,
         Cache({}, {}, jnp.zeros((), jnp.int32)),
-        batch_size=1,
-        beam_size=2,
-        length_penalty=alpha,
-        max_lengths=jnp.array([limit]),
+        Lines(jnp.array([limit])),
+        options=SearchConfig(beam_size=2, length_penalty=alpha),
+        symbols=SYMBOLS,
         max_length=limit,
-        **SPECIAL,
     )
     jax.effects_barrier()
     assert len(calls) == steps
@@ -301,15 +309,10 @@ def test_a_sentence_does_not_depend_on_its_batch():
 def test_rows_with_limit_zero_are_not_searched():
     counted, calls = constant_lattice({3: 1.0})
     cache = Cache({}, {}, jnp.zeros((), jnp.int32))
-    common = {
-        "batch_size": 2,
-        "length_penalty": 1.0,
-        "max_lengths": jnp.zeros(2, int),
-        "max_length": 5,
-        **SPECIAL,
-    }
-    beam = beam_search(counted, cache, beam_size=2, **common)
-    greedy = greedy_search(counted, cache, **common)
+    beam, greedy = (
+        search(counted, cache, Lines(np.zeros(2, int)), options=options, symbols=SYMBOLS, max_length=5)
+        for options in (SearchConfig(beam_size=2), SearchConfig(method="greedy"))
+    )
     jax.effects_barrier()
     assert not calls
     for found in (beam, greedy):
@@ -362,23 +365,14 @@ def test_a_beam_that_breaks_does_not_break_the_others():
 
 def test_arguments_that_cannot_be():
     table = hand_made_table()
-    with pytest.raises(ValueError, match="n_best is 4; it must be from 1 to beam_size 3"):
+    with pytest.raises(UserError, match="n_best is 4, but beam search keeps 3 hypotheses; ask for 1 to 3"):
         run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=4)
-    with pytest.raises(ValueError, match="n_best is 0"):
+    with pytest.raises(UserError, match="n_best is 0"):
         run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=0)
     with pytest.raises(ValueError, match="eos_id 0 must differ from pad_id 0"):
-        beam_search(
-            next_logits,
-            start_cache(table, 1),
-            batch_size=1,
-            beam_size=1,
-            length_penalty=0.0,
-            max_lengths=jnp.array([1]),
-            max_length=1,
-            bos_id=1,
-            eos_id=0,
-            pad_id=0,
-        )
+        Symbols(pad_id=0, bos_id=1, eos_id=0)
+    with pytest.raises(ValueError, match="eos_id 2 is among the ids that are never chosen"):
+        Symbols(pad_id=0, bos_id=1, eos_id=2, never=(2,))
 
 
 # ---- candidates ----
@@ -427,3 +421,24 @@ def test_the_batches_of_the_docstring():
     alone = plan_batches([3], longest=64, rows_of=lambda length: 2)
     assert [(b.indices, b.rows, b.source_length) for b in alone] == [((0,), 1, 8)]
     assert plan_batches([], longest=64, rows_of=lambda length: 2) == []
+
+
+# ---- the document ----
+
+
+def test_the_example_of_the_document_runs():
+    text = (Path(__file__).resolve().parent.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    names: dict = {}
+    exec(compile(code, "docs/search.md", "exec"), names)
+    found = names["found"]
+    assert [tokens_of(found, 0, rank) for rank in range(2)] == [(4, 2), (3, 2)]
+    np.testing.assert_allclose(np.exp(found.log_probs[0]), [0.36, 0.24], rtol=1e-5)
+
+
+def test_the_document_names_every_option():
+    text = (Path(__file__).resolve().parent.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    missing = [
+        field.name for field in dataclasses.fields(SearchConfig) if not re.search(f"`(--)?{field.name}", text)
+    ]
+    assert missing == ["batch_tokens"]  # which changes no result

@@ -198,6 +198,13 @@ def test_the_line_of_progress():
     assert format_train_line(1, 1, shares, math.nan) == (
         "step     1/1 | loss 1.000 | perplexity 2.72 | accuracy 45.7%"
     )
+    usage = {"padding": 0.1, "utilization": 0.4312, "data_wait": 0.034, "model_flops_per_second": 1e15}
+    assert format_train_line(1, 9, usage, math.nan) == (
+        "step     1/9 | padding 10.0% | MFU 43.1% | data wait 3.4%"
+    )
+    assert format_train_line(1, 9, {"utilization": 0.5, "data_wait": 0.01}, math.nan) == (
+        "step     1/9 | MFU 50.0%"
+    )
     assert format_train_line(7, 5000, {"loss": None, "padding": "?"}, math.nan) == "step     7/5000"
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.monitor import TrainingLog
 from flaxformer_mt.optim import make_optimizer
+from flaxformer_mt.sitting import to_trees
 from flaxformer_mt.state import init_state
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.trainer import fit
@@ -44,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWar
 ROOT = Path(__file__).resolve().parents[1]
 
 # What two runs of the same config may differ in: how long things took.
-CLOCKS = {"time", "seconds", "tokens_per_second", "steps_per_second"}
+CLOCKS = {"time", "seconds", "tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second"}
 
 REPORT_KEYS = {
     "step",
@@ -110,7 +112,7 @@ def base(tmp_path_factory) -> Config:
             log_accuracy=True,
             prng="threefry",
         ),
-        parallel=ParallelConfig(data=1),
+        parallel=ParallelConfig(devices=1),
         search=SearchConfig(beam_size=2, max_length_offset=4),
     )
 
@@ -139,7 +141,7 @@ def load_state(run_dir: Path, step: int) -> dict[str, Any]:
 
     def make() -> Any:
         params = init_params(model, jax.random.key(0))
-        return trainer._to_trees(init_state(params, optimizer, ema=config.optim.ema_decay > 0))
+        return to_trees(init_state(params, optimizer, ema=config.optim.ema_decay > 0))
 
     return Checkpoints(run_dir).restore(step, jax.eval_shape(make))[0]
 
@@ -183,6 +185,22 @@ def at_step(monkeypatch):
 # ---- a run that nothing disturbs ----
 
 
+def test_a_profile_changes_nothing_but_leaves_a_trace(base, reference, tmp_path, capsys):
+    """Of the last three updates of a run that is hardly longer; with a peak, the log has the utilization."""
+    config = change(base, train={"peak_flops": 1e12})
+    fit(config, tmp_path / "run", profile=3)
+    said = re.search(r"profile of updates 10 to 12: (\S+);", capsys.readouterr().err)
+    assert said and said[1].startswith(str(tmp_path / "run" / "profile"))
+    names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
+    assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
+    records = read_metrics(tmp_path / "run")
+    for record in records:
+        if record["split"] == "train":
+            utilization = record.pop("utilization")
+            assert utilization == pytest.approx(record["model_flops_per_second"] / 1e12)
+    assert without_clocks(records) == without_clocks(read_metrics(reference[0]))
+
+
 def test_training_learns_and_writes_its_directory(base, reference):
     run_dir, report = reference
     assert {path.name for path in run_dir.iterdir()} == {
@@ -205,6 +223,9 @@ def test_training_learns_and_writes_its_directory(base, reference):
     assert all(0 <= record["padding"] < 1 and record["skipped"] == 0 for record in train)
     assert train[0]["learning_rate"] == pytest.approx(0.02 * (4 / 5) ** 0.5)
     assert {"loss", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert sum(record["target_tokens"] for record in train) == report["target_tokens"]
+    assert all(0 <= record["data_wait"] <= 1 and record["model_flops_per_second"] > 0 for record in train)
+    assert not any({"utilization", "device_memory_gib"} & set(record) for record in train)  # on a CPU
 
 
 def test_the_report_says_what_was_documented(reference):
@@ -250,7 +271,7 @@ def test_each_epoch_has_its_line(reference):
 
 def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, capsys, monkeypatch):
     run_dir, report = reference
-    monkeypatch.setattr(trainer, "_set_up", None)  # whoever calls it fails
+    monkeypatch.setattr(trainer, "begin_sitting", None)  # whoever calls it fails
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "config.json"}
     assert fit(base, run_dir) == report
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -395,7 +416,7 @@ def test_patience_ends_a_run_and_the_average_serves(base, tmp_path, monkeypatch,
             "average_last": 2,
             "final_checkpoint": "average",
         },
-        parallel={"data": 4},
+        parallel={"devices": 4},
     )
     report = fit(config, tmp_path / "run")
     assert (report["step"], report["stopped_early"]) == (4, True)

@@ -15,6 +15,7 @@ from flaxformer_mt.config_files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.search import SearchResult
+from flaxformer_mt.trained import TrainedModel
 from flaxformer_mt.translate import Translation, Translator
 from flaxformer_mt.vocab import make_vocabs
 
@@ -76,11 +77,7 @@ def shared_translator(config, params, vocabs):
 
 def quick(translator):
     """The same translator with less optimised programs: here they are small and many."""
-    translator._search = jax.jit(
-        translator._search_ids,
-        static_argnames=("max_length", "n_best"),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    translator.search.compile(compiler_options={"xla_backend_optimization_level": 0})
     return translator
 
 
@@ -107,9 +104,10 @@ def pad(sequences, pad_id):
 # ---- the network and the search together ----
 
 
-def test_log_probs_are_those_of_the_network(translator, vocabs, params):
+def test_log_probs_are_those_of_the_network(translator, config, vocabs, params):
     """The cached, batched, reordered search agrees with one full pass over its own output."""
-    vocab, model = vocabs.target, translator._model
+    vocab = vocabs.target
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocab.size)
     found = translator.translate(SENTENCES, n_best=3)
     assert all(len(translation.n_best) == 3 for translation in found)
     hypotheses = [hypothesis for translation in found for hypothesis in translation.n_best]
@@ -145,10 +143,10 @@ def test_a_line_does_not_depend_on_its_company(translator):
 
 def test_other_parameters_need_no_compilation(translator, config, vocabs):
     own = translator.translate(SENTENCES)
-    shapes = translator._search._cache_size()
+    shapes = translator.search.run._cache_size()
     others = translator.translate(SENTENCES, params=random_params(config, vocabs, seed=1))
     assert [t.tokens for t in others] != [t.tokens for t in own]
-    assert translator._search._cache_size() == shapes
+    assert translator.search.run._cache_size() == shapes
     assert translator.translate(SENTENCES) == own
 
 
@@ -156,7 +154,8 @@ def fake_search(translator, monkeypatch):
     """Replaces network and search by something that ends at once; gives the shapes it is called with."""
     calls = []
 
-    def search(params, source, source_mask, limits, *, max_length, n_best):
+    def search(params, source, source_mask, lines, *, max_length, n_best):
+        limits = lines.max_lengths
         assert (limits <= max_length).all()
         assert source_mask.any(axis=1).all()  # attention over nothing would not be a number
         assert ((limits > 0) == (source_mask.sum(axis=1) > 1)).all()  # sentences are searched, other rows not
@@ -166,7 +165,7 @@ def fake_search(translator, monkeypatch):
         ones = np.ones((rows, n_best))
         return SearchResult(tokens, -ones, -ones, ones.astype(int))
 
-    monkeypatch.setattr(translator, "_search", search)
+    monkeypatch.setattr(translator.search, "run", search)
     return calls
 
 
@@ -243,20 +242,20 @@ def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network ran")
 
-    monkeypatch.setattr(translator, "_search", refuse)
+    monkeypatch.setattr(translator.search, "run", refuse)
     assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
     assert translator.translate([]) == []
 
 
 def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
     searched = []
-    search = translator._search
+    search = translator.search.run
 
-    def spy(params, source, source_mask, limits, **options):
-        searched.append((np.where(source_mask, source, -1), limits))
-        return search(params, source, source_mask, limits, **options)
+    def spy(params, source, source_mask, lines, **options):
+        searched.append((np.where(source_mask, source, -1), lines.max_lengths))
+        return search(params, source, source_mask, lines, **options)
 
-    monkeypatch.setattr(translator, "_search", spy)
+    monkeypatch.setattr(translator.search, "run", spy)
     long = "Hund schläft " * 9
     found = translator.translate(["Milch", long, "", long])
     assert [t.truncated for t in found] == [False, True, False, True]
@@ -414,3 +413,137 @@ def test_load_refuses_what_does_not_fit(run_dir, config, tmp_path):
         Translator.load(run_dir, checkpoint="10")
     assert "(16, 32) by the config, (16, 16) in the checkpoint" in str(error.value)
     assert "['output_bias']: absent by the config, (320,) in the checkpoint" in str(error.value)
+
+
+# ---- what a search is asked ----
+
+
+def searching(config, params, vocabs, **fields):
+    """A translator with other options of its search, and what it warns of."""
+    told = []
+    search = dataclasses.replace(config.search, **fields)
+    translator = Translator(dataclasses.replace(config, search=search), params, vocabs, warn=told.append)
+    return quick(translator), told
+
+
+def test_a_call_is_translate(translator):
+    assert translator(SENTENCES[:2], n_best=2) == translator.translate(SENTENCES[:2], n_best=2)
+
+
+def test_prefixes_and_phrases_are_in_the_translation(translator, warnings):
+    lines = ["der Hund", "", "Milch", "ein Buch"]
+    found = translator.translate(
+        lines,
+        prefixes=["the old", "a", "", "we"],
+        required=[["milk"], ["cat"], ["red apples", "dog"], []],
+    )
+    assert found[0].text.startswith("the old") and "milk" in found[0].text
+    assert found[1].text == "" and not found[1].satisfied
+    assert "red apples" in found[2].text and "dog" in found[2].text and found[2].satisfied
+    assert found[3].text.startswith("we") and found[3].satisfied
+    assert [warning.split(":")[0] for warning in warnings] == ["line 2"]
+    free = translator.translate(lines)
+    assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
+
+
+def test_a_stream_takes_its_demands_line_by_line(translator):
+    lines, prefixes = ["der Hund", "Milch", "ein Buch"], ["we", "", "a"]
+    whole = translator.translate(lines, prefixes=prefixes)
+    stream = translator.translate_stream(iter(lines), prefixes=iter(prefixes), window=2)
+    assert [t.text for t in stream] == [t.text for t in whole]
+    for count, words in ((2, "there are 2 prefixes for 3 lines"), (4, "there are more prefixes than the 3")):
+        with pytest.raises(UserError, match=words):
+            list(translator.translate_stream(lines, prefixes=[""] * count, window=2))
+
+
+def test_suppressed_pieces_do_not_occur(translator, config, params, vocabs):
+    free = translator.translate(SENTENCES)
+    words = {token for t in free for token in t.tokens} - {vocabs.target.eos_id}
+    piece, other = (sorted(words)[n] for n in (0, -1))
+    suppress = (vocabs.target.pieces([piece])[0], str(other))
+    changed, _ = searching(config, params, vocabs, suppress=suppress, allow_unknown=False)
+    found = changed.translate(SENTENCES)
+    assert not {token for t in found for token in t.tokens} & {piece, other, vocabs.target.unk_id}
+    with pytest.raises(UserError, match="the suppressed token"):
+        changed.translate(["Hund"], required=[[vocabs.target.detokenize([piece])]])
+
+
+def test_samples_are_of_the_line_and_the_seed(config, params, vocabs):
+    first, _ = searching(config, params, vocabs, method="sample", temperature=1.5)
+    together = first.translate([*SENTENCES, SENTENCES[0]], n_best=3)
+    alone = first.translate([SENTENCES[0]], n_best=3)[0]
+    tokens = [[h.tokens for h in t.n_best] for t in (alone, together[0], together[-1])]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len({h.tokens for t in together[:5] for h in t.n_best}) > 5
+    other, _ = searching(config, params, vocabs, method="sample", temperature=1.5, seed=2)
+    assert [t.tokens for t in other.translate(SENTENCES)] != [t.tokens for t in together[:5]]
+
+
+def test_coverage_changes_scores_and_costs_nothing_where_it_is_off(translator, config, params, vocabs):
+    covering, _ = searching(config, params, vocabs, coverage_penalty=5.0, coverage_layer=0)
+    plain, found = translator.translate(SENTENCES, n_best=3), covering.translate(SENTENCES, n_best=3)
+    worth = {h.tokens: h.score for t in plain for h in t.n_best}
+    both = [h for t in found for h in t.n_best if h.tokens in worth]
+    assert both and all(h.score < worth[h.tokens] for h in both)
+
+
+def test_an_ensemble_with_itself_is_the_model(config, params, vocabs, translator):
+    def member(values, vocabularies=vocabs):
+        return TrainedModel(config, vocabularies, values, "best", {})
+
+    itself = quick(Translator(config, params, vocabs, ensemble=[member(params)]))
+    expected = translator.translate(SENTENCES, n_best=2)
+    found = itself.translate(SENTENCES, n_best=2)
+    assert [t.tokens for t in found] == [t.tokens for t in expected]
+    np.testing.assert_allclose([t.score for t in found], [t.score for t in expected], rtol=1e-4)
+    mixed = quick(
+        Translator(config, params, vocabs, ensemble=[member(random_params(config, vocabs, seed=1))])
+    )
+    assert [t.tokens for t in mixed.translate(SENTENCES)] != [t.tokens for t in expected]
+
+
+def test_an_ensemble_has_one_vocabulary(config, params, vocabs, tmp_path):
+    pairs = [Pair(target, source) for source, target in TEXT * 5]
+    others = make_vocabs(VocabConfig(size=310), pairs, tmp_path)
+    with pytest.raises(UserError, match=r"another source vocabulary \(310 pieces, not the 320"):
+        Translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
+
+
+def test_an_ensemble_is_loaded_by_name(run_dir, warnings, translator):
+    loaded = Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@10"], warn=warnings.append)
+    assert loaded.translate(["Milch"])[0].tokens == translator.translate(["Milch"])[0].tokens
+    with pytest.raises(UserError, match="30"):
+        Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@30"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"suppress": ("nothing-like-it",)}, "search.suppress has 'nothing-like-it'"),
+        ({"suppress": ("999",)}, "search.suppress has '999'"),
+        ({"suppress": ("</s>",)}, "has the end symbol"),
+        (
+            {"coverage_penalty": 1.0, "coverage_layer": 1},
+            "coverage_layer is 1, but model.num_decoder_layers is 1",
+        ),
+        ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu'"),
+        ({"diversity_groups": 2}, "beam_size 3 is not divisible by search.diversity_groups 2"),
+    ],
+)
+def test_options_that_cannot_be_are_named(config, params, vocabs, fields, words):
+    with pytest.raises(UserError, match=words):
+        searching(config, params, vocabs, **fields)
+
+
+def test_demands_that_cannot_be_are_named(config, params, vocabs, translator):
+    with pytest.raises(UserError, match="there are 1 prefixes for 2 lines; give one for each"):
+        translator.translate(SENTENCES[:2], prefixes=["a"])
+    greedy, _ = searching(config, params, vocabs, method="greedy")
+    with pytest.raises(
+        UserError, match="required phrases need plain beam search, but search.method is greedy"
+    ):
+        greedy.translate(["Hund"], required=[["dog"]])
+    model = dataclasses.replace(config.model, positions="learned", max_positions=16)
+    short = Translator(dataclasses.replace(config, model=model), params, vocabs)
+    with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
+        short.translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4])

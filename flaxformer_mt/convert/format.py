@@ -46,7 +46,7 @@ class Weights:
 
     def make_model(self) -> Model:
         """The network, computing in float32."""
-        config = dataclasses.replace(self.config.model, dtype="float32", remat="none")
+        config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
         return make_model(config, source_size=self.vocabs.source.size, target_size=self.vocabs.target.size)
 
 
@@ -84,7 +84,8 @@ class Format:
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
     """The shapes of a model's parameters, by path."""
-    model = make_model(config, source_size=source_size, target_size=target_size)
+    single = dataclasses.replace(config, scan_layers=False)  # a tree for each layer, whoever trains it how
+    model = make_model(single, source_size=source_size, target_size=target_size)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     return {path: tuple(leaf.shape) for path, leaf in flatten_tree(params).items()}
 

@@ -30,12 +30,30 @@ class Position(NamedTuple):
 BEGINNING = Position(epoch=0, index=0)
 
 
-def make_batch(store: TokenStore, plan: EpochPlan, index: int, *, pad_id: int, bos_id: int) -> Batch:
+class RowShare(NamedTuple):
+    """Which of a batch's rows to make, cut into `parts` of equal height: those in `own`, in order."""
+
+    parts: int
+    own: tuple[int, ...]
+
+
+ALL_ROWS = RowShare(1, (0,))
+
+
+def make_batch(
+    store: TokenStore,
+    plan: EpochPlan,
+    index: int,
+    *,
+    pad_id: int,
+    bos_id: int,
+    share: RowShare = ALL_ROWS,
+) -> Batch:
     """Batch `index` of `plan` as arrays, int32 and bool, in the layout that `Batch` draws.
 
-    Rows that no pair fills are padding: their masks are False throughout.
+    Rows that no pair fills are padding: their masks are False throughout. Of a share, only its rows are read.
     """
-    planned = plan[index]
+    planned = _take_rows(plan[index], share)
     rows, source, target = planned.shape
     from_source = _gather(store.source, planned)
     from_target = _gather(store.target, planned)
@@ -58,6 +76,21 @@ def make_batch(store: TokenStore, plan: EpochPlan, index: int, *, pad_id: int, b
         source_positions=_lay_out(from_source, from_source.positions, rows, source, 0),
         target_positions=_lay_out(from_target, from_target.positions, rows, target, 0),
     )
+
+
+def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
+    """The rows of a share, numbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) are rows 0 and 1."""
+    if share == ALL_ROWS:
+        return planned
+    rows, source, target = planned.shape
+    height = rows // share.parts
+    places = np.full(share.parts, -1)
+    places[list(share.own)] = np.arange(len(share.own))
+    place = places[planned.rows // height]
+    mine = place >= 0
+    own_rows = place[mine] * height + planned.rows[mine] % height
+    shape = planned.shape._replace(rows=height * len(share.own))
+    return planned._replace(shape=shape, examples=planned.examples[mine], rows=own_rows)
 
 
 class _Gathered(NamedTuple):
@@ -116,6 +149,7 @@ def train_batches(
     pad_id: int,
     bos_id: int,
     start: Position = BEGINNING,
+    share: RowShare = ALL_ROWS,
 ) -> Generator[tuple[Position, Batch], None, None]:
     """Batches without end, each with the position after it, which is where to start to go on from there.
 
@@ -135,7 +169,7 @@ def train_batches(
 
     def batch_at(step: int) -> tuple[Position, Batch]:
         running, index = epochs.find(step)
-        batch = make_batch(running.store, running.plan, index, pad_id=pad_id, bos_id=bos_id)
+        batch = make_batch(running.store, running.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
         ended = index + 1 == len(running.plan)
         return Position(running.epoch + 1, 0) if ended else Position(running.epoch, index + 1), batch
 
@@ -224,7 +258,12 @@ class _Epochs:
         return store, plan
 
 
-def valid_batches(store: TokenStore, config: DataConfig, *, pad_id: int, bos_id: int) -> list[Batch]:
+def valid_batches(
+    store: TokenStore, config: DataConfig, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
+) -> list[Batch]:
     """All pairs of a set for measuring, each once, in fixed order and few shapes, however long they are."""
     plan = plan_in_order(store.source_lengths, store.target_lengths, config=config)
-    return [make_batch(store, plan, index, pad_id=pad_id, bos_id=bos_id) for index in range(len(plan))]
+    return [
+        make_batch(store, plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
+        for index in range(len(plan))
+    ]

@@ -134,8 +134,22 @@ class EpochStores:
     # Beside the base: the epoch in training, and the one that is prepared meanwhile.
     _KEPT = 2
 
-    def __init__(self, pairs: Pairs, vocabs: Vocabs, root: str | Path, sampling: float, seed: int) -> None:
+    def __init__(
+        self,
+        pairs: Pairs,
+        vocabs: Vocabs,
+        root: str | Path,
+        sampling: float,
+        seed: int,
+        *,
+        own_root: Path | None = None,
+    ) -> None:
+        """Builds the base under `root`; stores of later epochs go to `own_root`, which nobody else writes to.
+
+        None: no other process shares this one's work, and `root` serves for both.
+        """
         self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
+        self._own_root = own_root or self._root
         self.sampling, self._seed = sampling, seed
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
@@ -161,8 +175,9 @@ class EpochStores:
 
     def _build(self, epoch: int) -> TokenStore:
         seed = _fold(self._seed, epoch) if self.sampling else 0
+        root = self._own_root if epoch else self._root
         return TokenStore.build(
-            self._pairs, self._vocabs, self._root, sampling=self.sampling, seed=seed, stop=self._closed
+            self._pairs, self._vocabs, root, sampling=self.sampling, seed=seed, stop=self._closed
         )
 
 

@@ -11,10 +11,12 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.fused_attention import attend_fused, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.positions import rotate
-from flaxformer_mt.shapes import Array, AttentionMask, typed
+from flaxformer_mt.model.projections import Projection, project_together
+from flaxformer_mt.shapes import Array, AttentionMask, Cache, typed
 
 
 @typed
@@ -54,21 +56,23 @@ class MultiHeadAttention(nn.Module):
         value_dim = config.value_dim or config.model_dim // config.num_heads
 
         initializers = make_initializers(config)
-        projection = functools.partial(
-            nn.DenseGeneral,
-            use_bias=config.attention_bias,
-            dtype=jnp.dtype(config.dtype),
+        shared = {"use_bias": config.attention_bias, "dtype": jnp.dtype(config.dtype)}
+        into_heads = functools.partial(
+            Projection,
+            (config.model_dim,),
             kernel_init=initializers.attention_input,
             bias_init=initializers.bias(config.model_dim),
+            **shared,
         )
-        self.query = projection((config.num_heads, key_dim))
-        self.key = projection((config.num_heads, key_dim))
-        self.value = projection((config.num_heads, value_dim))
-        self.output = projection(
-            config.model_dim,
-            axis=(-2, -1),
+        self.query = into_heads((config.num_heads, key_dim))
+        self.key = into_heads((config.num_heads, key_dim))
+        self.value = into_heads((config.num_heads, value_dim))
+        self.output = Projection(
+            (config.num_heads, value_dim),
+            (config.model_dim,),
             kernel_init=initializers.attention_output,
             bias_init=initializers.bias(config.num_heads * value_dim),
+            **shared,
         )
         rate = config.attention_dropout_rate
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
@@ -83,10 +87,24 @@ class MultiHeadAttention(nn.Module):
         deterministic: bool,
     ) -> Array:
         """Attends from x [B, Q, D] to memory [B, M, D]; `positions` turn both when they are rotary."""
-        query, projected = self.query(x), self.project_memory(memory, positions)
+        if memory is x:
+            query, keys, values = project_together(x, [self.query, self.key, self.value])
+        else:
+            query = self.query(x)
+            keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
-            query = rotate(query, positions)
-        keys, values = projected["keys"], projected["values"]
+            query, keys = rotate(query, positions), rotate(keys, positions)
+        dropping = not deterministic and self.dropout.rate > 0
+        kind = choose_attention(
+            self.config.attention,
+            query,
+            keys,
+            values,
+            needs_weights=dropping or self.is_mutable_collection("intermediates"),
+            platform=jax.default_backend(),
+        )
+        if kind != "plain":
+            return self.output(attend_fused(query, keys, values, mask, kind))
         return self.attend(query, keys, values, mask=mask, deterministic=deterministic)
 
     def attend(
@@ -100,11 +118,8 @@ class MultiHeadAttention(nn.Module):
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> dict[str, Array]:
         """Keys and values of a memory [B, M, D], as `attend` and every decoding step take them."""
-        keys = self.key(memory)
-        return {
-            "keys": keys if positions is None else rotate(keys, positions),
-            "values": self.value(memory),
-        }
+        keys, values = project_together(memory, [self.key, self.value])
+        return {"keys": keys if positions is None else rotate(keys, positions), "values": values}
 
     def attend_memory(self, x: Array, memory: dict[str, Array], *, mask: Array | None) -> Array:
         """One step of x [B, W, D] over projected memory; the beams of a source are queries of one row."""
@@ -128,13 +143,15 @@ class MultiHeadAttention(nn.Module):
         positions: Array | None = None,
         prefix: dict[str, Array] | None = None,
         prefix_mask: Array | None = None,
+        lineage: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Attends from the token at `index`, x [B, W, D], to itself and the tokens before it.
 
         With a prefix, to that as well: projected memory [B, M, ...] that all beams of a row share, of which
-        prefix_mask [B, 1, 1, M] may be attended to.
+        prefix_mask [B, 1, 1, M] may be attended to. With a lineage [B, W, W, T] (see `make_lineage`), the
+        tokens before it are where that says; without, in the beam's own places.
         """
-        query, key, value = self.query(x), self.key(x), self.value(x)  # [B, W, H, K]
+        query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
         write = jax.lax.dynamic_update_slice_in_dim
@@ -143,6 +160,8 @@ class MultiHeadAttention(nn.Module):
         batch, beams, heads, length, _ = keys.shape
         seen = (jnp.arange(length) <= index)[None, None, None, :]
         grown: dict[str, Array] = {"keys": keys, "values": values}
+        if lineage is not None:
+            return self.output(_attend_lineage(query, grown, lineage, prefix, prefix_mask)), grown
         if prefix is not None:
             mixed = _attend_after_prefix(query, prefix, prefix_mask, grown, seen)
             return self.output(mixed), grown
@@ -153,6 +172,49 @@ class MultiHeadAttention(nn.Module):
         rows = query.reshape(batch * beams, 1, heads, -1)
         mixed = self.attend(rows, by_row(keys), by_row(values), mask=seen, deterministic=True)
         return mixed.reshape(batch, beams, -1), grown
+
+
+def make_lineage(cache: Cache) -> Array | None:
+    """Whose places each hypothesis reads, [B, W, U, T] for beams U of its row; None: its own alone.
+
+    With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 reads token 0 in place 0 and its own token 1.
+    """
+    if cache.ancestors is None:
+        return None
+    beams, places = cache.ancestors.shape[1], jnp.arange(cache.ancestors.shape[2])
+    own = jnp.arange(beams)[:, None]
+    written_by = jnp.where(places == cache.index, own, cache.ancestors)  # [B, W, T]
+    return (written_by[:, :, None, :] == own) & (places <= cache.index)
+
+
+def _attend_lineage(
+    query: Array,
+    own: dict[str, Array],
+    lineage: Array,
+    prefix: dict[str, Array] | None,
+    prefix_mask: Array | None,
+) -> Array:
+    """Means [B, W, H, E] over the tokens of all beams that are a hypothesis's own, and over a row's prefix.
+
+    All beams of a row are compared with all, and what is not theirs is masked: more products, but nothing is
+    moved. Which of the two costs less depends on the device, the width and the length.
+    """
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    least = jnp.finfo(jnp.float32).min
+    scores = jnp.einsum("BWHK,BUHTK->BHWUT", query, own["keys"]).astype(jnp.float32)
+    shape = scores.shape
+    scores = jnp.where(lineage[:, None], scores, least).reshape(*shape[:3], -1)
+    if prefix is not None:
+        on_prefix = jnp.einsum("BWHK,BMHK->BHWM", query, prefix["keys"]).astype(jnp.float32)
+        if prefix_mask is not None:
+            on_prefix = jnp.where(prefix_mask, on_prefix, least)
+        scores = jnp.concatenate([scores, on_prefix], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    by_own, by_prefix = jnp.split(weights, [shape[3] * shape[4]], axis=-1)
+    mixed = jnp.einsum("BHWUT,BUHTE->BWHE", by_own.reshape(shape), own["values"])
+    if prefix is not None:
+        mixed = mixed + jnp.einsum("BHWM,BMHE->BWHE", by_prefix, prefix["values"])
+    return mixed
 
 
 def _attend_after_prefix(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
+from flaxformer_mt.model.layer_layout import unstack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 
@@ -27,7 +28,7 @@ def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps
     _, kept = model.apply(
         {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
     )
-    found = kept["intermediates"]
+    found = unstack_layers(kept["intermediates"])
     return AttentionMaps(
         _weights(found.get("encoder", {}), "self_attention"),
         _weights(found.get("decoder", {}), "self_attention"),

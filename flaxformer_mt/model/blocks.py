@@ -67,13 +67,20 @@ class CausalBlock(EncoderBlock):
         index: Array,
         prefix_mask: Array,
         positions: Array | None,
+        lineage: Array | None = None,
     ) -> tuple[Array, dict[str, Any]]:
         """One token of every beam, x [B, W, D], after a prefix; with the cache before it and after it."""
         grown: dict[str, Any] = {}
 
         def attend(y: Array) -> Array:
             mixed, after = self.self_attention.step(
-                y, cache, index, positions=positions, prefix=prefix, prefix_mask=prefix_mask
+                y,
+                cache,
+                index,
+                positions=positions,
+                prefix=prefix,
+                prefix_mask=prefix_mask,
+                lineage=lineage,
             )
             grown.update(after)
             return mixed
@@ -138,12 +145,13 @@ class DecoderBlock(nn.Module):
         index: Array,
         cross_mask: Array | None,
         positions: Array | None,
+        lineage: Array | None = None,
     ) -> tuple[Array, dict[str, Any]]:
         """One token of every beam, x [B, W, D], with the cache before it and the cache after it."""
         grown: dict[str, Any] = {}
 
         def attend_self(y: Array) -> Array:
-            mixed, after = self.self_attention.step(y, cache, index, positions=positions)
+            mixed, after = self.self_attention.step(y, cache, index, positions=positions, lineage=lineage)
             grown.update(after)
             return mixed
 

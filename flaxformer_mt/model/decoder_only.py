@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.attention import make_lineage
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -53,14 +54,13 @@ class DecoderOnly(nn.Module):
         x = self.decoder.start(
             embedded, positions, length=tokens.shape[1], packed=packed, deterministic=deterministic
         )
-        for block in self.decoder.layers:
-            x = block(x, mask, self.decoder.rotary(positions), deterministic)
+        x = self.decoder.run(x, mask, self.decoder.rotary(positions), deterministic)
         return self._finish(x[:, batch.source.shape[1] :])
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
         """Reads sources [B, S] and makes the cache before the first token, with room for `max_length`."""
         batch, length = source.shape
-        per_beam = [block.empty_cache(batch, beams, max_length) for block in self.decoder.layers]
+        per_beam = [block.empty_cache(batch, beams, max_length) for block in self.decoder.blocks()]
         positions = jnp.arange(length)[None]
         mask = make_causal_mask(length)
         if self.config.padding_mask != "none":
@@ -69,7 +69,7 @@ class DecoderOnly(nn.Module):
             source_mask = jnp.ones_like(source_mask)
         x = self.decoder.start(self.token_embedding(source), positions, length=length, deterministic=True)
         prefixes = []
-        for block in self.decoder.layers:
+        for block in self.decoder.blocks():
             x, prefix = block.read(x, mask, self.decoder.rotary(positions))
             prefixes.append(prefix)
         shared = {"prefix": prefixes, "source_mask": source_mask}
@@ -82,9 +82,10 @@ class DecoderOnly(nn.Module):
         length = source_mask.shape[1] + cache.per_beam[0]["keys"].shape[3]
         embedded = self.token_embedding(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+        lineage = make_lineage(cache)
         per_beam = []
         for block, own, prefix in zip(
-            self.decoder.layers, cache.per_beam, cache.shared["prefix"], strict=True
+            self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
         ):
             x, grown = block.step(
                 x,
@@ -93,9 +94,10 @@ class DecoderOnly(nn.Module):
                 index=cache.index,
                 prefix_mask=make_padding_mask(source_mask),
                 positions=self.decoder.rotary(positions),
+                lineage=lineage,
             )
             per_beam.append(grown)
-        return self.logits(self._finish(x)), Cache(per_beam, cache.shared, cache.index + 1)
+        return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
 
     def logits(self, x: Array) -> Array:
         """Scores [..., V] of the vocabulary for x [..., D], in float32."""

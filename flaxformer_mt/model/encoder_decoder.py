@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.attention import make_lineage
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -17,8 +18,8 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 class EncoderDecoder(nn.Module):
     """Encoder, decoder, embeddings and output, tied as `model.tying` says.
 
-    Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/...,
-    output_kernel, output_bias.
+    Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/... (layers/...
+    with scan_layers), output_kernel, output_bias.
     """
 
     config: ModelConfig
@@ -91,7 +92,7 @@ class EncoderDecoder(nn.Module):
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
         """The cache before the first token: room for `max_length`, and each source's keys and values."""
-        blocks = self.decoder.layers
+        blocks = self.decoder.blocks()
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}
         return Cache(per_beam, shared, jnp.zeros((), jnp.int32))
@@ -103,9 +104,10 @@ class EncoderDecoder(nn.Module):
         embedded = self._embed_target(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
         cross_mask = self._padding(cache.shared["source_mask"])
+        lineage = make_lineage(cache)
         per_beam = []
         for block, own, memory in zip(
-            self.decoder.layers, cache.per_beam, cache.shared["memory"], strict=True
+            self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
         ):
             x, grown = block.step(
                 x,
@@ -114,9 +116,10 @@ class EncoderDecoder(nn.Module):
                 index=cache.index,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
+                lineage=lineage,
             )
             per_beam.append(grown)
-        return self.logits(self._finish(x)), Cache(per_beam, cache.shared, cache.index + 1)
+        return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
 
     def logits(self, x: Array) -> Array:
         """Scores [..., V] of the target vocabulary for x [..., D], in float32."""
@@ -148,8 +151,7 @@ class EncoderDecoder(nn.Module):
         positions = jnp.arange(length)[None] if positions is None else positions
         embedded = self._embed_source(source)
         x = self.encoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        for block in self.encoder.layers:
-            x = block(x, mask, self.encoder.rotary(positions), deterministic)
+        x = self.encoder.run(x, mask, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)
 
     def _decode(
@@ -166,8 +168,8 @@ class EncoderDecoder(nn.Module):
         positions = jnp.arange(length)[None] if positions is None else positions
         embedded = self._embed_target(target_in)
         x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        for block in self.decoder.layers:
-            x = block(x, memory, self_mask, cross_mask, self.decoder.rotary(positions), deterministic)
+        rotary = self.decoder.rotary(positions)
+        x = self.decoder.run(x, memory, self_mask, cross_mask, rotary, deterministic)
         return self._finish(x)
 
     def _finish(self, x: Array) -> Array:

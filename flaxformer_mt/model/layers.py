@@ -3,11 +3,13 @@
 Leaf layers take sizes, not configs, except where a choice by name is made here once for all blocks.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.shapes import Array
@@ -22,21 +24,61 @@ def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
         return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, name=name)
-    return nn.LayerNorm(
-        epsilon=config.norm_epsilon,
-        dtype=dtype,
-        use_scale=affine,
-        use_bias=affine,
-        use_fast_variance=False,
-        name=name,
-    )
+    return LayerNorm(config.norm_epsilon, dtype, affine, name=name)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + epsilon), times a scale [D] plus a bias [D] where `affine`."""
+
+    epsilon: float
+    dtype: DTypeLike
+    affine: bool
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """x [..., D] normalised over its last axis."""
+        normalised = _normalise(x, self.epsilon)
+        if self.affine:
+            scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+            normalised = normalised * scale + bias
+        return normalised.astype(self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalise(x: Array, epsilon: float) -> Array:
+    """Rows [..., D] of any type, normalised in float32.
+
+    The gradient is written out: it keeps x as it came and two numbers a row, and takes one pass.
+    """
+    return _normalise_forward(x, epsilon)[0]
+
+
+def _normalise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array, Array]]:
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(axis=-1, keepdims=True)
+    centred = wide - mean
+    inverse = jax.lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon)
+    return centred * inverse, (x, mean, inverse)
+
+
+def _normalise_backward(epsilon: float, saved: tuple[Array, Array, Array], gradient: Array) -> tuple[Array]:
+    x, mean, inverse = saved
+    normalised = (x.astype(jnp.float32) - mean) * inverse
+    along = (gradient * normalised).mean(axis=-1, keepdims=True)
+    by_x = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * along) * inverse
+    return (by_x.astype(x.dtype),)
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 class Dropout(nn.Module):
     """Zeroes entries at `rate` and scales the others so that the expectation stays (Srivastava et al. 2014).
 
-    Draws one random byte an entry, not a 32-bit word: random numbers are a visible part of a training step.
-    The rate is thus a multiple of 1/256 (0.1 becomes 26/256), and the scale is that of the rate in effect.
+    The key gives two random words; every entry's number is a mix of them and its place in the array. Such
+    numbers cost two multiplications, are made where they are used instead of going through memory, and do
+    not depend on how the array is laid over devices.
     """
 
     rate: float
@@ -44,14 +86,37 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """x with entries dropped, or x itself when deterministic; takes its key from the `dropout` stream."""
-        threshold = min(round(self.rate * 256), 255)  # rates are below 1, so something always stays
-        if deterministic or threshold == 0:
+        if deterministic or self.rate == 0:
             return x
-        words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),), jnp.uint32)
-        draws = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: x.size].reshape(x.shape)
-        return jnp.where(
-            draws >= threshold, x * jnp.asarray(256 / (256 - threshold), x.dtype), jnp.zeros((), x.dtype)
-        )
+        words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
+        # Rates are below 1, so something always stays.
+        threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
+        kept = _mix(_places(x.shape), words) >= jnp.uint32(threshold)
+        scale = jnp.asarray(2**32 / (2**32 - threshold), x.dtype)
+        return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
+
+
+def _places(shape: tuple[int, ...]) -> Array:
+    """Each entry's number in row-major order, modulo 2 ** 32."""
+    numbers, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        step = jnp.uint32(stride % 2**32)
+        numbers = numbers + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
+        stride *= shape[axis]
+    return numbers
+
+
+def _mix(numbers: Array, words: Array) -> Array:
+    """Random 32-bit words: a hash of each number, with one word of the key before it and one within it.
+
+    The multipliers and shifts are those of lowbias32 (Wellons 2018), found by search for the least bias of
+    any output bit to any input bit. The second word keeps two keys from giving the same sequence shifted.
+    """
+    x = numbers ^ words[0]
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = x ^ words[1]
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 class Residual(nn.Module):

@@ -3,6 +3,8 @@
 Knows nothing of what a stack attends to, of special ids, or of devices.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -66,9 +68,14 @@ class Stack(nn.Module):
             self.embedding_norm = make_norm(config)
         block = self.block
         if config.remat != "none":
-            policy = _REMAT_POLICIES[config.remat]
-            block = nn.remat(block, policy=policy, static_argnums=(self.deterministic_argument,))
-        self.layers = [block(config) for _ in range(self.num_layers)]
+            block = nn.remat(
+                block,
+                policy=_REMAT_POLICIES[config.remat],
+                static_argnums=(self.deterministic_argument,),
+                prevent_cse=not config.scan_layers,  # a loop's body is a program of its own: nothing to merge
+            )
+        # Scanned, one block stands for all: its parameters get an axis [L, ...] where it is run.
+        self.layers = block(config) if config.scan_layers else [block(config) for _ in range(self.num_layers)]
         if _has_final_norm(config):
             self.final_norm = make_norm(config)
 
@@ -101,6 +108,33 @@ class Stack(nn.Module):
             x = x + self.positions.one_vector()
         x = self.embedding_dropout(x.astype(jnp.dtype(config.dtype)), deterministic=deterministic)
         return self.embedding_norm(x) if config.embedding_norm else x
+
+    def run(self, x: Array, *arguments: Any) -> Array:
+        """x [B, T, D] through all blocks, from the first to the last; every block gets the same arguments."""
+        if not self.config.scan_layers:
+            for block in self.layers:
+                x = block(x, *arguments)
+            return x
+        scanned = nn.scan(
+            lambda block, x: (block(x, *arguments), None),
+            variable_axes={"params": 0, "intermediates": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=self.num_layers,
+        )
+        return scanned(self.layers, x)[0]
+
+    def blocks(self) -> list[nn.Module]:
+        """The blocks one by one, as decoding runs them.
+
+        Raises:
+          ValueError: the model scans its layers; translate with one that does not, and unstacked parameters.
+        """
+        if self.config.scan_layers:
+            raise ValueError(
+                "a model with scan_layers has no single blocks; decode with the model of the same config and "
+                "scan_layers=False, and the parameters that unstack_layers makes"
+            )
+        return self.layers
 
     def finish(self, x: Array) -> Array:
         """The norm after the last block, where there is one."""

@@ -3,8 +3,31 @@
 Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` is all it sees of a network.
 """
 
-from flaxformer_mt.search.beam import beam_search
-from flaxformer_mt.search.candidates import NextLogits, SearchResult
-from flaxformer_mt.search.greedy import greedy_search
+from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
+from flaxformer_mt.search.loop import Search, search, trace_ancestors
+from flaxformer_mt.search.task import (
+    NO_TOKEN,
+    Lines,
+    NextLogits,
+    SearchResult,
+    State,
+    Symbols,
+    search_width,
+    take_rows,
+)
 
-__all__ = ["NextLogits", "SearchResult", "beam_search", "greedy_search"]
+__all__ = [
+    "NO_TOKEN",
+    "Lines",
+    "NextLogits",
+    "Search",
+    "SearchResult",
+    "State",
+    "Symbols",
+    "ensemble",
+    "ensemble_caches",
+    "search",
+    "search_width",
+    "take_rows",
+    "trace_ancestors",
+]

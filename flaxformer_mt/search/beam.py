@@ -1,190 +1,238 @@
-"""Beam search with exact early stopping.
+"""Beam search, plain or in groups that are kept apart.
 
-Row 12 of the data path. Knows neither text nor models: it sees `next_logits`, and reorders the cache it is
-given.
+Owns which prefixes live, which hypotheses are kept, and when a sentence is done. Knows neither text nor
+models.
 """
 
-from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int
 
-from flaxformer_mt.search.candidates import NextLogits, SearchResult, penalty_of, top_candidates
-from flaxformer_mt.shapes import Array, Cache, typed
-
-
-class _Beams(NamedTuple):
-    """The live prefixes, all of one length; -inf is a beam that leads nowhere."""
-
-    tokens: Array  # [B, W, T]
-    log_probs: Array  # [B, W]
+from flaxformer_mt.search.candidates import top_candidates
+from flaxformer_mt.search.required import Chosen, choose_required, start_required
+from flaxformer_mt.search.rules import allowed_tokens, banned_tokens
+from flaxformer_mt.search.scores import attainable, coverage_penalty, length_penalty
+from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
+from flaxformer_mt.shapes import Array, Cache
 
 
-class _State(NamedTuple):
-    step: Array  # []
-    last: Array  # [B, W]
-    beams: _Beams
-    finished: SearchResult  # the best so far, best first
-    done: Array  # [B]
-    cache: Cache
+def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
+    """The state before the first token: one empty prefix alive in each group of beams.
 
-
-class _Task(NamedTuple):
-    """What stays the same from step to step."""
-
-    next_logits: NextLogits
-    limits: Array  # [B]
-    alpha: float
-    bos_id: int
-    eos_id: int
-    pad_id: int
-
-
-@typed
-def beam_search(
-    next_logits: NextLogits,
-    cache: Cache,
-    *,
-    batch_size: int,
-    beam_size: int,
-    length_penalty: float,
-    max_lengths: Int[Array, "B"],
-    max_length: int,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int,
-    n_best: int = 1,
-) -> SearchResult:
-    """Finds the n_best hypotheses with the highest log-probability over length penalty.
-
-    Every step keeps the beam_size best continuations of all live prefixes. Those that end in eos leave the
-    beam for the pool of finished hypotheses, so width 1 is greedy search. A sentence is done once no live
-    prefix can enter its n_best even if all its further tokens were certain, or when its limit is reached.
-    Prefixes that the limit cuts off only fill places that finished hypotheses leave empty.
-
-    With eos 2, width 2, no penalty and log-probabilities [5] -0.5, [2] -1.2 at the first step, [5 6] -0.9,
-    [5 2] -1.1 at the second: the pool holds [2], then [5 2]; and [5 6 ...] may still beat it.
-
-    `max_lengths` bound each sentence, counting eos (0: a row that is not searched); `max_length` bounds
-    them all and is the result's T. Only the cache's per_beam leaves [B, W, ...] are reordered.
-
-    Raises:
-      ValueError: eos is pad or bos, or n_best is not from 1 to beam_size.
+    Were more alive at the start, they would stay copies of each other.
     """
-    if eos_id in (pad_id, bos_id):
-        raise ValueError(f"eos_id {eos_id} must differ from pad_id {pad_id} and bos_id {bos_id}")
-    if not 1 <= n_best <= beam_size:
-        raise ValueError(f"n_best is {n_best}; it must be from 1 to beam_size {beam_size}")
-    limits = jnp.clip(jnp.asarray(max_lengths), 0, max_length)
-    task = _Task(next_logits, limits, length_penalty, bos_id, eos_id, pad_id)
-    state = _start(task, cache, shape=(batch_size, beam_size, max_length), n_best=n_best)
-    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), partial(_advance, task), state)
-    return _result(task, state)
-
-
-def _start(task: _Task, cache: Cache, *, shape: tuple[int, int, int], n_best: int) -> _State:
-    batch_size, beam_size, max_length = shape
-    nothing = jnp.full((batch_size, n_best), -jnp.inf, jnp.float32)
-    return _State(
+    options, batch, width = task.options, lines.max_lengths.shape[0], task.width
+    places = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
+    nothing = jnp.full((batch, places), -jnp.inf, jnp.float32)
+    first_of_group = jnp.arange(width) % (width // options.diversity_groups) == 0
+    log_probs = jnp.broadcast_to(jnp.where(first_of_group, 0.0, -jnp.inf), (batch, width))
+    state = State(
         step=jnp.zeros((), jnp.int32),
-        last=jnp.full((batch_size, beam_size), task.bos_id, jnp.int32),
-        beams=_Beams(
-            tokens=jnp.full(shape, task.pad_id, jnp.int32),
-            # One empty prefix: were more beams alive at the start, they would stay copies of each other.
-            log_probs=jnp.full((batch_size, beam_size), -jnp.inf, jnp.float32).at[:, 0].set(0.0),
-        ),
+        last=jnp.full((batch, width), task.symbols.bos_id, jnp.int32),
+        tokens=jnp.full((batch, width, task.max_length), task.symbols.pad_id, jnp.int32),
+        log_probs=log_probs.astype(jnp.float32),
+        cache=cache,
+        lines=lines,
+        done=lines.max_lengths == 0,
         finished=SearchResult(
-            tokens=jnp.full((batch_size, n_best, max_length), task.pad_id, jnp.int32),
+            tokens=jnp.full((batch, places, task.max_length), task.symbols.pad_id, jnp.int32),
             scores=nothing,
             log_probs=nothing,
-            lengths=jnp.zeros((batch_size, n_best), jnp.int32),
+            lengths=jnp.zeros((batch, places), jnp.int32),
         ),
-        done=task.limits == 0,
-        cache=cache,
     )
+    if options.stopping == "inexact":
+        state = state._replace(num_ended=jnp.zeros(batch, jnp.int32))
+    if options.coverage_penalty:
+        if task.attention_of is None or lines.source_mask is None:
+            raise ValueError("a coverage penalty needs attention_of and Lines(..., source_mask=...)")
+        state = state._replace(coverage=jnp.zeros((batch, width, lines.source_mask.shape[1]), jnp.float32))
+    if lines.required is not None:
+        if options.diversity_groups > 1:
+            raise ValueError("groups and required sequences exclude each other; set diversity_groups to 1")
+        met, matched = start_required(lines.required, width)
+        state = state._replace(met=met, matched=matched)
+    return state
 
 
-def _advance(task: _Task, state: _State) -> _State:
-    """One more token on every live prefix of every sentence."""
+def advance_beams(task: Task, state: State) -> State:
+    """One more token on every live prefix of every sentence.
+
+    The W best continuations of all live prefixes stay. Those that end leave the beam for the pool of finished
+    hypotheses, so width 1 is greedy search. A sentence that is done stays as it is, whatever the rest needs.
+    """
     logits, cache = task.next_logits(state.last, state.cache)
-    grown, last, parents = _extend(state.beams, logits, state.step, banned=(task.pad_id, task.bos_id))
-    length = state.step + 1
-    ended = last == task.eos_id
-    scores = jnp.where(ended, grown.log_probs / penalty_of(length, task.alpha), -jnp.inf)
-    finished = _merge(state.finished, grown, scores, length)
-    beams = grown._replace(log_probs=jnp.where(ended, -jnp.inf, grown.log_probs))
-    # A sentence that is done stays as it is, whatever the rest of the batch still needs.
-    beams, finished = jax.tree.map(
-        lambda old, new: jnp.where(jnp.expand_dims(state.done, range(1, old.ndim)), old, new),
-        (state.beams, state.finished),
-        (beams, finished),
+    coverage = None
+    if state.coverage is not None:
+        assert task.attention_of is not None
+        coverage = state.coverage + task.attention_of(cache)
+    chosen = _choose(task, state, logits)
+    after = state._replace(
+        step=state.step + 1,
+        last=chosen.last,
+        tokens=take_beams(state.tokens, chosen.parents).at[:, :, state.step].set(chosen.last),
+        log_probs=chosen.log_probs,
+        coverage=None if coverage is None else take_beams(coverage, chosen.parents),
+        met=chosen.met,
+        matched=chosen.matched,
     )
-    hopeless = _attainable(task, beams.log_probs, length) <= finished.scores[:, -1]
-    return _State(
-        step=length,
-        last=last,
-        beams=beams,
-        finished=finished,
-        done=state.done | hopeless | (length >= task.limits),
-        cache=cache._replace(per_beam=jax.tree.map(lambda leaf: _take(leaf, parents), cache.per_beam)),
+    after = _freeze(state, _collect(task, after))
+    return after._replace(
+        cache=_reorder(cache, chosen.parents, state.step), done=state.done | _is_done(task, after)
     )
 
 
-def _take(leaf: Array, rows: Array) -> Array:
-    """From a leaf [B, X, ...] the entries that `rows` [B, Y] name: [B, Y, ...]."""
-    return leaf.at[jnp.arange(leaf.shape[0])[:, None], rows].get(mode="promise_in_bounds")
+def _choose(task: Task, state: State, logits: Array) -> Chosen:
+    """The continuations that stay; parents count the beams of all groups."""
+    allowed, banned = allowed_tokens(task, state, logits.shape[-1]), banned_tokens(task, state)
+    if state.lines.required is not None:
+        return choose_required(task, state, logits, allowed, banned)
+    groups = task.options.diversity_groups
+    width = task.width // groups
+    discount, found = None, []
+    for group in range(groups):
+        ours = allowed if allowed is None or allowed.shape[1] == 1 else _part(allowed, group, groups)
+        prefixes, following = _part((state.log_probs, logits), group, groups)
+        own = _extend(prefixes, following, ours, banned, discount)
+        found.append(own._replace(parents=own.parents + group * width))
+        if group + 1 < groups:
+            discount = _discount(discount, own, task.options.diversity_strength, logits.shape)
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
 
 
 def _extend(
-    beams: _Beams, logits: Array, step: Array, *, banned: tuple[int, ...]
-) -> tuple[_Beams, Array, Array]:
+    log_probs: Array, logits: Array, allowed: Array | None, banned: tuple[int, ...], discount: Array | None
+) -> Chosen:
     """The W best one-token continuations of a sentence's prefixes, their last tokens, and their parents."""
-    batch_size, beam_size = beams.log_probs.shape
-    count = min(beam_size, logits.shape[-1])  # the W best of all are among the W best of each
-    log_probs, tokens = top_candidates(logits, count=count, banned=banned)
-    log_probs = (beams.log_probs[:, :, None] + log_probs).reshape(batch_size, -1)
-    log_probs, chosen = jax.lax.top_k(log_probs, beam_size)
-    last = jnp.take_along_axis(tokens.reshape(batch_size, -1), chosen, axis=1)
-    parents = chosen // count
-    return _Beams(_take(beams.tokens, parents).at[:, :, step].set(last), log_probs), last, parents
+    batch, width = log_probs.shape
+    count = min(width, logits.shape[-1])  # the W best of all are among the W best of each
+    steps, tokens = top_candidates(logits, count=count, banned=banned, allowed=allowed, discount=discount)
+    merits = (log_probs[:, :, None] + steps).reshape(batch, -1)
+    merits, chosen = jax.lax.top_k(merits, width)
+    last = jnp.take_along_axis(tokens.reshape(batch, -1), chosen, axis=1)
+    if discount is not None:  # only compared with it, never scored with it
+        merits = merits + jnp.take_along_axis(discount, last, axis=1)
+    return Chosen(merits, last, chosen // count)
 
 
-def _merge(pool: SearchResult, beams: _Beams, scores: Array, length: Array) -> SearchResult:
-    """The pool with those beams that score [B, W] better than what it holds (-inf: not offered)."""
-    offered = SearchResult(beams.tokens, scores, beams.log_probs, jnp.broadcast_to(length, scores.shape))
+def _discount(before: Array | None, own: Chosen, strength: float, shape: tuple[int, ...]) -> Array:
+    """What [B, V] later groups take off each token: strength for every live beam that has just chosen it."""
+    rows = jnp.arange(shape[0])[:, None]
+    chosen = jnp.where(jnp.isneginf(own.log_probs), 0.0, strength)
+    start = jnp.zeros((shape[0], shape[2]), jnp.float32) if before is None else before
+    return start.at[rows, own.last].add(chosen)
+
+
+def _collect(task: Task, state: State) -> State:
+    """Moves what has just ended from the beam to the pool, each group's to its own places."""
+    assert state.finished is not None
+    ended = state.last == task.symbols.eos_id
+    scores: Array = jnp.where(ended, state.log_probs / length_penalty(state.step, task.options), -jnp.inf)
+    if state.coverage is not None:
+        scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
+    lengths = jnp.broadcast_to(state.step, scores.shape)
+    offered = SearchResult(state.tokens, scores, state.log_probs, lengths)
+    groups = task.options.diversity_groups
+    merged = [
+        _merge(_part(state.finished, group, groups), _part(offered, group, groups)) for group in range(groups)
+    ]
+    finished = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *merged)
+    num_ended = state.num_ended
+    if num_ended is not None:
+        num_ended = num_ended + (~jnp.isneginf(scores)).sum(axis=1)
+    log_probs = jnp.where(ended, -jnp.inf, state.log_probs)
+    return state._replace(finished=finished, log_probs=log_probs, num_ended=num_ended)
+
+
+def _part(tree: Any, group: int, groups: int) -> Any:
+    """The places or beams [B, X / groups, ...] of one group, of leaves [B, X, ...]."""
+
+    def take(leaf: Array) -> Array:
+        size = leaf.shape[1] // groups
+        return leaf[:, group * size : (group + 1) * size]
+
+    return tree if groups == 1 else jax.tree.map(take, tree)
+
+
+def _merge(pool: SearchResult, offered: SearchResult) -> SearchResult:
+    """The pool with those hypotheses that score better than what it holds (-inf: not offered)."""
     both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, offered)
     _, chosen = jax.lax.top_k(both.scores, pool.scores.shape[1])
-    return jax.tree.map(lambda leaf: _take(leaf, chosen), both)
+    return jax.tree.map(lambda leaf: take_beams(leaf, chosen), both)
 
 
-def _attainable(task: _Task, log_probs: Array, length: Array) -> Array:
-    """The best score [B] that any live prefix of log-probability [B, W] could still reach.
+def _freeze(before: State, after: State) -> State:
+    """`after`, but with what results are made of as it was where a sentence is done."""
 
-    Log-probabilities only fall, so at best they stay. The penalty is monotone in the length, so the best
-    score lies at the next length or at the last one, whichever sign alpha has.
+    def keep(old: Array, new: Array) -> Array:
+        return jnp.where(jnp.expand_dims(before.done, range(1, old.ndim)), old, new)
+
+    names = ("tokens", "log_probs", "finished", "coverage", "met")
+    kept = {name: jax.tree.map(keep, getattr(before, name), getattr(after, name)) for name in names}
+    return after._replace(**kept)
+
+
+def _is_done(task: Task, state: State) -> Array:
+    """Sentences [B] whose limit is reached, or whose live prefixes cannot enter the pool any more."""
+    assert state.finished is not None
+    limits, groups = state.lines.max_lengths, task.options.diversity_groups
+    hopeless = jnp.ones_like(state.done)
+    for group in range(groups):
+        live, worst = (
+            _part(state.log_probs, group, groups),
+            _part(state.finished.scores, group, groups)[:, -1],
+        )
+        hopeless &= attainable(live, state.step + 1, limits, task.options) <= worst
+    if state.num_ended is not None:
+        hopeless |= state.num_ended >= task.options.patience * task.width
+    return hopeless | (state.step >= limits)
+
+
+def _reorder(cache: Cache, parents: Array, step: Array) -> Cache:
+    """The cache after beams [B, W] have taken the places of others.
+
+    A model that follows `ancestors` keeps every token where it was written, and only the names of beams move.
     """
-    best = log_probs.max(axis=1)
-    return jnp.maximum(best / penalty_of(length + 1, task.alpha), best / penalty_of(task.limits, task.alpha))
+    if cache.ancestors is None:
+        return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))
+    return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, step].set(parents))
 
 
-def _result(task: _Task, state: _State) -> SearchResult:
+def finish_beams(task: Task, state: State) -> SearchResult:
     """The pool, its empty places filled with the best prefixes that the limit cut off."""
-    prefixes, pool = state.beams, state.finished
-    limits = jnp.broadcast_to(task.limits[:, None], prefixes.log_probs.shape)
-    scores = prefixes.log_probs / penalty_of(limits, task.alpha)
-    cut_off = SearchResult(prefixes.tokens, scores, prefixes.log_probs, limits)
+    pool = state.finished
+    assert pool is not None
+    lengths = (state.tokens != task.symbols.pad_id).sum(axis=-1)
+    scores = state.log_probs / length_penalty(lengths, task.options)
+    if state.coverage is not None:
+        scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
+    cut_off = SearchResult(state.tokens, scores, state.log_probs, lengths)
+    if state.met is not None:
+        pool = pool._replace(satisfied=jnp.ones(pool.scores.shape, bool))
+        cut_off = cut_off._replace(satisfied=state.met.all(axis=-1))
     both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, cut_off)
-    n_best, num_both = pool.scores.shape[1], both.scores.shape[1]
-    # Finished before cut off before nothing; within each the higher score first.
-    kind = jnp.where(jnp.isneginf(both.scores), 2, (jnp.arange(num_both) >= n_best).astype(jnp.int32))
-    order = jnp.lexsort((-both.scores, kind), axis=1)[:, :n_best]
-    best = jax.tree.map(lambda leaf: _take(leaf, order), both)
+    # Finished before cut off before what lacks something required before nothing; then the higher score.
+    kind = jnp.broadcast_to(jnp.arange(both.scores.shape[1]) >= pool.scores.shape[1], both.scores.shape)
+    kind = kind.astype(jnp.int32) if both.satisfied is None else jnp.where(both.satisfied, kind, 2)
+    kind = jnp.where(jnp.isneginf(both.scores), 3, kind)
+    if task.options.diversity_groups > 1:
+        kind = jnp.where(_seen_before(both.tokens, kind, both.scores), 3, kind)
+        both = both._replace(scores=jnp.where(kind == 3, -jnp.inf, both.scores))
+    order = jnp.lexsort((-both.scores, kind), axis=1)[:, : task.n_best]
+    best = jax.tree.map(lambda leaf: take_beams(leaf, order), both)
     exists = ~jnp.isneginf(best.scores)
-    return SearchResult(
-        tokens=jnp.where(exists[:, :, None], best.tokens, task.pad_id),
-        scores=best.scores,
+    return best._replace(
+        tokens=jnp.where(exists[:, :, None], best.tokens, task.symbols.pad_id),
         log_probs=jnp.where(exists, best.log_probs, -jnp.inf),
         lengths=jnp.where(exists, best.lengths, 0),
+        satisfied=None if best.satisfied is None else best.satisfied & exists,
     )
+
+
+def _seen_before(tokens: Array, kind: Array, scores: Array) -> Array:
+    """Which hypotheses [B, N] another group found too, in a place that ranks before."""
+    places = jnp.arange(kind.shape[1])
+    rank = jnp.argsort(jnp.lexsort((jnp.broadcast_to(places, kind.shape), -scores, kind), axis=1), axis=1)
+    same = (tokens[:, :, None] == tokens[:, None, :]).all(axis=-1) & (kind < 3)[:, None, :]
+    return (same & (rank[:, :, None] > rank[:, None, :])).any(axis=2)

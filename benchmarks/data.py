@@ -1,0 +1,250 @@
+"""The input pipeline alone, beside what training takes from it: is the training step ever kept waiting?
+
+    python benchmarks/data.py                 # --tiny: everything in seconds, with numbers that mean nothing
+
+Ids are made up: no text, no SentencePiece, lengths as those of translated sentences. Two parts, one JSON
+object on standard output:
+
+* `large`: --pairs of them (5 million) become a token store, which is written as `prepare` writes it; then it
+  is opened, an epoch is planned and the first batch is made, as when training starts. Seconds and the peak
+  memory of the process by the end of each, in both modes. The store lies in --work, or a temporary folder.
+* `pipeline`: target tokens a second of `train_batches` in both modes, as numpy arrays and put on the device,
+  against those of training the small model (width 256, FFN 1,024, 3 + 3 layers, vocabulary 8,000) on batches
+  of 2,048 target tokens in the same process. `ratio` is the second over the last; 30 are required.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
+from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.data.batching import plan_epoch
+from flaxformer_mt.data.loader import make_batch, train_batches
+from flaxformer_mt.data.store import EpochStores, TokenStore
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.optim import make_optimizer, make_schedule
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.state import init_state
+from flaxformer_mt.steps import make_train_step
+from flaxformer_mt.vocab import Vocabs
+
+REQUIRED_RATIO = 30
+MODES = ("bucket", "pack")
+SPECIAL = {"pad_id": 0, "bos_id": 1}
+_EOS, _FIRST_WORD = 2, 4
+
+_SMALL = ModelConfig(
+    num_encoder_layers=3, num_decoder_layers=3, model_dim=256, num_heads=8, ffn_dim=1024, dropout_rate=0.1
+)
+_TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=8)
+
+
+class MadeUpVocab:
+    """Stands where a vocabulary does: its texts are lengths, of which it makes ids, the last of them eos."""
+
+    fingerprint = "made up"
+    pad_id = SPECIAL["pad_id"]
+
+    def __init__(self, size: int) -> None:
+        """Ids are below `size`."""
+        self.size = size
+
+    def tokenize_all(self, texts: Sequence[int], *, sampling: float, seed: int) -> list[np.ndarray]:
+        """The ids of sentences of so many tokens, Zipf-like: small ids are the frequent ones."""
+        ends = np.cumsum(texts)
+        uniform = np.random.default_rng(seed).random(ends[-1], np.float32)
+        ids = (_FIRST_WORD * (self.size / _FIRST_WORD) ** uniform).astype(np.int32)
+        ids[ends - 1] = _EOS
+        return np.split(ids, ends[:-1])
+
+
+class MadeUpPairs:
+    """Stands where the pairs of a data set do: a pair is its two lengths."""
+
+    has_source = True
+
+    def __init__(self, number: int) -> None:
+        """Lengths are lognormal with mean 25, source and target alike."""
+        random = np.random.default_rng(0)
+        source = np.exp(random.normal(3.0, 0.6, number))
+        self._lengths = np.stack([source, source * np.exp(random.normal(0.0, 0.2, number))], axis=1)
+        self._lengths = self._lengths.astype(np.int32) + 1
+        self.fingerprint = f"made up {number}"
+        self.parts = (Part("made up", number, 1.0),)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, len(self), 1 << 16):
+            yield from map(tuple, self._lengths[start : start + (1 << 16)].tolist())
+
+
+def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
+    """The token store of so many made-up pairs, written to `root` if it is not there."""
+    vocab: Any = MadeUpVocab(vocabulary)
+    made_up: Any = MadeUpPairs(pairs)
+    return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
+
+
+def count_tokens(batch: Batch) -> int:
+    """Target tokens of a batch, without padding."""
+    return int(np.count_nonzero(batch.target_mask))
+
+
+# ---- a large corpus ----
+
+
+def measure_large(pairs: int, root: Path, *, vocabulary: int) -> dict[str, Any]:
+    """Seconds and peak memory of what happens before the first update, each measured alone."""
+    base, found = _peak_mib(), {}
+
+    def note(name: str, start: float, **facts: Any) -> None:
+        found[name] = {"seconds": round(time.perf_counter() - start, 2), "peak_mib": _peak_mib(), **facts}
+
+    start = time.perf_counter()
+    make_stores(pairs, root, vocabulary=vocabulary)
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    note("store_written", start, disk_mib=size >> 20)
+    start = time.perf_counter()
+    store = make_stores(pairs, root, vocabulary=vocabulary).base
+    note("store_opened", start)
+    for mode in MODES:
+        start = time.perf_counter()
+        plan = _plan(store, DataConfig(batching=mode))
+        note(f"epoch_planned_{mode}", start, batches=len(plan), padding=round(plan.padding_share, 3))
+        start = time.perf_counter()
+        make_batch(store, plan, 0, **SPECIAL)
+        note(f"first_batch_{mode}", start)
+    return {"pairs": pairs, "target_tokens": len(store.target.tokens), "peak_mib_of_imports": base, **found}
+
+
+def _plan(store: TokenStore, config: DataConfig) -> Any:
+    return plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)
+
+
+def _peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+# ---- the pipeline and the training step ----
+
+
+def measure_pipeline(
+    stores: EpochStores, config: DataConfig, *, batches: int, repeats: int
+) -> dict[str, float]:
+    """Target tokens a second of the loader, as arrays and on the device; the median of several runs.
+
+    The threads have time to fill their buffer before the clock starts, so as many batches are not counted.
+    """
+
+    jax.block_until_ready(jax.device_put(np.zeros(1)))  # what the first use of a device costs is not counted
+
+    def rate(put: bool) -> float:
+        loader = train_batches(stores, config, seed=1, **SPECIAL)
+        try:
+            for _ in itertools.islice(loader, config.prefetch + 1):
+                pass
+            tokens, start = 0, time.perf_counter()
+            for _, batch in itertools.islice(loader, batches):
+                tokens += count_tokens(batch)
+                if put:
+                    jax.block_until_ready(jax.device_put(batch))
+            return tokens / (time.perf_counter() - start)
+        finally:
+            loader.close()
+
+    return {
+        name: round(statistics.median(rate(put) for _ in range(repeats)))
+        for name, put in (("as_arrays", False), ("on_device", True))
+    }
+
+
+def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, updates: int) -> float:
+    """Target tokens a second of updates on the commonest shape, batches at hand; the median over updates."""
+    plan = _plan(stores.base, config.data)
+    shape = plan.shapes[int(np.argmax(plan.shape_counts))]
+    chosen = [number for number in range(len(plan)) if plan[number].shape == shape][:updates]
+    batches = [make_batch(stores.base, plan, number, **SPECIAL) for number in chosen]
+    model = make_model(config.model, source_size=vocabulary, target_size=vocabulary)
+    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
+    optimizer = make_optimizer(config.optim, schedule)
+    step = jax.jit(make_train_step(model, optimizer, config), donate_argnums=0)
+    state = init_state(init_params(model, jax.random.key(0)), optimizer, ema=False)
+    rates = []
+    for batch in [batches[0], *batches]:
+        start = time.perf_counter()
+        state, metrics = step(state, jax.device_put(batch))
+        jax.block_until_ready((state, metrics))
+        rates.append(count_tokens(batch) / (time.perf_counter() - start))
+    return statistics.median(rates[1:])  # the first one compiled
+
+
+def compare(root: Path, *, tiny: bool) -> dict[str, Any]:
+    """The rates of loader and training, and their ratio, in both modes."""
+    pairs, batches, repeats, updates = (300, 6, 2, 3) if tiny else (100_000, 400, 3, 12)
+    vocabulary = 40 if tiny else 8000
+    stores = make_stores(pairs, root, vocabulary=vocabulary)
+    found = {}
+    for mode in MODES:
+        data = DataConfig(batching=mode, batch_tokens=2048)
+        train = TrainConfig(loss_chunk_tokens=8 if tiny else 256)
+        config = Config(data=data, model=_TINY if tiny else _SMALL, train=train)
+        rates: dict[str, Any] = measure_pipeline(stores, data, batches=batches, repeats=repeats)
+        trained = measure_training(config, stores, vocabulary=vocabulary, updates=updates)
+        ratio = rates["on_device"] / trained
+        found[mode] = {
+            **{name: int(rate) for name, rate in rates.items()},
+            "training": round(trained),
+            "ratio": round(ratio, 1),
+            "enough": ratio >= REQUIRED_RATIO,
+        }
+    return found
+
+
+def main() -> None:
+    """Prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=0, help="of the large part; 0: 5 million, tiny 1,000")
+    parser.add_argument("--work", type=Path, help="a folder for the stores; none: a temporary one")
+    parser.add_argument("--part", choices=["all", "large", "pipeline"], default="all")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    pairs = options.pairs or (1000 if options.tiny else 5_000_000)
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        if options.part == "all":  # a process each: peak memory is one process's
+            found = _run_parts(options)
+        elif options.part == "large":
+            found = {"large": measure_large(pairs, Path(folder), vocabulary=8000)}
+        else:
+            found = {"pipeline": compare(Path(folder), tiny=options.tiny)}
+    print(json.dumps(found, indent=2))
+
+
+def _run_parts(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    for part in ("large", "pipeline"):
+        command = [sys.executable, __file__, f"--part={part}", f"--pairs={options.pairs}"]
+        command += ["--tiny"] * options.tiny + ([f"--work={options.work}"] if options.work else [])
+        paths = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=paths)
+        found |= json.loads(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    main()

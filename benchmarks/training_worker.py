@@ -1,0 +1,128 @@
+"""One system of `benchmarks/train.py`, in a process of its own: it trains on given batches when told to.
+
+Owns the protocol (one JSON value a line, commands in, facts out) and our own system. The parent starts one
+worker a system, lets it compile, and then has the workers take turns; a worker that waits computes nothing.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.shapes import Batch
+
+# Of a product that says what the processor can do.
+PRODUCT_SIZE = 1024
+
+
+class System(NamedTuple):
+    """What a worker drives.
+
+    train: updates on batches number i to j in order and waits for them; returns the last loss a token.
+    product: multiplies two square float32 matrices as this system does, and waits.
+    facts: of the system, for the report.
+    """
+
+    train: Callable[[list[int]], float]
+    product: Callable[[], object]
+    facts: dict[str, Any]
+
+
+def load_batches(path: Path) -> list[Batch]:
+    """The batches that the parent wrote: arrays named INDEX.FIELD."""
+    with np.load(path) as arrays:
+        batches: dict[int, dict[str, np.ndarray]] = {}
+        for name in arrays.files:
+            index, field = name.split(".")
+            batches.setdefault(int(index), {})[field] = arrays[name]
+    return [Batch(**batches[index]) for index in sorted(batches)]
+
+
+def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
+    """Our training step, compiled and fed as the command `train` does it."""
+    import jax
+    import jax.numpy as jnp
+
+    from flaxformer_mt.model import init_params, make_model
+    from flaxformer_mt.optim import make_optimizer, make_schedule
+    from flaxformer_mt.parallel import make_parallel
+    from flaxformer_mt.state import init_state
+    from flaxformer_mt.steps import make_train_step
+
+    parallel = make_parallel(config)
+    model = make_model(config.model, source_size=vocabulary, target_size=vocabulary)
+    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
+    optimizer = make_optimizer(config.optim, schedule)
+    step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
+    params = init_params(model, jax.random.key(config.seed))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    held = {"state": parallel.place(init_state(params, optimizer, ema=False))}
+
+    def train(numbers: list[int]) -> float:
+        for number in numbers:
+            held["state"], metrics = step(held["state"], parallel.put(batches[number]))
+        loss, weight, skipped = parallel.fetch((metrics.loss_sum, metrics.weight, metrics.skipped))
+        if skipped:
+            raise ArithmeticError(f"{skipped} updates had a gradient that is not finite")
+        return float(loss / weight)
+
+    square = jnp.asarray(np.random.default_rng(0).normal(size=(PRODUCT_SIZE, PRODUCT_SIZE)), jnp.float32)
+    multiply = jax.jit(jnp.dot)
+    facts = {
+        "parameters": parameters,
+        "versions": {"jax": jax.__version__},
+        "device": parallel.describe(),
+        "device_kind": parallel.device_kind,
+    }
+    return System(train, lambda: multiply(square, square).block_until_ready(), facts)
+
+
+def make_system(name: str, task: dict[str, Any]) -> System:
+    """The system of a name, with its model and optimizer, before the first update."""
+    from flaxformer_mt.config_files import from_dict
+
+    config = from_dict(task["config"])
+    batches = load_batches(Path(task["batches"][config.data.batching if name == "ours" else "bucket"]))
+    if name == "ours":
+        return make_ours(config, batches, task["vocabulary"])
+    from torch_peers import make_peer
+
+    return make_peer(name, config, batches, task)
+
+
+def measure_product(system: System, *, repeats: int) -> float:
+    """GFLOP/s of the median product."""
+    system.product()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        system.product()
+        seconds.append(time.perf_counter() - start)
+    return 2 * PRODUCT_SIZE**3 / statistics.median(seconds) / 1e9
+
+
+def serve(name: str, task: dict[str, Any]) -> None:
+    """Answers commands until standard input ends: {"train": [numbers]} and {"product": repeats}."""
+    start = time.perf_counter()
+    system = make_system(name, task)
+    for number in task["warm_up"]["ours" if name == "ours" else "peers"]:
+        system.train([number])
+    _say({**system.facts, "compile_seconds": time.perf_counter() - start})
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "product" in command:
+            _say({"gflops": measure_product(system, repeats=command["product"])})
+            continue
+        start = time.perf_counter()
+        loss = system.train(command["train"])
+        _say({"seconds": time.perf_counter() - start, "loss": loss})
+
+
+def _say(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)

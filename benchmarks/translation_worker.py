@@ -1,0 +1,190 @@
+"""One system of `benchmarks/translate.py`, in a process of its own: it translates given ids when told to.
+
+Owns the protocol (one JSON value a line, commands in, facts out) and how each system is called. The parent
+starts one worker a system, lets it compile, and then has the workers take turns; a worker that waits computes
+nothing.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Ids of a translation, without special ones.
+Ids = list[int]
+
+
+class System(NamedTuple):
+    """What a worker drives.
+
+    variants: ways to run it, by name; each translates all sentences of the task and waits for them.
+    facts: of the system, for the report.
+    """
+
+    variants: dict[str, Callable[[], list[Ids]]]
+    facts: dict[str, Any]
+
+
+def make_ours(task: dict[str, Any]) -> System:
+    """Our search as the command `translate` runs it, from ids to ids."""
+    import jax
+
+    from flaxformer_mt.config_files import from_dict
+    from flaxformer_mt.demands import make_symbols
+    from flaxformer_mt.parallel import place_locally
+    from flaxformer_mt.sentence_search import Sentence, SentenceSearch
+    from flaxformer_mt.tree_paths import nest_leaves
+    from flaxformer_mt.vocab import load_vocabs
+
+    config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
+    vocabs = load_vocabs(folder / "vocab")
+    with np.load(folder / "params.npz") as arrays:
+        params = place_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
+    sentences = [Sentence(np.asarray(ids, np.int32)) for ids in task["sentences"]]
+    special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
+
+    def make_variant(**changes: Any) -> Callable[[], list[Ids]]:
+        from dataclasses import replace
+
+        searcher = SentenceSearch(
+            [config.model],
+            replace(config.search, **changes),
+            make_symbols(vocabs.target, config.search),
+            sizes=(vocabs.source.size, vocabs.target.size),
+            source_pad_id=vocabs.source.pad_id,
+            longest_source=config.data.max_source_length,
+        )
+
+        def translate() -> list[Ids]:
+            results: list[Ids] = [[] for _ in sentences]
+            for index, found in searcher.search_all(sentences, n_best=1, params=(params,)):
+                tokens = found.tokens[0, : found.lengths[0]].tolist()
+                results[index] = [token for token in tokens if token not in special]
+            return results
+
+        return translate
+
+    variants = {name: make_variant(**changes) for name, changes in task["our_variants"].items()}
+    return System(variants, {"versions": {"jax": jax.__version__}, "devices": jax.local_device_count()})
+
+
+def make_hugging_face(task: dict[str, Any]) -> System:
+    """MarianMTModel.generate on the parent's batches, everything else as its own generation_config says."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(task["threads"])
+    model = transformers.MarianMTModel.from_pretrained(Path(task["folder"]) / "marian").eval()
+    settings = model.generation_config
+    special = {settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id}
+    sentences = task["sentences"]
+
+    def translate() -> list[Ids]:
+        results: list[Ids] = [[] for _ in sentences]
+        for batch in task["batches"]:
+            rows = [sentences[index] for index in batch["indices"]]
+            ids = torch.full((len(rows), max(map(len, rows))), settings.pad_token_id)
+            for row, tokens in enumerate(rows):
+                ids[row, : len(tokens)] = torch.tensor(tokens)
+            lengths = {"max_new_tokens": batch["limit"]}
+            if task["forced"]:
+                lengths["min_new_tokens"] = batch["limit"]
+            mask = torch.arange(ids.shape[1])[None] < torch.tensor(list(map(len, rows)))[:, None]
+            with torch.inference_mode():
+                found = model.generate(
+                    input_ids=ids, attention_mask=mask.long(), num_beams=task["beam_size"], **lengths
+                )
+            for index, tokens in zip(batch["indices"], found.tolist(), strict=True):
+                results[index] = [token for token in tokens if token not in special]
+        return results
+
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return System({"generate": translate}, {"versions": versions})
+
+
+def make_ctranslate2(task: dict[str, Any]) -> System:
+    """translate_batch in float32, with all threads on one batch or one on each of several batches.
+
+    All batches are handed over at once. `own` variants have it make batches of 32 sentences itself, as its
+    authors' benchmark does; lengths that are forced must be the same in a batch, so those have none.
+    """
+    import ctranslate2
+
+    from flaxformer_mt.vocab import load_vocabs
+
+    folder, threads = Path(task["folder"]) / "ctranslate2", task["threads"]
+    vocabs = load_vocabs(folder / "vocab")
+    # It adds the end symbol itself.
+    pieces = [vocabs.source.pieces(ids[:-1]) for ids in task["sentences"]]
+    names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
+
+    def make_variant(inter: int, intra: int, *, own: bool) -> Callable[[], list[Ids]]:
+        translator = ctranslate2.Translator(
+            str(folder), compute_type="float32", inter_threads=inter, intra_threads=intra
+        )
+
+        def translate() -> list[Ids]:
+            batches = task["batches"]
+            if own:
+                everything = list(range(len(pieces)))
+                batches = [{"indices": everything, "limit": max(batch["limit"] for batch in batches)}]
+            found = []
+            for batch in batches:
+                lengths = {"max_decoding_length": batch["limit"]}
+                if task["forced"]:
+                    lengths["min_decoding_length"] = batch["limit"]
+                found += translator.translate_batch(
+                    [pieces[index] for index in batch["indices"]],
+                    beam_size=task["beam_size"],
+                    max_batch_size=32 if own else 0,
+                    asynchronous=True,
+                    **lengths,
+                )
+            order = [index for batch in batches for index in batch["indices"]]
+            results: list[Ids] = [[] for _ in pieces]
+            for index, result in zip(order, found, strict=True):
+                results[index] = [names[piece] for piece in result.result().hypotheses[0]]
+            return results
+
+        return translate
+
+    variants = {}
+    for own in (False,) if task["forced"] else (False, True):
+        for inter, intra in {(1, threads), (threads, 1)}:
+            name = f"{'own' if own else 'given'} batches, {inter} x {intra} threads"
+            variants[name] = make_variant(inter, intra, own=own)
+    return System(variants, {"versions": {"ctranslate2": ctranslate2.__version__}})
+
+
+_MAKE = {"ours": make_ours, "hugging_face": make_hugging_face, "ctranslate2": make_ctranslate2}
+
+
+def serve(name: str, task: dict[str, Any]) -> None:
+    """Answers {"variant": name, "keep": bool} until standard input ends; keep: with the translations."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["threads"]])
+    start = time.perf_counter()
+    system = _MAKE[name](task)
+    pilot = {}
+    for variant, translate in system.variants.items():
+        loaded = time.perf_counter()
+        translate()
+        first = time.perf_counter() - loaded
+        pilot[variant] = {"first_seconds": round(first, 1)}
+    _say({**system.facts, "variants": pilot, "start_seconds": round(time.perf_counter() - start, 1)})
+    for line in sys.stdin:
+        command = json.loads(line)
+        start = time.perf_counter()
+        results = system.variants[command["variant"]]()
+        seconds = time.perf_counter() - start
+        answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(map(len, results))}
+        _say({**answer, "translations": results} if command.get("keep") else answer)
+
+
+def _say(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)

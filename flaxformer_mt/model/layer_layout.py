@@ -1,0 +1,76 @@
+"""The two layouts of a stack's parameters, and the way from one to the other.
+
+Owns the names `layers_N` and `layers`. A model with `model.scan_layers` keeps the blocks of a stack in one
+tree whose arrays have a leading axis L; every other model has a tree for each block. Knows nothing of what
+is in a block.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.shapes import Array
+
+# The name of all blocks of a stack together.
+STACKED = "layers"
+
+_SINGLE = re.compile(r"layers_(\d+)")
+
+
+def stack_layers(params: Any) -> Any:
+    """The tree with the blocks of each stack in one, in order; a tree without `layers_N` stays as it is.
+
+        {"encoder": {"layers_0": {"scale": [1, 2]}, "layers_1": {"scale": [3, 4]}}}
+        -> {"encoder": {"layers": {"scale": [[1, 2], [3, 4]]}}}
+
+    Leaves are numpy arrays, which stay such, or JAX arrays, traced or not.
+
+    Raises:
+      ValueError: the blocks of a stack are not numbered from 0, or differ in structure or shape.
+    """
+    if not isinstance(params, dict):
+        return params
+    single = {int(found[1]): name for name in params if (found := _SINGLE.fullmatch(name))}
+    others = {name: stack_layers(node) for name, node in params.items() if name not in single.values()}
+    if not single:
+        return others
+    if sorted(single) != list(range(len(single))):
+        raise ValueError(f"the blocks of a stack should be numbered 0 to {len(single) - 1}: {sorted(single)}")
+    blocks = [params[single[number]] for number in range(len(single))]
+    return others | {STACKED: jax.tree.map(lambda *leaves: _stack(leaves), *blocks)}
+
+
+def unstack_layers(params: Any) -> Any:
+    """The inverse of `stack_layers`: a tree for each block, under `layers_N`."""
+    if not isinstance(params, dict):
+        return params
+    others = {name: unstack_layers(node) for name, node in params.items() if name != STACKED}
+    if STACKED not in params:
+        return others
+    stacked = params[STACKED]
+    count = _count_layers(stacked)
+    return others | {f"{STACKED}_{number}": _pick(stacked, number) for number in range(count)}
+
+
+def is_stacked(params: Any) -> bool:
+    """Whether some stack of the tree holds its blocks in one."""
+    return isinstance(params, dict) and (STACKED in params or any(map(is_stacked, params.values())))
+
+
+def _stack(leaves: Sequence[Array]) -> Array:
+    return np.stack(leaves) if isinstance(leaves[0], np.ndarray) else jnp.stack(leaves)
+
+
+def _pick(stacked: Any, number: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[number], stacked)
+
+
+def _count_layers(stacked: Any) -> int:
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(stacked)}
+    if len(sizes) != 1:
+        raise ValueError(f"the arrays of stacked blocks should all have the same leading axis, not {sizes}")
+    return sizes.pop()

@@ -1,0 +1,42 @@
+"""The only door to devices: which there are, where arrays live, and how a pure function is compiled for them.
+
+Two backends behind one interface: `pmap` keeps whole parameters on every device and splits batches; `mesh`
+compiles with jit over the axes data, fsdp and tensor, and splits parameters as well. Knows nothing of models
+but the spelling of parameter paths, in `rules`.
+"""
+
+import jax
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.parallel.backend import Parallel
+from flaxformer_mt.parallel.devices import default_device_kind, enable_compilation_cache
+from flaxformer_mt.parallel.layout import Layout, choose_layout
+from flaxformer_mt.parallel.mesh import MeshParallel
+from flaxformer_mt.parallel.replicated import PmapParallel
+from flaxformer_mt.parallel.rows import compile_by_rows, local_device_count, place_locally
+
+__all__ = [
+    "Layout",
+    "Parallel",
+    "choose_layout",
+    "compile_by_rows",
+    "default_device_kind",
+    "enable_compilation_cache",
+    "local_device_count",
+    "make_parallel",
+    "place_locally",
+]
+
+
+def make_parallel(config: Config) -> Parallel:
+    """The backend that the config asks for, over the devices of all processes.
+
+    Raises:
+      UserError: axes that do not multiply to the number of devices, or sizes that they do not divide.
+    """
+    devices = jax.devices()
+    layout = choose_layout(
+        config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
+    )
+    used = devices[: layout.device_count]
+    return PmapParallel(layout, used) if layout.backend == "pmap" else MeshParallel(layout, used)

@@ -1,0 +1,52 @@
+"""What devices are called, and where compiled programs are kept.
+
+Knows nothing of how work is laid over devices.
+"""
+
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+
+
+def default_device_kind() -> str:
+    """What JAX calls the device that it computes on unless told otherwise."""
+    return jax.devices()[0].device_kind
+
+
+def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> str:
+    """`8 x NVIDIA H200`, `AMD EPYC (2 cores)`, with `of 2 processes` where there are several."""
+    devices = list(devices)
+    several = f" of {process_count} processes" if process_count > 1 else ""
+    if devices[0].platform != "cpu":
+        return f"{len(devices)} x {devices[0].device_kind}{several}"
+    simulated = f", {len(devices)} simulated devices{several}" if len(devices) > 1 else ""
+    return f"{_processor_name()} ({_core_count()} cores{simulated})"
+
+
+def _core_count() -> int:
+    """Cores that this process may use, where the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().split("\n"):
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
+
+
+def enable_compilation_cache(directory: Path) -> None:
+    """Keeps compiled programs on disk, so that the same command starts faster the next time.
+
+    A directory that the user chose through JAX's own variable is left alone.
+    """
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

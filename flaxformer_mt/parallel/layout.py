@@ -1,0 +1,135 @@
+"""How the work is laid over devices, as numbers: which backend, and how long each axis is.
+
+Owns the arithmetic of axes and what a config may ask of them. Touches no device.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.errors import UserError
+
+
+class Layout(NamedTuple):
+    """The backend, and the lengths of the axes: batches are split over data and fsdp, parameters over fsdp
+    and tensor.
+    """
+
+    backend: Literal["pmap", "mesh"]
+    data: int
+    fsdp: int
+    tensor: int
+
+    @property
+    def device_count(self) -> int:
+        """How many devices share the work."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def row_parts(self) -> int:
+        """In how many parts the rows of a batch are split."""
+        return self.data * self.fsdp
+
+    def describe(self) -> str:
+        """For the log: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
+        if self.device_count == 1:
+            return "one device"
+        if self.backend == "pmap":
+            return f"pmap over {self.data} devices"
+        return f"mesh of data {self.data} x fsdp {self.fsdp} x tensor {self.tensor}"
+
+
+def choose_layout(config: Config, *, device_count: int, process_count: int = 1, platform: str = "") -> Layout:
+    """The layout that the config asks for on so many devices.
+
+    auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or tensor
+    above 1, and on one device, where it is plain jit.
+
+    Raises:
+      UserError: one line for each thing that does not fit, with the numbers and the nearest that does.
+    """
+    parallel = config.parallel
+    wanted = parallel.devices or device_count
+    if wanted > device_count:
+        raise UserError(
+            f"parallel.devices asks for {wanted} devices, but there are {device_count} ({platform}); set it "
+            "to at most that, or to 0 for all"
+        )
+    if process_count > 1 and wanted != device_count:
+        raise UserError(
+            f"parallel.devices asks for {wanted} of {device_count} devices, but {process_count} processes "
+            "share them; set it to 0, or run one process"
+        )
+    data, fsdp, tensor = _fill_axes(config, wanted)
+    problems = [*_backend_problems(config), *_size_problems(config, data, fsdp, tensor)]
+    if problems:
+        raise UserError("\n".join(problems))
+    plain = fsdp == tensor == 1 and data > 1
+    backend = parallel.backend
+    return Layout(("pmap" if plain else "mesh") if backend == "auto" else backend, data, fsdp, tensor)
+
+
+def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
+    parallel = config.parallel
+    data, fsdp, tensor = parallel.data, parallel.fsdp, parallel.tensor
+    axes = f"parallel.data {data or '0 (the rest)'} x parallel.fsdp {fsdp} x parallel.tensor {tensor}"
+    if device_count % (fsdp * tensor):
+        near_fsdp = _nearest(fsdp, (n for n in _divisors(device_count) if device_count % (n * tensor) == 0))
+        near_tensor = _nearest(tensor, (n for n in _divisors(device_count) if device_count % (n * fsdp) == 0))
+        hints = [f"parallel.fsdp={near_fsdp}"] if near_fsdp else []
+        hints += [f"parallel.tensor={near_tensor}"] if near_tensor else []
+        raise UserError(
+            f"{axes} does not divide the {device_count} devices that there are; the nearest that does: "
+            + (" or ".join(hints) or "parallel.fsdp=1 with parallel.tensor=1")
+        )
+    rest = device_count // (fsdp * tensor)
+    if data not in (0, rest):
+        raise UserError(
+            f"{axes} = {data * fsdp * tensor}, but there are {device_count} devices; set "
+            f"parallel.data={rest} (0 is whatever fsdp and tensor leave)"
+            + (f", or parallel.devices={n}" if (n := data * fsdp * tensor) < device_count else "")
+        )
+    return rest, fsdp, tensor
+
+
+def _backend_problems(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.backend == "pmap" and parallel.fsdp * parallel.tensor > 1:
+        yield (
+            f"parallel.backend pmap keeps whole parameters on every device, but parallel.fsdp is "
+            f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; use parallel.backend=mesh, or 1 for both"
+        )
+
+
+def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[str]:
+    rows, parts = config.data.row_multiple, data * fsdp
+    if rows % parts:
+        hint = _nearest(parts, _divisors(rows))
+        yield (
+            f"batches have a multiple of data.row_multiple {rows} rows, which parallel.data {data} x "
+            f"parallel.fsdp {fsdp} = {parts} cannot share evenly; the nearest that can: data.row_multiple="
+            f"{-(-rows // parts) * parts}, or {hint} for parallel.data x parallel.fsdp"
+        )
+    model = config.model
+    for name, size in [("num_heads", model.num_heads), ("ffn_dim", model.ffn_dim)]:
+        if size % tensor:
+            yield _indivisible(f"model.{name}", size, "parallel.tensor", tensor, data * fsdp * tensor)
+    if model.model_dim % fsdp:
+        yield _indivisible("model.model_dim", model.model_dim, "parallel.fsdp", fsdp, data * fsdp * tensor)
+
+
+def _indivisible(name: str, size: int, axis: str, parts: int, device_count: int) -> str:
+    near = max(1, round(size / parts)) * parts
+    possible = set(_divisors(size)) & set(_divisors(device_count))
+    return (
+        f"{name} {size} is not divisible by {axis} {parts}; the nearest that is: {name}={near}, or {axis}="
+        f"{_nearest(parts, possible)}"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _nearest(number: int, choices: Iterable[int]) -> int | None:
+    return min(choices, key=lambda n: (abs(n - number), n), default=None)

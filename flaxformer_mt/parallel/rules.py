@@ -1,0 +1,102 @@
+"""Where each parameter lives on a mesh: rules from path patterns to axes, each parameter matched by one.
+
+Owns the table and its reading. A rule's axes belong to the last dimensions of an array, so that layers
+stacked along a first one (model.scan_layers) and convolutions follow the same rules; and to every array whose
+path ends like a parameter's, so that gradients, optimizer states and moving averages lie where their
+parameters do. Knows nothing of what parameters are for.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jax.sharding import PartitionSpec
+
+# What one dimension is split over: an axis, or None.
+Axes = tuple[str | None, ...]
+
+# Pattern of the end of a path -> axes of the last dimensions. Matrices are split over fsdp along the model's
+# width and over tensor along heads, feed-forward width or vocabulary; vectors of the model's width are whole
+# everywhere, being small.
+RULES: tuple[tuple[str, Axes], ...] = (
+    (r"(shared|source|target|token)_embedding/embedding", ("tensor", "fsdp")),  # [V, D]
+    (r"(shared|source|target|token)_embedding/bias", (None,)),  # [D]
+    (r"positions/embedding", (None, "fsdp")),  # [positions, D]
+    (r"positions/bias", (None,)),  # [D]
+    (r"(self|cross)_attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),  # [D, H, K]
+    (r"(self|cross)_attention/(query|key|value)/bias", ("tensor", None)),  # [H, K]
+    (r"(self|cross)_attention/output/kernel", ("tensor", None, "fsdp")),  # [H, E, D]
+    (r"(self|cross)_attention/output/bias", (None,)),  # [D]
+    (r"feedforward/(input|gate)/kernel", ("fsdp", "tensor")),  # [D, F]
+    (r"feedforward/(input|gate)/bias", ("tensor",)),  # [F]
+    (r"feedforward/output/kernel", ("tensor", "fsdp")),  # [F, D]
+    (r"feedforward/output/bias", (None,)),  # [D]
+    (r"(final_|embedding_)?norm/(scale|bias)", (None,)),  # [D]
+    (r"output_kernel", ("fsdp", "tensor")),  # [D, V]
+    (r"output_bias", ("tensor",)),  # [V]
+)
+
+_PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
+
+
+class Placement(NamedTuple):
+    """The rule that a parameter matches, and how it lies by it."""
+
+    pattern: str
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+
+
+def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+    """How an array of this path lies on a mesh of these axes; whole everywhere if no rule is about it.
+
+    A dimension that its axis does not divide stays whole, as does an array with fewer dimensions than the
+    rule (the factors that Adafactor keeps of a matrix).
+
+    With {"fsdp": 2, "tensor": 4}, `layers_0/feedforward/input/kernel` [6, 8] is split ("fsdp", "tensor"), and
+    `step` [] not at all.
+    """
+    axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
+    if len(shape) < len(axes):
+        return PartitionSpec()
+    aligned = (None,) * (len(shape) - len(axes)) + axes
+    kept = [
+        axis if axis and sizes[axis] > 1 and size % sizes[axis] == 0 else None
+        for axis, size in zip(aligned, shape, strict=True)
+    ]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
+
+
+def place_parameters(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> dict[str, Placement]:
+    """How each parameter lies, by path.
+
+    Raises:
+      ValueError: a path that no rule, or more than one, is about; a name has changed without its rule.
+    """
+    placements = {}
+    for path, shape in shapes.items():
+        matching = [
+            rule[0] for rule, (pattern, _) in zip(RULES, _PATTERNS, strict=True) if pattern.search(path)
+        ]
+        if len(matching) != 1:
+            raise ValueError(f"the parameter {path} matches {len(matching)} sharding rules: {matching}")
+        placements[path] = Placement(matching[0], shape, spec_of(path, shape, sizes))
+    return placements
+
+
+def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
+    """The table for the log: rule, how its parameters lie, how many they are, and a shape; one line each."""
+    rows: dict[tuple[Any, ...], tuple[int, str]] = {}
+    for path, placement in placements.items():
+        key = (placement.pattern, tuple(placement.spec), placement.shape)
+        count = rows[key][0] + 1 if key in rows else 1
+        rows[key] = (count, path)
+    width = max((len(pattern) for pattern, _, _ in rows), default=0)
+    lines = []
+    for (pattern, spec, shape), (count, path) in rows.items():
+        split = [f"{axis} {sizes[axis]}" if axis else "-" for axis in spec]
+        lies = ", ".join(split + ["-"] * (len(shape) - len(split))) if split else "whole on every device"
+        lines.append(f"  {pattern:<{width}}  {count:>4} x {list(shape)}: {lies} (as {path})")
+    return lines

@@ -1,0 +1,88 @@
+"""Greedy search and sampling: paths that grow a token at a time and never meet.
+
+Owns how a path grows and ends. Knows nothing of beams that compete, of text or of models.
+"""
+
+import jax.numpy as jnp
+
+from flaxformer_mt.search.candidates import mask_logits, top_candidates
+from flaxformer_mt.search.rules import allowed_tokens, banned_tokens
+from flaxformer_mt.search.sampling import draw_tokens, make_keys
+from flaxformer_mt.search.scores import length_penalty
+from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
+from flaxformer_mt.shapes import Array, Cache
+
+
+def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
+    """The state before the first token: W paths a line, one where the search is greedy."""
+    if task.options.method == "sample" and lines.seeds is None:
+        raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
+    if lines.required is not None:
+        raise ValueError(f"{task.options.method} search cannot require sequences; use method beam")
+    shape = (lines.max_lengths.shape[0], task.width)
+    return State(
+        step=jnp.zeros((), jnp.int32),
+        last=jnp.full(shape, task.symbols.bos_id, jnp.int32),
+        tokens=jnp.full((*shape, task.max_length), task.symbols.pad_id, jnp.int32),
+        log_probs=jnp.zeros(shape, jnp.float32),
+        cache=cache,
+        lines=lines,
+        done=lines.max_lengths == 0,
+        lengths=jnp.zeros(shape, jnp.int32),
+    )
+
+
+def advance_paths(task: Task, state: State) -> State:
+    """One more token on every path that has not ended."""
+    assert state.lengths is not None
+    logits, cache = task.next_logits(state.last, state.cache)
+    step_log_probs, last = _choose(task, state, logits)
+    growing = (state.lengths == 0) & ~state.done[:, None]
+    log_probs = jnp.where(growing, state.log_probs + step_log_probs, state.log_probs)
+    length = state.step + 1
+    at_end = (last == task.symbols.eos_id) | (length >= state.lines.max_lengths)[:, None]
+    ended = growing & (at_end | jnp.isneginf(log_probs))
+    lengths = jnp.where(ended, length, state.lengths)
+    return state._replace(
+        step=length,
+        last=last,
+        tokens=state.tokens.at[:, :, state.step].set(jnp.where(growing, last, task.symbols.pad_id)),
+        log_probs=log_probs,
+        cache=cache,
+        done=state.done | (lengths > 0).all(axis=1),
+        lengths=lengths,
+    )
+
+
+def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
+    """The model's log-probability [B, W] of each path's next token, and the token."""
+    allowed, banned = allowed_tokens(task, state, logits.shape[-1]), banned_tokens(task, state)
+    if task.options.method == "greedy":
+        best, tokens = top_candidates(logits, count=1, banned=banned, allowed=allowed)
+        return best[:, :, 0], tokens[:, :, 0]
+    assert state.lines.seeds is not None
+    masked = mask_logits(logits, banned=banned, allowed=allowed)
+    keys = make_keys(state.lines.seeds, task.width)
+    tokens = draw_tokens(masked, keys, state.step, task.options)
+    # Of the model as it is: temperature and cuts change what is drawn, not what it is worth.
+    only = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
+    allowed = only & ~jnp.isneginf(masked)
+    return top_candidates(logits, count=1, banned=(), allowed=allowed)[0][:, :, 0], tokens
+
+
+def finish_paths(task: Task, state: State) -> SearchResult:
+    """The paths, best first."""
+    assert state.lengths is not None
+    # A search that is stopped midway has paths that still grow.
+    lengths = jnp.where((state.lengths == 0) & ~state.done[:, None], state.step, state.lengths)
+    exists = ~jnp.isneginf(state.log_probs)
+    result = SearchResult(
+        tokens=jnp.where(exists[:, :, None], state.tokens, task.symbols.pad_id),
+        scores=state.log_probs / length_penalty(lengths, task.options),
+        log_probs=state.log_probs,
+        lengths=jnp.where(exists, lengths, 0),
+    )
+    if task.width == 1:
+        return result
+    order = jnp.argsort(-result.scores, axis=1)
+    return SearchResult(*(take_beams(leaf, order) for leaf in result[:4]))

@@ -1,0 +1,64 @@
+"""Which next tokens a line allows: its prefix, its shortest length, no n-gram twice.
+
+Owns the masks; a rule that nobody asks for is not in the compiled program. Knows nothing of scores.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.search.task import State, Task
+from flaxformer_mt.shapes import Array
+
+
+def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
+    """Which of `size` tokens may come next, [B, W, V] or [B, 1, V]; None: no line has a rule.
+
+    A prefix goes before all other rules. Required sequences keep a hypothesis from ending before they are in.
+    """
+    lines, eos = state.lines, jnp.arange(size) == task.symbols.eos_id
+    masks: list[Array] = []
+    if lines.min_lengths is not None:
+        long_enough = state.step + 1 >= lines.min_lengths
+        masks.append(long_enough[:, None, None] | ~eos)
+    if state.met is not None:
+        masks.append(jnp.all(state.met, axis=-1)[:, :, None] | ~eos)
+    n = task.options.no_repeat_ngram
+    if n and n <= task.max_length:
+        masks.append(~repeating_tokens(state.tokens, state.step, n=n, size=size))
+    allowed: Array | None = None
+    for mask in masks:
+        allowed = mask if allowed is None else allowed & mask
+    if lines.prefixes is not None:
+        forced = forced_tokens(lines.prefixes, state.step)[:, None, None]
+        kept = ~np.isin(np.arange(size), task.symbols.never)
+        free = kept if allowed is None else allowed & kept
+        allowed = jnp.where(forced >= 0, jnp.arange(size) == forced, free)
+    return allowed
+
+
+def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
+    """Ids that may come next nowhere. Where a prefix may force a suppressed one, `allowed_tokens` decides."""
+    symbols = task.symbols
+    return symbols.banned if state.lines.prefixes is None else (symbols.pad_id, symbols.bos_id)
+
+
+def forced_tokens(prefixes: Array, step: Array) -> Array:
+    """The token [B] that each prefix [B, P] has at a step; -1 where it is over."""
+    at = jnp.minimum(step, prefixes.shape[1] - 1)
+    return jnp.where(step < prefixes.shape[1], jnp.take(prefixes, at, axis=1), -1)
+
+
+def repeating_tokens(tokens: Array, step: Array, *, n: int, size: int) -> Array:
+    """Tokens [B, W, V] that would complete an n-gram which prefixes [B, W, T] of `step` tokens have already.
+
+    For n = 2, the prefix [5 6 7 5] bars 6, since [5 6] is in it.
+    """
+    batch, width, length = tokens.shape
+    starts = jnp.arange(length - n + 1)
+    same = jnp.broadcast_to(starts + n - 1 < step, (batch, width, starts.size))
+    for offset in range(n - 1):
+        at = jnp.maximum(step - n + 1 + offset, 0)
+        ending = jnp.take(tokens, at, axis=2)[:, :, None]
+        same = same & (tokens[:, :, offset : offset + starts.size] == ending)
+    rows, beams = jnp.arange(batch)[:, None, None], jnp.arange(width)[None, :, None]
+    return jnp.zeros((batch, width, size), bool).at[rows, beams, tokens[:, :, n - 1 :]].max(same)

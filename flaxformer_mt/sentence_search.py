@@ -1,0 +1,264 @@
+"""From sentences of ids to hypotheses of ids: batches of few shapes, one compiled search for each.
+
+Row 12 of the data path. Owns the lengths that a search may reach, what a batch holds, and how models and
+search meet. Knows nothing of text, of files, or of how a network or a search works.
+"""
+
+import dataclasses
+import itertools
+import operator
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.layer_layout import unstack_layers
+from flaxformer_mt.search import (
+    NO_TOKEN,
+    Lines,
+    NextLogits,
+    SearchResult,
+    Symbols,
+    ensemble,
+    ensemble_caches,
+    search,
+    search_width,
+)
+from flaxformer_mt.search.batches import SearchBatch, plan_batches, round_down, round_up
+from flaxformer_mt.shapes import Array, Cache
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A source, and what its translation has to be like; all ids without bos."""
+
+    # Ends in eos.
+    source: np.ndarray
+    # What the translation starts with, without eos.
+    prefix: tuple[int, ...] = ()
+    # What it contains, without eos.
+    required: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def shortest(self) -> int:
+        """How many tokens a translation needs that does as it is told, with eos."""
+        return len(self.prefix) + sum(map(len, self.required)) + 1
+
+
+class SentenceSearch:
+    """Searches translations of sentences with one model, or with several of one vocabulary.
+
+    Compiles once for each shape of batch; other parameters of the same shapes need no compilation.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelConfig],
+        options: SearchConfig,
+        symbols: Symbols,
+        *,
+        sizes: tuple[int, int],
+        source_pad_id: int,
+        longest_source: int,
+    ) -> None:
+        """Makes the networks.
+
+        Args:
+          models: one, or the members of an ensemble.
+          symbols: of the target vocabulary.
+          sizes: of the source and the target vocabulary.
+          longest_source: in tokens, with eos; none is longer.
+        """
+        self.options = options
+        self._symbols = symbols
+        self._source_pad_id = source_pad_id
+        self._longest_source = longest_source
+        self._configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
+        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in self._configs]
+        self.compile()
+
+    def compile(self, **options: Any) -> None:
+        """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
+        self.run = jax.jit(self.search_ids, static_argnames=("max_length", "n_best"), **options)
+
+    def search_all(
+        self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
+    ) -> Iterator[tuple[int, SearchResult]]:
+        """Each sentence's index and its hypotheses [N, ...], in the order of batches.
+
+        Args:
+          params: of each model.
+        """
+        lengths = [len(sentence.source) for sentence in sentences]
+
+        def rows_of(source_length: int) -> int:
+            """How many sentences batch_tokens hold, with their sources and beams, down to the ladder."""
+            beam_tokens = search_width(self.options, n_best) * self.limit_of(source_length)
+            return round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
+
+        waiting: tuple[SearchBatch, SearchResult] | None = None
+        for batch in plan_batches(lengths, longest=self._longest_source, rows_of=rows_of):
+            started = self._start([sentences[index] for index in batch.indices], batch, n_best, tuple(params))
+            # The device works on this batch while the host reads the one before.
+            if waiting is not None:
+                yield from _by_sentence(*waiting)
+            waiting = batch, started
+        if waiting is not None:
+            yield from _by_sentence(*waiting)
+
+    def limit_of(self, source_length: int, needed: int = 0) -> int:
+        """The longest translation of a source, both counted with eos, where it `needed` is no more."""
+        limit = int(self.options.max_length_ratio * source_length + self.options.max_length_offset)
+        limit = max(1, needed, limit)
+        return limit if self.longest_target is None else min(limit, self.longest_target)
+
+    @property
+    def longest_target(self) -> int | None:
+        """The most tokens that every model has positions for; None: no bound."""
+        longest = []
+        for config in self._configs:
+            if config.longest_input is not None:
+                shared = config.architecture == "decoder_only"  # source and target share the positions
+                longest.append(max(1, config.longest_input - self._longest_source * shared))
+        return min(longest, default=None)
+
+    def check(self, sentence: Sentence, name: str) -> None:
+        """Raises UserError if a sentence asks for what its translation cannot have; `name` is its own."""
+        if self.longest_target is not None and sentence.shortest > self.longest_target:
+            raise UserError(
+                f"{name} has {sentence.shortest - 1} tokens of prefix and required phrases, but the model "
+                f"has positions for {self.longest_target}, end symbol included; ask for less"
+            )
+        if suppressed := set(self._symbols.never) & set(itertools.chain(*sentence.required)):
+            raise UserError(
+                f"{name} requires a phrase with the suppressed token {min(suppressed)}; leave out the one or "
+                "the other"
+            )
+
+    def _start(
+        self, sentences: list[Sentence], batch: SearchBatch, n_best: int, params: tuple[Any, ...]
+    ) -> SearchResult:
+        source = np.full((batch.rows, batch.source_length), self._source_pad_id, np.int32)
+        source_mask = np.zeros(source.shape, bool)
+        limits = np.zeros(batch.rows, np.int32)  # rows without a sentence stay at 0: they are not searched
+        for row, sentence in enumerate(sentences):
+            length = len(sentence.source)
+            source[row, :length] = sentence.source
+            source_mask[row, :length] = True
+            limits[row] = self.limit_of(length, sentence.shortest)
+        source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
+        needed = max(sentence.shortest for sentence in sentences)
+        max_length = self.limit_of(batch.source_length, round_up(needed))
+        lines = self._make_lines(sentences, limits)
+        return self.run(params, source, source_mask, lines, max_length=max_length, n_best=n_best)
+
+    def _make_lines(self, sentences: list[Sentence], limits: np.ndarray) -> Lines:
+        """What is asked of each row; what no sentence asks for is not in the compiled program."""
+        options, rows = self.options, len(limits)
+        lines = Lines(max_lengths=limits)
+        if options.min_length_ratio or options.min_length_offset:
+            least = np.zeros(rows, np.int32)
+            for row, sentence in enumerate(sentences):
+                least[row] = options.min_length_ratio * len(sentence.source) + options.min_length_offset
+            lines = lines._replace(min_lengths=least)
+        if options.method == "sample":
+            seeds = np.zeros(rows, np.uint32)
+            for row, sentence in enumerate(sentences):  # of the sentence, not of its place in the file
+                seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), options.seed)
+            lines = lines._replace(seeds=seeds)
+        if longest := max(len(sentence.prefix) for sentence in sentences):
+            prefixes = np.full((rows, round_up(longest)), NO_TOKEN, np.int32)
+            for row, sentence in enumerate(sentences):
+                prefixes[row, : len(sentence.prefix)] = sentence.prefix
+            lines = lines._replace(prefixes=prefixes)
+        if phrases := [phrase for sentence in sentences for phrase in sentence.required]:
+            most = max(len(sentence.required) for sentence in sentences)
+            shape = (rows, round_up(most), round_up(max(map(len, phrases))))
+            required = np.full(shape, NO_TOKEN, np.int32)
+            for row, sentence in enumerate(sentences):
+                for number, phrase in enumerate(sentence.required):
+                    required[row, number, : len(phrase)] = phrase
+            lines = lines._replace(required=required)
+        return lines
+
+    def search_ids(
+        self,
+        params: tuple[Any, ...],
+        source: Array,
+        source_mask: Array,
+        lines: Lines,
+        *,
+        max_length: int,
+        n_best: int,
+    ) -> SearchResult:
+        """The traced part: encodes sources [B, S] with every model, and searches."""
+        options = self.options
+        width = search_width(options, n_best)
+        covers = options.method == "beam" and options.coverage_penalty > 0
+        members, caches = [], []
+        for model, own, config in zip(self._models, params, self._configs, strict=True):
+            variables = {"params": unstack_layers(own)}
+            cache = model.apply(variables, source, source_mask, width, max_length, method="start_decoding")
+            next_logits = _next_logits(model, variables)
+            if covers:
+                layer = options.coverage_layer % config.num_decoder_layers
+                next_logits = _watch_attention(model, variables, layer)
+                nothing = jnp.zeros((source.shape[0], width, source.shape[1]), jnp.float32)
+                cache = cache._replace(per_beam={"model": cache.per_beam, "attention": nothing})
+            members.append(next_logits)
+            caches.append(cache)
+        several = len(members) > 1
+        return search(
+            ensemble(members, mean=options.ensemble_mean) if several else members[0],
+            ensemble_caches(caches) if several else caches[0],
+            lines._replace(source_mask=source_mask) if covers else lines,
+            options=options,
+            symbols=self._symbols,
+            max_length=max_length,
+            n_best=n_best,
+            attention_of=_mean_attention if several else _attention,
+        )
+
+
+def _next_logits(model: Any, variables: Any) -> NextLogits:
+    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        return model.apply(variables, tokens, cache, method="decode_step")
+
+    return next_logits
+
+
+def _watch_attention(model: Any, variables: Any, layer: int) -> NextLogits:
+    """The same, keeping the weights [B, W, S] of a layer's cross-attention, mean over heads, in the cache."""
+
+    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        inner = cache._replace(per_beam=cache.per_beam["model"])
+        (logits, after), kept = model.apply(
+            variables, tokens, inner, method="decode_step", mutable=["intermediates"]
+        )
+        block = kept["intermediates"]["decoder"][f"layers_{layer}"]
+        (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, W, S]
+        per_beam = {"model": after.per_beam, "attention": weights.mean(axis=1)}
+        return logits, after._replace(per_beam=per_beam)
+
+    return next_logits
+
+
+def _attention(cache: Cache) -> Array:
+    return cache.per_beam["attention"]
+
+
+def _mean_attention(cache: Cache) -> Array:
+    return jnp.stack([member["attention"] for member in cache.per_beam]).mean(axis=0)
+
+
+def _by_sentence(batch: SearchBatch, result: SearchResult) -> Iterator[tuple[int, SearchResult]]:
+    host = jax.tree.map(np.asarray, result)  # waits for the device
+    for row, index in enumerate(batch.indices):
+        yield index, jax.tree.map(operator.itemgetter(row), host)

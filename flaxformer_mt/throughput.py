@@ -1,0 +1,108 @@
+"""How fast lines are worked on, told to the human on standard error; silent where it takes a moment only.
+
+Owns what is counted and when it is said: on a terminal one line that is written over, elsewhere a line now
+and then. Time in which programs are compiled is told apart from the speed. Knows nothing of what is done with
+a line.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import jax
+
+from flaxformer_mt.tracking import format_duration
+
+# Nothing is said before this many seconds, nor at the end of what took less.
+_PATIENCE = 5.0
+# Seconds between lines, on a terminal and elsewhere.
+_EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
+# What JAX calls the times that add up to compiling.
+_COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+
+
+class Throughput:
+    """Counts lines and tokens, and shows how fast they come; a context manager."""
+
+    def __init__(
+        self,
+        *,
+        total: int | None = None,
+        done: int = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          total: how many lines there are; None where that is not known, and then no time left is told.
+          done: how many of them an earlier run has done.
+          stream: None is standard error.
+        """
+        self._total, self._done, self._clock = total, done, clock
+        self._lines = self._tokens = 0
+        self._compiling = 0.0
+        self._start = self._said = clock()
+        self._stream = stream or sys.stderr
+        self._live: Any = None
+
+    def add(self, *, lines: int = 1, tokens: int) -> None:
+        """Takes in lines that are done, and the target tokens that were made for them."""
+        self._lines += lines
+        self._tokens += tokens
+        now = self._clock()
+        if now - self._start < _PATIENCE:
+            return
+        if now - self._said >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN):
+            self._said = now
+            self._show(self.format(now))
+
+    def format(self, now: float) -> str:
+        """`12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left`."""
+        working = max(1e-9, now - self._start - self._compiling)
+        done = self._done + self._lines
+        parts = [
+            f"{done:,}" + (f"/{self._total:,}" if self._total else "") + " lines",
+            f"{self._lines / working:,.1f} lines/s",
+            f"{self._tokens / working:,.0f} target tokens/s",
+        ]
+        if self._compiling >= 1:
+            parts.append(f"compiling {format_duration(self._compiling)}")
+        if self._total and done < self._total and self._lines:
+            parts.append(f"{format_duration((self._total - done) * working / self._lines)} left")
+        return " | ".join(parts)
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+        if self._live is not None:
+            self._live.stop()
+        now = self._clock()
+        if now - self._start >= _PATIENCE:
+            print(f"{self.format(now)} | {format_duration(now - self._start)} in all", file=self._stream)
+
+    def _listen(self, event: str, seconds: float, **_: Any) -> None:
+        if event in _COMPILING:
+            self._compiling += seconds
+
+    def _show(self, line: str) -> None:
+        if not self._stream.isatty():
+            print(line, file=self._stream, flush=True)
+            return
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=self._stream), auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(line, refresh=True)
