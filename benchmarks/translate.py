@@ -1,4 +1,4 @@
-"""Target tokens a second of beam search: ours beside Hugging Face and CTranslate2, on the same weights, in one run.
+"""Target tokens a second of beam search: ours, Hugging Face and CTranslate2, on the same weights, in one run.
 
     python benchmarks/translate.py --setting=captions --run=RUN     # the test set of a trained post-norm run
     python benchmarks/translate.py --setting=news --news=DIR        # DIR: test.en, test.de of newstest2014
@@ -6,8 +6,8 @@
 captions: a trained run, its own test set and natural ends, so that all three must also find as good
 translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
 MarianMTModel is). news: a Transformer-base with random weights and 32,000 pieces, the first 500 lines, and
-translations as long as their sources: ours each as long as its own, the peers all as long as the longest of
-the batch, having one length for a batch. Without --news, sentences and words are made up.
+translations that are all as long as the longest source of their batch of the peers, who have one length for a
+batch. Without --news, sentences and words are made up.
 
 The model goes out through our own exports, `marian` for `MarianMTModel.generate` and `ctranslate2` in float32
 for `translate_batch`. Beam 4, everything else at the defaults of each system. All get the same sentences as
@@ -120,7 +120,13 @@ def read_news(options: argparse.Namespace) -> list[Pair]:
 
 def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cache: Path) -> Weights:
     """Transformer-base, post-norm, all embeddings tied, as it is initialised."""
-    sizes = {"model_dim": 512, "ffn_dim": 2048, "num_heads": 8, "num_encoder_layers": 6, "num_decoder_layers": 6}
+    sizes = {
+        "model_dim": 512,
+        "ffn_dim": 2048,
+        "num_heads": 8,
+        "num_encoder_layers": 6,
+        "num_decoder_layers": 6,
+    }
     if options.tiny:
         sizes = {name: {"num_heads": 2, "model_dim": 8, "ffn_dim": 16}.get(name, 1) for name in sizes}
     kind: Any = "bpe" if options.news else "word"

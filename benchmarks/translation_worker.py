@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +18,19 @@ import numpy as np
 
 # Ids of a translation, without special ones.
 Ids = list[int]
+# Of the parent's `plan_batches`: indices of sentences, and the limit of their translations.
+Batch = dict[str, Any]
 
 
 class System(NamedTuple):
     """What a worker drives.
 
-    variants: ways to run it, by name; each translates all sentences of the task and waits for them.
+    variants: ways to run it, by name; each translates the sentences of batches and waits for them. Ours makes
+      batches of its own and always translates all.
     facts: of the system, for the report.
     """
 
-    variants: dict[str, Callable[[], list[Ids]]]
+    variants: dict[str, Callable[[list[Batch]], list[Ids]]]
     facts: dict[str, Any]
 
 
@@ -36,21 +40,36 @@ def make_ours(task: dict[str, Any]) -> System:
 
     from flaxformer_mt.config_files import from_dict
     from flaxformer_mt.demands import make_symbols
-    from flaxformer_mt.parallel import place_locally
+    from flaxformer_mt.parallel import place_locally, use_cores_apart
     from flaxformer_mt.sentence_search import Sentence, SentenceSearch
     from flaxformer_mt.tree_paths import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
 
+    @dataclass(frozen=True)
+    class Forced(Sentence):
+        """A sentence that needs as many tokens as the peers give all of its batch."""
+
+        length: int = 0
+
+        @property
+        def shortest(self) -> int:
+            return self.length
+
+    use_cores_apart()
     config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
     vocabs = load_vocabs(folder / "vocab")
     with np.load(folder / "params.npz") as arrays:
         params = place_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
-    sentences = [Sentence(np.asarray(ids, np.int32)) for ids in task["sentences"]]
+    lengths = {index: batch["limit"] for batch in task["batches"] for index in batch["indices"]}
+    sentences: list[Sentence] = [
+        Forced(np.asarray(ids, np.int32), length=lengths[index])
+        if task["forced"]
+        else Sentence(np.asarray(ids))
+        for index, ids in enumerate(task["sentences"])
+    ]
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
-    def make_variant(**changes: Any) -> Callable[[], list[Ids]]:
-        from dataclasses import replace
-
+    def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:
         searcher = SentenceSearch(
             [config.model],
             replace(config.search, **changes),
@@ -58,9 +77,10 @@ def make_ours(task: dict[str, Any]) -> System:
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
+            spread=True,
         )
 
-        def translate() -> list[Ids]:
+        def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]
             for index, found in searcher.search_all(sentences, n_best=1, params=(params,)):
                 tokens = found.tokens[0, : found.lengths[0]].tolist()
@@ -81,12 +101,13 @@ def make_hugging_face(task: dict[str, Any]) -> System:
     torch.set_num_threads(task["threads"])
     model = transformers.MarianMTModel.from_pretrained(Path(task["folder"]) / "marian").eval()
     settings = model.generation_config
+    settings.max_length = None  # every batch has a limit of its own
     special = {settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id}
     sentences = task["sentences"]
 
-    def translate() -> list[Ids]:
+    def translate(batches: list[Batch]) -> list[Ids]:
         results: list[Ids] = [[] for _ in sentences]
-        for batch in task["batches"]:
+        for batch in batches:
             rows = [sentences[index] for index in batch["indices"]]
             ids = torch.full((len(rows), max(map(len, rows))), settings.pad_token_id)
             for row, tokens in enumerate(rows):
@@ -123,15 +144,14 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
     pieces = [vocabs.source.pieces(ids[:-1]) for ids in task["sentences"]]
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
 
-    def make_variant(inter: int, intra: int, *, own: bool) -> Callable[[], list[Ids]]:
+    def make_variant(inter: int, intra: int, *, own: bool) -> Callable[[list[Batch]], list[Ids]]:
         translator = ctranslate2.Translator(
             str(folder), compute_type="float32", inter_threads=inter, intra_threads=intra
         )
 
-        def translate() -> list[Ids]:
-            batches = task["batches"]
+        def translate(batches: list[Batch]) -> list[Ids]:
             if own:
-                everything = list(range(len(pieces)))
+                everything = [index for batch in batches for index in batch["indices"]]
                 batches = [{"indices": everything, "limit": max(batch["limit"] for batch in batches)}]
             found = []
             for batch in batches:
@@ -173,14 +193,13 @@ def serve(name: str, task: dict[str, Any]) -> None:
     pilot = {}
     for variant, translate in system.variants.items():
         loaded = time.perf_counter()
-        translate()
-        first = time.perf_counter() - loaded
-        pilot[variant] = {"first_seconds": round(first, 1)}
+        translate(task["batches"][-1:])
+        pilot[variant] = {"first_seconds": round(time.perf_counter() - loaded, 1)}
     _say({**system.facts, "variants": pilot, "start_seconds": round(time.perf_counter() - start, 1)})
     for line in sys.stdin:
         command = json.loads(line)
         start = time.perf_counter()
-        results = system.variants[command["variant"]]()
+        results = system.variants[command["variant"]](task["batches"])
         seconds = time.perf_counter() - start
         answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(map(len, results))}
         _say({**answer, "translations": results} if command.get("keep") else answer)

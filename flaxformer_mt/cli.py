@@ -5,23 +5,21 @@ text), everything else to standard error. The rooms are imported when their comm
 instant.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config_checks import check_search, validate
+from flaxformer_mt.cli_text import choose_search, score_file, translate_file
+from flaxformer_mt.config_checks import validate
 from flaxformer_mt.config_files import load_config, read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flags import parse_flags, takes_config
-from flaxformer_mt.lines import STANDARD, open_input, open_output, read_lines
 from flaxformer_mt.options import (
     AverageOptions,
     DoctorOptions,
@@ -31,6 +29,7 @@ from flaxformer_mt.options import (
     PlotOptions,
     PrepareOptions,
     ProcessOptions,
+    ScoreOptions,
     SearchOptions,
     ShowOptions,
     TrainOptions,
@@ -39,23 +38,6 @@ from flaxformer_mt.options import (
 from flaxformer_mt.recipes import find_config
 
 PROGRAM = "flaxformer-mt"
-
-# Flags that have an effect on one method of search alone.
-_ONLY = {
-    "beam": (
-        "beam_size",
-        "coverage_penalty",
-        "coverage_layer",
-        "stopping",
-        "patience",
-        "diversity_groups",
-        "diversity_strength",
-    ),
-    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
-}
-
-# Lines that `translate` reads before it writes the first: they share batches.
-WINDOW = 2048
 
 
 def _train(options: TrainOptions) -> object:
@@ -84,7 +66,7 @@ def _evaluate(options: EvaluateOptions) -> object:
     language_model = not read_config(options.run / "config.json").data.source_language
     if language_model:
         _check_text_options(options)
-    search = None if language_model else _search_config(options)
+    search = None if language_model else choose_search(options)
     if not language_model and (options.source is None) != (options.reference is None):
         missing = "--reference" if options.reference is None else "--source"
         raise UserError(
@@ -117,7 +99,7 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
     rivals = [find_rival(name) for name in options.against]
     # The flags of the search are everybody's, and what they leave open each run's config says.
     against = [
-        dataclasses.replace(rival, search=_search_config(dataclasses.replace(options, run=rival.run)))
+        dataclasses.replace(rival, search=choose_search(dataclasses.replace(options, run=rival.run)))
         if rival.run
         else rival
         for rival in rivals
@@ -137,56 +119,6 @@ def _check_text_options(options: EvaluateOptions) -> None:
             f"{options.run} is a language model (its data.source_language is empty), whose text is scored as "
             f"it stands; leave out {' and '.join(given)}"
         )
-
-
-def _translate(options: TranslateOptions) -> None:
-    from flaxformer_mt.translate import Translator
-
-    search = _search_config(options)
-    n_best = 1 if options.n_best is None else options.n_best
-    width = {"greedy": 1, "beam": search.beam_size, "sample": max(n_best, 1)}[search.method]
-    if not 1 <= n_best <= width:
-        raise UserError(
-            f"--n_best is {n_best}, but {search.method} search with beam_size {width} keeps {width}; "
-            f"give 1 to {width}, or --method=beam --beam_size={max(n_best, 1)}"
-        )
-    with contextlib.ExitStack() as files:
-        stream = files.enter_context(open_input(options.input))
-        demands = _demands(options, files)
-        members: dict[str, Any] = {"ensemble": options.ensemble} if options.ensemble else {}
-        translator = Translator.load(options.run, checkpoint=options.checkpoint, search=search, **members)
-        lines = read_lines(stream, name=options.input, invalid_utf8=options.invalid_utf8)
-        window = 1 if stream.isatty() else WINDOW  # whoever types a line waits for its translation
-        translations = translator.translate_stream(lines, n_best=n_best, window=window, **demands)
-        with open_output(options.output) as write:
-            for number, translation in enumerate(translations):
-                for text in _format(number, translation, options):
-                    write(text)
-
-
-def _demands(options: TranslateOptions, files: contextlib.ExitStack) -> dict[str, Iterator[Any]]:
-    """What the files beside the input ask of its lines."""
-    demands: dict[str, Iterator[Any]] = {}
-    paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
-    if len(paths) > 1:
-        raise UserError(
-            "only one of --input, --prefix and --required can be standard input; give files for the others"
-        )
-    for name, path in (("prefixes", options.prefix), ("required", options.required)):
-        if path is not None:
-            stream = files.enter_context(open_input(path))
-            demands[name] = read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
-    if "required" in demands:
-        demands["required"] = (line.split("\t") for line in demands["required"])
-    return demands
-
-
-def _format(number: int, translation: Any, options: TranslateOptions) -> list[str]:
-    if options.n_best is not None:
-        return [f"{number} ||| {one.text} ||| {one.score:.6f}" for one in translation.n_best]
-    if options.scores:
-        return [f"{translation.score:.6f}\t{translation.text}"]
-    return [translation.text]
 
 
 def _average(options: AverageOptions) -> object:
@@ -254,7 +186,8 @@ COMMANDS = {
     "show": _Command(ShowOptions, _show),
     "prepare": _Command(PrepareOptions, _prepare),
     "evaluate": _Command(EvaluateOptions, _evaluate),
-    "translate": _Command(TranslateOptions, _translate),
+    "translate": _Command(TranslateOptions, translate_file),
+    "score": _Command(ScoreOptions, score_file),
     "average": _Command(AverageOptions, _average),
     "export": _Command(ExportOptions, _export),
     "import": _Command(ImportOptions, _import),
@@ -345,21 +278,3 @@ def _overview() -> str:
     return "\n".join(
         [f"usage: {PROGRAM} COMMAND [FLAGS]", "", *rows, "", f"{PROGRAM} COMMAND --help explains every flag."]
     )
-
-
-def _search_config(options: SearchOptions) -> SearchConfig:
-    """The run's own search with what the flags say instead."""
-    stored = read_config(options.run / "config.json")
-    names = [field.name for field in dataclasses.fields(SearchConfig)]
-    flags = {name: getattr(options, name, None) for name in names}
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    search = dataclasses.replace(stored.search, **given)
-    check_search(search, model=stored.model, where="--")
-    for method, own in _ONLY.items():
-        for name in own:
-            if method != search.method and name in given and (name, given[name]) != ("beam_size", 1):
-                raise UserError(
-                    f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
-                    "or leave it out"
-                )
-    return search

@@ -171,7 +171,9 @@ def translate_rivals(
         if rival.run is None:
             translations[rival.name] = from_files[rival.name]
         else:
-            translator = Translator.load(rival.run, checkpoint=rival.checkpoint, search=rival.search)
+            translator = Translator.load(
+                rival.run, checkpoint=rival.checkpoint, search=rival.search, spread=True
+            )
             texts = tuple(translation.text for translation in translator.translate(sources))
             translations[rival.name] = texts
             search = translator.config.search

@@ -127,7 +127,7 @@ def evaluate_run(
     resamples = Resamples(1000 if against else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
     from_files = read_rivals(against, (run_dir, config, scored), split=split if source is None else None)
-    translator = Translator.load(run_dir, checkpoint=checkpoint, search=search)
+    translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
     counting: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **counting)

@@ -19,7 +19,7 @@ import tyro
 from flaxformer_mt.config import Config
 from flaxformer_mt.config_files import flatten
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.options import ExperimentOptions, describe_type, read_value
+from flaxformer_mt.options import BARE_FLAGS, ExperimentOptions, describe_type, read_value
 from flaxformer_mt.recipes import DEFAULT_CONFIG, choose_config, list_recipes
 
 _CONFIG_HELP = f"""
@@ -56,6 +56,10 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     switches = {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
     flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
+    flags = [
+        f"{flag}={BARE_FLAGS[flag]}" if flag in BARE_FLAGS and following.startswith("--") else flag
+        for flag, following in zip(flags, [*flags[1:], "--"], strict=False)
+    ]
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):

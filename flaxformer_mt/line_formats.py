@@ -23,8 +23,8 @@ class TranslationFormat:
     """What is written of a translation.
 
     Columns have tabs between them, the text is the last one: score, log-probability and token
-    log-probabilities, alignment, text. n_best: `i ||| text ||| score` for each hypothesis, with a fourth field
-    where alignments are asked for. json: one object with everything.
+    log-probabilities, alignment, text. n_best: `i ||| text ||| score` for each hypothesis, and a fourth
+    field where alignments are asked for. json: one object with everything.
     """
 
     n_best: bool = False

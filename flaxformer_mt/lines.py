@@ -16,6 +16,9 @@ from flaxformer_mt.errors import UserError
 
 STANDARD = "-"
 
+# How much of a file is read at a time to count its lines.
+_BLOCK_BYTES = 1 << 20
+
 # How many line numbers a message names.
 _NAMED_LINES = 10
 
@@ -65,6 +68,18 @@ def read_lines(
                 f"{where}, line {number}, is not UTF-8 ({byte}); "
                 "convert it with iconv, or give --invalid_utf8=replace"
             ) from None
+
+
+def count_lines(path: str) -> int | None:
+    """How many lines `read_lines` gives of a file; None of what can be read only once, as standard input."""
+    file = Path(path).expanduser()
+    if path == STANDARD or not file.is_file():
+        return None
+    count, last = 0, b"\n"
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ from typing import Any, Literal, NoReturn
 
 from flaxformer_mt.config import Config
 
+# What a flag means that may stand without a value, and does.
+BARE_FLAGS = {"--alignments": "words"}
+
 _TRUTH = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
@@ -162,6 +165,55 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     n_best: int | None = None
     # Write `score<TAB>text`. A score is a log-probability over its length penalty.
     scores: bool = False
+    # Write `score<TAB>log-probability<TAB>those of the tokens<TAB>text`.
+    token_scores: bool = False
+    # Write which source position each target position looked at, as `i-j`, before the text: of words, or of
+    # pieces. --alignments alone: words.
+    alignments: Literal["words", "pieces"] | None = None
+    # Decoder layer whose attention aligns, from 0; -1: the last. None: the last but one.
+    alignment_layer: int | None = None
+    # Head of that layer. None: the mean of all.
+    alignment_head: int | None = None
+    # Write a JSON object a line with all of this, and the pieces.
+    json: bool = False
+    # Lines longer than data.max_source_length: translate them in parts and join these, or only the beginning.
+    long_lines: Literal["split", "cut"] = "split"
+    # Go on with FILE.partial where an interrupted run of the same command had got to.
+    resume: bool = False
+    # Lines that are not UTF-8: end with an error, or replace what cannot be read by U+FFFD.
+    invalid_utf8: Literal["refuse", "replace"] = "refuse"
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Scores given translations, a line for each line, as the search would rank them."""
+
+    # Run directory of a trained model.
+    run: Path
+    # File of their translations; -: standard input. Of a language model: the text to score, alone.
+    target: str
+    # File of sentences; -: standard input. None: the run is a language model.
+    source: str | None = None
+    # File to write, called FILE.partial until it is whole; -: standard output.
+    output: str = "-"
+    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    checkpoint: str | None = None
+    # Write `score<TAB>log-probability<TAB>those of the tokens` instead of the score alone.
+    tokens: bool = False
+    # Write a JSON object a line with all of this, and the pieces.
+    json: bool = False
+    # Exponent of the length penalty; 0: none. None, here and below: as the run's config says.
+    length_penalty: float | None = None
+    # gnmt: ((5 + length) / 6) ** A; length: length ** A.
+    length_penalty_kind: Literal["gnmt", "length"] | None = None
+    # Weight of the coverage penalty; 0: none.
+    coverage_penalty: float | None = None
+    # Decoder layer whose mean cross-attention is coverage, from 0; -1: the last.
+    coverage_layer: int | None = None
+    # Source and target tokens that are scored together.
+    batch_tokens: int | None = None
+    # Lines that are too long: end with an error, or score only the beginning, with a warning.
+    long_lines: Literal["refuse", "cut"] = "refuse"
     # Lines that are not UTF-8: end with an error, or replace what cannot be read by U+FFFD.
     invalid_utf8: Literal["refuse", "replace"] = "refuse"
 

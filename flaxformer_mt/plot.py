@@ -202,7 +202,7 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
     if len(source_ids) == 1:  # normalisation removed all of it
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(cache_dir(config.data) / "compiled")
-    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint)
+    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
     (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(

@@ -20,6 +20,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.layer_layout import unstack_layers
+from flaxformer_mt.parallel import compile_by_rows, local_device_count
 from flaxformer_mt.search import (
     NO_TOKEN,
     Lines,
@@ -31,7 +32,7 @@ from flaxformer_mt.search import (
     search,
     search_width,
 )
-from flaxformer_mt.search.batches import SearchBatch, plan_batches, round_down, round_up
+from flaxformer_mt.search.batches import SearchBatch, deal_rows, plan_batches, round_down, round_up
 from flaxformer_mt.shapes import Array, Cache
 
 
@@ -67,6 +68,7 @@ class SentenceSearch:
         sizes: tuple[int, int],
         source_pad_id: int,
         longest_source: int,
+        spread: bool = False,
     ) -> None:
         """Makes the networks.
 
@@ -75,8 +77,11 @@ class SentenceSearch:
           symbols: of the target vocabulary.
           sizes: of the source and the target vocabulary.
           longest_source: in tokens, with eos; none is longer.
+          spread: every local device searches a part of each batch, as large as if it were alone; parameters
+            come from `place_locally`.
         """
         self.options = options
+        self._parts = local_device_count() if spread else 1
         self._symbols = symbols
         self._source_pad_id = source_pad_id
         self._longest_source = longest_source
@@ -86,7 +91,13 @@ class SentenceSearch:
 
     def compile(self, **options: Any) -> None:
         """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
-        self.run = jax.jit(self.search_ids, static_argnames=("max_length", "n_best"), **options)
+        static = ("max_length", "n_best")
+        if self._parts > 1:
+            if options:
+                raise ValueError(f"{sorted(options)} cannot be chosen for a search over several devices")
+            self.run = compile_by_rows(self.search_ids, static_argnames=static)
+        else:
+            self.run = jax.jit(self.search_ids, static_argnames=static, **options)
 
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
@@ -99,19 +110,21 @@ class SentenceSearch:
         lengths = [len(sentence.source) for sentence in sentences]
 
         def rows_of(source_length: int) -> int:
-            """How many sentences batch_tokens hold, with their sources and beams, down to the ladder."""
+            """How many sentences batch_tokens of each part hold, with their beams, down to the ladder."""
             beam_tokens = search_width(self.options, n_best) * self.limit_of(source_length)
-            return round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
+            return self._parts * round_down(
+                max(1, self.options.batch_tokens // (source_length + beam_tokens))
+            )
 
         waiting: tuple[SearchBatch, SearchResult] | None = None
         for batch in plan_batches(lengths, longest=self._longest_source, rows_of=rows_of):
             started = self._start([sentences[index] for index in batch.indices], batch, n_best, tuple(params))
             # The device works on this batch while the host reads the one before.
             if waiting is not None:
-                yield from _by_sentence(*waiting)
+                yield from _by_sentence(*waiting, self._parts)
             waiting = batch, started
         if waiting is not None:
-            yield from _by_sentence(*waiting)
+            yield from _by_sentence(*waiting, self._parts)
 
     def limit_of(self, source_length: int, needed: int = 0) -> int:
         """The longest translation of a source, both counted with eos, where it `needed` is no more."""
@@ -145,9 +158,10 @@ class SentenceSearch:
     def _start(
         self, sentences: list[Sentence], batch: SearchBatch, n_best: int, params: tuple[Any, ...]
     ) -> SearchResult:
-        source = np.full((batch.rows, batch.source_length), self._source_pad_id, np.int32)
+        rows = -(-batch.rows // self._parts) * self._parts
+        source = np.full((rows, batch.source_length), self._source_pad_id, np.int32)
         source_mask = np.zeros(source.shape, bool)
-        limits = np.zeros(batch.rows, np.int32)  # rows without a sentence stay at 0: they are not searched
+        limits = np.zeros(rows, np.int32)  # rows without a sentence stay at 0: they are not searched
         for row, sentence in enumerate(sentences):
             length = len(sentence.source)
             source[row, :length] = sentence.source
@@ -156,8 +170,10 @@ class SentenceSearch:
         source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
         needed = max(sentence.shortest for sentence in sentences)
         max_length = self.limit_of(batch.source_length, round_up(needed))
-        lines = self._make_lines(sentences, limits)
-        return self.run(params, source, source_mask, lines, max_length=max_length, n_best=n_best)
+        arrays = (source, source_mask, self._make_lines(sentences, limits))
+        if self._parts > 1:
+            arrays = jax.tree.map(operator.itemgetter(deal_rows(rows, self._parts)), arrays)
+        return self.run(params, *arrays, max_length=max_length, n_best=n_best)
 
     def _make_lines(self, sentences: list[Sentence], limits: np.ndarray) -> Lines:
         """What is asked of each row; what no sentence asks for is not in the compiled program."""
@@ -258,7 +274,8 @@ def _mean_attention(cache: Cache) -> Array:
     return jnp.stack([member["attention"] for member in cache.per_beam]).mean(axis=0)
 
 
-def _by_sentence(batch: SearchBatch, result: SearchResult) -> Iterator[tuple[int, SearchResult]]:
+def _by_sentence(batch: SearchBatch, result: SearchResult, parts: int) -> Iterator[tuple[int, SearchResult]]:
     host = jax.tree.map(np.asarray, result)  # waits for the device
-    for row, index in enumerate(batch.indices):
+    places = np.argsort(deal_rows(len(host.lengths), parts))
+    for row, index in zip(places, batch.indices, strict=False):  # the other rows are empty
         yield index, jax.tree.map(operator.itemgetter(row), host)

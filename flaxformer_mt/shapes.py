@@ -50,7 +50,7 @@ class Cache(NamedTuple):
     `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves
     are [B, ...], computed once a source and shared by its beams; `index` counts the tokens decoded so far.
     With `ancestors`, per_beam leaves stay where they are when beams are reordered: ancestors[b, w, t] is the
-    beam in which the token at t < index of hypothesis w was written.
+    beam in which the token at t < index of hypothesis w was written; at the start, each beam is its own.
     """
 
     per_beam: Any

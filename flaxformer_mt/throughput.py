@@ -5,6 +5,7 @@ and then. Time in which programs are compiled is told apart from the speed. Know
 a line.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class Throughput:
         *,
         total: int | None = None,
         done: int = 0,
+        quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -39,6 +41,7 @@ class Throughput:
         Args:
           total: how many lines there are; None where that is not known, and then no time left is told.
           done: how many of them an earlier run has done.
+          quiet: say nothing, as where results themselves are on the screen.
           stream: None is standard error.
         """
         self._total, self._done, self._clock = total, done, clock
@@ -46,6 +49,7 @@ class Throughput:
         self._compiling = 0.0
         self._start = self._said = clock()
         self._stream = stream or sys.stderr
+        self._patience = math.inf if quiet else _PATIENCE
         self._live: Any = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
@@ -53,7 +57,7 @@ class Throughput:
         self._lines += lines
         self._tokens += tokens
         now = self._clock()
-        if now - self._start < _PATIENCE:
+        if now - self._start < self._patience:
             return
         if now - self._said >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN):
             self._said = now
@@ -88,12 +92,12 @@ class Throughput:
         if self._live is not None:
             self._live.stop()
         now = self._clock()
-        if now - self._start >= _PATIENCE:
+        if now - self._start >= self._patience:
             print(f"{self.format(now)} | {format_duration(now - self._start)} in all", file=self._stream)
 
-    def _listen(self, event: str, seconds: float, **_: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event in _COMPILING:
-            self._compiling += seconds
+            self._compiling += duration_secs
 
     def _show(self, line: str) -> None:
         if not self._stream.isatty():
@@ -103,6 +107,12 @@ class Throughput:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._stream), auto_refresh=False, transient=True)
+            self._live = Live(
+                console=Console(file=self._stream),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,  # what programs read is not ours to decorate
+                redirect_stderr=self._stream is sys.stderr,
+            )
             self._live.start()
         self._live.update(line, refresh=True)

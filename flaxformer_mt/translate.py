@@ -7,6 +7,7 @@ references.
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from flaxformer_mt.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.config import Config, SearchConfig
@@ -23,8 +25,9 @@ from flaxformer_mt.corpus.prepared import cache_dir
 from flaxformer_mt.demands import Demands, make_symbols
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.forced_decoding import UNBOUNDED
+from flaxformer_mt.line_sharing import gather_translations, own_share
 from flaxformer_mt.lines import name_lines
-from flaxformer_mt.parallel import enable_compilation_cache
+from flaxformer_mt.parallel import enable_compilation_cache, place_locally
 from flaxformer_mt.scoring import TokenScorer
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.sentence_search import Sentence, SentenceSearch
@@ -58,6 +61,7 @@ class Translator:
         checkpoint: str = "",
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
+        spread: bool = False,
         warn: Warn = warn_on_stderr,
     ) -> None:
         """Takes search options from `config.search`.
@@ -68,6 +72,7 @@ class Translator:
           ensemble: models that have a say in every token beside this one.
           long_lines: whether lines of more than data.max_source_length tokens are translated in parts, or
             only their beginning.
+          spread: every local device searches a part of each batch; a call's params are from place_locally.
           warn: is told, once a call or window, of lines that were split or cut, or that lack what they
             require; and once that batches had to be smaller than search.batch_tokens.
 
@@ -84,8 +89,9 @@ class Translator:
         self.warn = warn
         self._long_lines: LongLines = long_lines
         self._budget = TokenBudget(config.search.batch_tokens, warn=lambda message: self.warn(message))
-        self._params = None if params is None else jax.device_put(params)
-        self._others = tuple(jax.device_put(member.params) for member in ensemble)
+        place = place_locally if spread else jax.device_put
+        self._params = None if params is None else place(params)
+        self._others = tuple(place(member.params) for member in ensemble)
         self.search = SentenceSearch(
             self.models,
             config.search,
@@ -93,6 +99,7 @@ class Translator:
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
+            spread=spread,
         )
         self.scorer = TokenScorer(
             self.models,
@@ -111,6 +118,7 @@ class Translator:
         search: SearchConfig | None = None,
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
+        spread: bool = False,
         warn: Warn = warn_on_stderr,
     ) -> "Translator":
         """Loads what a run directory holds.
@@ -120,7 +128,7 @@ class Translator:
             where there is none yet (training goes on, or was cut short), best or last, with a warning.
           search: options instead of those of the run's config.
           ensemble: further runs that translate together with this one, as RUN or RUN@CHECKPOINT.
-          long_lines: see `Translator`.
+          long_lines, spread: see `Translator`.
 
         Raises:
           UserError: no run directory, no such checkpoint, parameters that do not fit the config, or an
@@ -144,8 +152,28 @@ class Translator:
             checkpoint=trained.checkpoint,
             ensemble=members,
             long_lines=long_lines,
+            spread=spread,
             warn=warn,
         )
+
+    def describe(self) -> dict[str, Any]:
+        """What every translation depends on, as JSON values: the same description, the same translations."""
+        digest = hashlib.blake2b(digest_size=16)
+        for leaf in jax.tree.leaves((self._params, self._others)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        models = [dataclasses.asdict(model) for model in self.models]
+        return {
+            "checkpoint": self.checkpoint,
+            "parameters": digest.hexdigest(),
+            "vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint],
+            "models": models,
+            "longest_source": self.config.data.max_source_length,
+            "search": dataclasses.asdict(self.config.search),
+        }
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The pieces of a translation's tokens, as the target vocabulary spells them."""
+        return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
         """The same as `translate`."""
@@ -224,21 +252,24 @@ class Translator:
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
         sentences = self._make_sentences(parts, demands, first_line)
-        translations = self._search(sentences, demands.n_best, everything)
+        mine = own_share()
+        translations = self._search(sentences[mine], demands.n_best, everything)
+        if notes != NO_NOTES:
+            own = zip(parts[mine], translations, strict=True)
+            items = [Annotated(p.ids, p.part.text, t) for p, t in own]
+            known: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
+            translations = annotate(items, notes, **known, params=everything)
+        translations = gather_translations(translations)
         self._tell_failed(
             [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         )
-        if notes != NO_NOTES:
-            items = [Annotated(p.ids, p.part.text, t) for p, t in zip(parts, translations, strict=True)]
-            known: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **known, params=everything)
         results = self._join(lines, parts, translations, n_best=demands.n_best, notes=notes)
         return self._mark_lacking(results, parts, demands, first_line)
 
     def _make_sentences(
         self, parts: Sequence[SourcePart], demands: Demands, first_line: int
     ) -> list[Sentence]:
-        """What is searched for each part: the first one of a line has its prefix, the only one its phrases."""
+        """What is searched for each part: the first of a line has its prefix, the only one its phrases."""
         count = collections.Counter(part.line for part in parts)
         sentences, begun = [], -1
         for line, _, ids, _ in parts:

@@ -53,6 +53,7 @@ class Evaluation:
             dataclasses.replace(config, search=greedy, model=single),
             None,
             prepared.vocabs,
+            spread=True,
             warn=quiet.append,
         )
 

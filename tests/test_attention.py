@@ -11,9 +11,15 @@ from flax import linen as nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config_checks import validate
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.attention import MultiHeadAttention, attention_weights, weighted_values
+from flaxformer_mt.model.attention import (
+    MultiHeadAttention,
+    attention_weights,
+    make_lineage,
+    weighted_values,
+)
 from flaxformer_mt.model.fused_attention import choose_attention
 from flaxformer_mt.model.projections import project_together
+from flaxformer_mt.shapes import Cache
 
 # Batch, queries, memory, heads, key size, value size: no two alike, so that a swapped axis shows.
 B, Q, M, H, K, E = 2, 5, 7, 3, 11, 13
@@ -166,12 +172,17 @@ def test_steps_equal_causal_attention(rotary):
     @jax.jit
     def step(x: jax.Array, cache: dict, index: jax.Array) -> tuple[jax.Array, dict]:
         at = jnp.full((1, 1), index) if rotary else None
-        return layer.apply({"params": params}, x, cache, index, positions=at, method="step")
+        lineage = make_lineage(Cache([], {}, index), beams=B, length=Q + 2)
+        options = {"lineage": lineage, "positions": at, "method": "step"}
+        return layer.apply({"params": params}, x, cache, index, **options)
 
     cache = layer.apply(
         {"params": params}, 1, B, Q + 2, method="empty_cache"
     )  # both rows as beams of one source
-    assert jax.tree.map(jnp.shape, cache) == {"keys": (1, B, H, Q + 2, 10), "values": (1, B, H, Q + 2, E)}
+    assert jax.tree.map(jnp.shape, cache) == {
+        "keys": (1, H, 10, (Q + 2) * B),
+        "values": (1, H, (Q + 2) * B, E),
+    }
     for index in range(Q):
         result, cache = step(x[None, :, index], cache, jnp.int32(index))
         np.testing.assert_allclose(result[0], whole[:, index], atol=1e-5)

@@ -20,6 +20,7 @@ from flaxformer_mt.config_files import flatten, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.options import TranslateOptions
 from flaxformer_mt.translate import Translator
+from flaxformer_mt.translation import Translation
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "--config=wmt14_en_de_base"
@@ -52,22 +53,36 @@ def run_dir(tmp_path):
 class FakeTranslator:
     """Turns text into capitals; offers as many hypotheses as it is asked for."""
 
-    def translate_stream(self, lines, *, n_best=1, window, **demands):
-        self.window = window
+    def describe(self):
+        return {"checkpoint": "best"}
+
+    def pieces(self, tokens):
+        return [f"p{token}" for token in tokens]
+
+    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, **demands):
+        self.window, self.notes, self.first_line = window, notes, first_line
         self.demands = {name: list(items) for name, items in demands.items()}
         for line in lines:
-            hypotheses = [
-                SimpleNamespace(text=line.upper() + "!" * rank, score=-rank - 0.5) for rank in range(n_best)
-            ]
-            yield SimpleNamespace(**vars(hypotheses[0]), n_best=hypotheses)
+            best, *others = (
+                Translation(
+                    line.upper() + "!" * rank,
+                    -rank - 0.5,
+                    -rank - 1.0,
+                    (7, 2),
+                    token_log_probs=(-rank - 1.0, 0.0),
+                    alignment=((0, 0), (0, 1)),
+                )
+                for rank in range(n_best)
+            )
+            yield dataclasses.replace(best, alternatives=tuple(others))
 
 
 @pytest.fixture
 def translator(monkeypatch):
     fake = FakeTranslator()
 
-    def load(run_dir, *, checkpoint, search, ensemble=()):
-        fake.loaded, fake.ensemble = (run_dir, checkpoint, search), ensemble
+    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines):
+        fake.loaded, fake.ensemble, fake.long_lines = (run_dir, checkpoint, search), ensemble, long_lines
         return fake
 
     monkeypatch.setattr(Translator, "load", load)
@@ -170,7 +185,7 @@ def fail(capfd, *arguments) -> str:
         (["translate", "--run=gone", "--scoers"], "unknown flag --scoers; did you mean --scores?"),
         (
             ["translate", "--run=gone", "--method=bean"],
-            "--method is 'bean'; did you mean beam? (allowed: beam, greedy)",
+            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample)",
         ),
         (["doctor", "--run=x"], "unknown flag --run; --help lists all flags"),
     ],

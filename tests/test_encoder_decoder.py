@@ -238,7 +238,7 @@ def test_cache_leaves_are_where_search_expects_them():
         return model.apply({"params": params}, memory, batch.source_mask, 2, 9, method="start_cache")
 
     cache = jax.eval_shape(start)
-    assert {leaf.shape for leaf in jax.tree.leaves(cache.per_beam)} == {(3, 2, 2, 9, 4), (3, 2, 2, 9, 7)}
+    assert {leaf.shape for leaf in jax.tree.leaves(cache.per_beam)} == {(3, 2, 4, 18), (3, 2, 18, 7)}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(cache.shared)} == {3}
     assert len(jax.tree.leaves(cache.per_beam)) == 4  # keys and values of two layers
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"accounting", "config_checks", "config_files", "resuming", "alignment"},
     {"options", "recipes", "run_directory", "translation"},
     {"corpus", "model", "losses", "optim", "search", "parallel", "metrics", "tracking", "vocab", "plots"},
-    {"state", "data", "throughput", "source_lines"},
+    {"state", "data", "throughput", "source_lines", "line_sharing"},
     {"steps", "checkpoint", "progress"},
     {"trained", "sentence_search", "forced_decoding", "token_budget"},
     {"demands", "scoring"},

@@ -157,6 +157,33 @@ def test_the_first_process_speaks_for_all(two):
     assert "step" not in whisper
 
 
+def test_two_processes_translate_and_score_files_as_one_does(one, config, tmp_path):
+    """With a line that is too long, an empty one, and everything that JSON lines say."""
+    source = tmp_path / "source.txt"
+    source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
+    flags = [f"--run={one}", f"--input={source}", "--json"]
+    finish(start("translate", *flags, f"--output={tmp_path / 'alone'}", devices=4))
+    ((_, said), (silence, whisper)) = finish(*start_two("translate", *flags, f"--output={tmp_path / 'both'}"))
+    assert "line 3: longer than" in said and silence == "" and "warning" not in whisper
+    alone, both = ([json.loads(line) for line in (tmp_path / name).open()] for name in ("alone", "both"))
+    assert len(alone) == len(both) == 6
+    for mine, other in zip(alone, both, strict=True):
+        assert mine.keys() == other.keys()
+        for name in ("text", "tokens", "alignment"):
+            assert mine[name] == other[name]
+        assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
+    ((result, _), (silence, _)) = finish(*start_two("evaluate", f"--run={one}", "--bootstrap=0"))
+    report = json.loads((one / "report.json").read_text())["test"]
+    assert json.loads(result)["bleu"] == report["bleu"] and silence == ""
+
+
+def test_standard_input_cannot_be_shared(one):
+    for process in start_two("translate", f"--run={one}"):
+        said = process.communicate(timeout=120)[1]
+        assert process.returncode == 2
+        assert "error: 2 processes cannot all read standard input; give --input=FILE" in said
+
+
 def test_a_killed_process_ends_the_other_and_the_run_goes_on_alone(config, tmp_path):
     """After ten updates or more; then one process of four devices ends where an undisturbed run does."""
     longer = ["--config.train.steps=60", "--config.train.checkpoint_every=10"]

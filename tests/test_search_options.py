@@ -35,7 +35,6 @@ from flaxformer_mt.search import (
     ensemble_caches,
     search,
     take_rows,
-    trace_ancestors,
 )
 from flaxformer_mt.shapes import Batch, Cache
 
@@ -419,7 +418,7 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
 
 
 @pytest.mark.parametrize(("architecture", "seed"), [("encoder_decoder", 0), ("decoder_only", 2)])
-def test_following_ancestors_is_reordering(architecture, seed):
+def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(architecture, seed):
     config = ModelConfig(
         architecture=architecture,
         num_encoder_layers=1,
@@ -433,11 +432,9 @@ def test_following_ancestors_is_reordering(architecture, seed):
     params = jax.tree.map(lambda leaf: 2.5 * leaf, init_params(model, jax.random.key(seed)))
     source = np.array([[5, 6, 7, EOS, PAD], [9, EOS, PAD, PAD, PAD]], np.int32)
 
-    @functools.partial(jax.jit, static_argnums=1, compiler_options=QUICK)
-    def translate(params, follow):
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def translate(params):
         cache = model.apply({"params": params}, source, source > 0, 4, 9, method="start_decoding")
-        if follow:
-            cache = trace_ancestors(cache, width=4, max_length=9)
         return search(
             lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="decode_step"),
             cache,
@@ -448,11 +445,8 @@ def test_following_ancestors_is_reordering(architecture, seed):
             n_best=4,
         )
 
-    moved, stayed = translate(params, False), translate(params, True)
-    assert len(np.unique(np.asarray(moved.tokens[0]))) > 4  # the beams are of different words
-    np.testing.assert_array_equal(stayed.tokens, moved.tokens)
-    np.testing.assert_allclose(stayed.log_probs, moved.log_probs, rtol=1e-5)
-    # And both are what one full pass over the hypotheses gives.
+    stayed = translate(params)
+    assert len(np.unique(np.asarray(stayed.tokens[0]))) > 4  # the beams are of different words
     target_out = np.asarray(stayed.tokens).reshape(8, 9)
     target_in = np.pad(target_out[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     rows, is_token = np.repeat(source, 4, axis=0), target_out != PAD

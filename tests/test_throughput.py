@@ -67,6 +67,14 @@ def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
     assert throughput._compiling == heard
 
 
+def test_quiet_is_quiet(clock):
+    stream = io.StringIO()
+    with Throughput(quiet=True, stream=stream, clock=clock) as throughput:
+        clock.now += 60.0
+        throughput.add(tokens=7)
+    assert stream.getvalue() == ""
+
+
 def test_without_a_total_no_time_is_left(clock):
     stream = Terminal()
     with Throughput(stream=stream, clock=clock) as throughput:

@@ -3,18 +3,23 @@
 import dataclasses
 import itertools
 import math
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flaxformer_mt.annotation import Notes
 from flaxformer_mt.checkpoint import Checkpoints
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config_files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.resuming import open_resumable
 from flaxformer_mt.search import SearchResult
+from flaxformer_mt.source_lines import read_sources
+from flaxformer_mt.token_budget import TokenBudget
 from flaxformer_mt.trained import TrainedModel
 from flaxformer_mt.translate import Translation, Translator
 from flaxformer_mt.vocab import make_vocabs
@@ -77,7 +82,9 @@ def shared_translator(config, params, vocabs):
 
 def quick(translator):
     """The same translator with less optimised programs: here they are small and many."""
-    translator.search.compile(compiler_options={"xla_backend_optimization_level": 0})
+    quickly = {"xla_backend_optimization_level": 0}
+    translator.search.compile(compiler_options=quickly)
+    translator.scorer.decoder.compile(compiler_options=quickly)
     return translator
 
 
@@ -214,8 +221,9 @@ ODD_LINES = [
     "犬は庭で寝ている。",
     "\u200b\ufeff",
     "Hund\tKatze\rMilch\nBuch",
-    "Hund " * 2000,
-    "x" * 3000,
+    "Hund " * 500,
+    "x" * 300,
+    "犬は庭で寝ている" * 20,
     "\U0010ffff\ue000",
     "der Hund",
 ]
@@ -228,8 +236,11 @@ def test_odd_lines_give_one_line_each(translator, warnings):
         assert len(f"{translation.text}|".splitlines()) == 1, repr(line)
         assert translation.text == translation.text.encode().decode()
     assert translations[0] == translations[1] == translations[2] == Translation("", 0.0, 0.0, ())
-    assert not translations[-1].truncated and translations[-1].tokens
-    assert [t.truncated for t in translations].count(True) == len(warnings[0].split(":")[0].split(","))
+    assert translations[-1].parts == 1 and translations[-1].tokens
+    assert not any(t.truncated for t in translations)
+    several = [number for number, t in enumerate(translations, start=1) if t.parts > 1]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"lines {', '.join(map(str, several))}: longer than data.max_source_length")
 
 
 def test_what_ends_lines_elsewhere_becomes_a_space(translator, monkeypatch):
@@ -248,6 +259,7 @@ def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
 
 
 def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
+    monkeypatch.setattr(translator, "_long_lines", "cut")
     searched = []
     search = translator.search.run
 
@@ -331,6 +343,25 @@ def test_a_stream_of_nothing(translator):
     assert list(translator.translate_stream([])) == []
     with pytest.raises(UserError, match="window is 0"):
         next(translator.translate_stream(["Hund"], window=0))
+
+
+def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
+    fake_search(translator, monkeypatch).clear()
+
+    def peak(count):
+        lines = (f"der Hund {number % 7}" for number in range(count))
+        tracemalloc.start()
+        try:
+            with open_resumable(str(tmp_path / "out"), origin={}, step=64, resume=False) as output:
+                for translation in translator.translate_stream(output.read("input", lines), window=64):
+                    output.write([translation.text])
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(256)  # what is made once
+    short = peak(256)
+    assert peak(8 * 256) < short + 100_000  # of 1,792 lines more, fewer than 60 bytes each are kept
 
 
 # ---- mistakes ----
@@ -547,3 +578,102 @@ def test_demands_that_cannot_be_are_named(config, params, vocabs, translator):
     short = Translator(dataclasses.replace(config, model=model), params, vocabs)
     with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
         short.translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4])
+
+
+# ---- long lines ----
+
+
+def parts_of(translator, line):
+    """The texts that a long line is cut into."""
+    vocab, longest = translator.vocabs.source, translator.config.data.max_source_length
+    return [part.part.text for part in read_sources([line], vocab=vocab, longest=longest, long_lines="split")]
+
+
+LONG = "Der Hund schläft . Anna kauft Milch , wir lesen ein Buch und die Katze schläft ."
+
+
+def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
+    parts = parts_of(translator, LONG)
+    assert len(parts) > 2 and "".join(parts) == LONG and parts[0] == "Der Hund schläft . "
+    own = translator.translate([part.strip() for part in parts])
+    warnings.clear()
+    other, joined, blank = translator.translate(["Milch", LONG, ""])
+    assert joined.text == " ".join(t.text for t in own if t.text)
+    assert joined.tokens == tuple(token for t in own for token in t.tokens)
+    assert joined.parts == len(parts) and (other.parts, blank.parts) == (1, 1) and not joined.truncated
+    np.testing.assert_allclose(joined.log_prob, sum(t.log_prob for t in own), rtol=1e-4)
+    np.testing.assert_allclose(joined.score, sum(t.score for t in own), rtol=1e-4)
+    assert warnings == [
+        "line 2: longer than data.max_source_length 12 tokens, so translated in parts, which are joined again"
+    ]
+
+
+def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
+    found = translator.translate([LONG], n_best=3)[0]
+    scores = [one.score for one in found.n_best]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert found.tokens == translator.translate([LONG])[0].tokens
+
+
+def test_demands_on_a_long_line(translator, warnings):
+    found = translator.translate([LONG, LONG], prefixes=["the old", ""], required=[[], ["red apples"]])
+    assert found[0].text.startswith("the old") and found[0].satisfied
+    assert found[1].satisfied == ("red apples" in found[1].text)
+    assert [w.split(":")[0] for w in warnings[1:]] == ([] if found[1].satisfied else ["line 2"])
+
+
+# ---- notes ----
+
+
+def test_notes_are_those_of_the_translations(translator):
+    lines, both = [*SENTENCES, "", LONG], Notes(token_log_probs=True, alignments="words")
+    plain = translator.translate(lines, n_best=2)
+    noted = translator.translate(lines, n_best=2, notes=both)
+    pieces = translator.translate(lines, n_best=2, notes=Notes(alignments="pieces"))
+    assert all(t.token_log_probs is None and t.alignment is None for t in plain)
+    for line, one, two, three in zip(lines, plain, noted, pieces, strict=True):
+        for bare, with_notes, by_pieces in zip(one.n_best, two.n_best, three.n_best, strict=True):
+            assert (bare.text, bare.tokens) == (with_notes.text, with_notes.tokens)
+            assert len(with_notes.token_log_probs) == len(bare.tokens)
+            np.testing.assert_allclose(sum(with_notes.token_log_probs), bare.log_prob, rtol=1e-4, atol=1e-4)
+            words = bare.text.split()
+            assert len({j for _, j in with_notes.alignment}) == len(with_notes.alignment) <= len(words)
+            assert all(0 <= i < len(line.split()) and 0 <= j < len(words) for i, j in with_notes.alignment)
+            eos = translator.vocabs.target.eos_id
+            written = [token for token in bare.tokens if token != eos]
+            assert [j for _, j in by_pieces.alignment] == list(range(len(written)))
+    assert noted[-2].token_log_probs == () and noted[-2].alignment == ()
+
+
+def test_alignments_of_a_layer_or_head_there_is_not(translator):
+    with pytest.raises(UserError, match="alignment layer is 1, but the decoder has 1 layers; give 0 to 0"):
+        translator.translate(["Hund"], notes=Notes(alignments="words", layer=1))
+    with pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"):
+        translator.translate(["Hund"], notes=Notes(alignments="words", head=2))
+
+
+def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
+    expected = translator.translate(SENTENCES)
+    search, tried = translator.search.run, []
+
+    def run(params, source, *arguments, **options):
+        tried.append(len(source))
+        if len(source) > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
+        return search(params, source, *arguments, **options)
+
+    monkeypatch.setattr(translator.search, "run", run)
+    monkeypatch.setattr(translator.search, "options", translator.search.options)
+    budget = TokenBudget(translator.search.options.batch_tokens, warn=warnings.append)
+    monkeypatch.setattr(translator, "_budget", budget)
+    found = translator.translate(SENTENCES)
+    assert [t.text for t in found] == [t.text for t in expected] and max(tried) > 2
+    translator.translate(SENTENCES)
+    assert len(warnings) == 1 and "no room for batches of 130 tokens" in warnings[0]
+
+
+def test_a_description_tells_models_apart(config, params, vocabs, translator):
+    again = Translator(config, params, vocabs).describe()
+    assert again == translator.describe()
+    other = Translator(config, random_params(config, vocabs, seed=1), vocabs).describe()
+    assert {name for name in other if other[name] != again[name]} == {"parameters"}

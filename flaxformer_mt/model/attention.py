@@ -117,22 +117,40 @@ class MultiHeadAttention(nn.Module):
         return self.output(weighted_values(weights, values))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> dict[str, Array]:
-        """Keys and values of a memory [B, M, D], as `attend` and every decoding step take them."""
+        """Keys [B, H, K, M] and values [B, H, M, E] of a memory [B, M, D], as every decoding step takes them.
+
+        So laid out, a step multiplies them as they are; otherwise it would first copy them all.
+        """
         keys, values = project_together(memory, [self.key, self.value])
-        return {"keys": keys if positions is None else rotate(keys, positions), "values": values}
+        if positions is not None:
+            keys = rotate(keys, positions)
+        return {"keys": keys.transpose(0, 2, 3, 1), "values": values.swapaxes(1, 2)}
 
     def attend_memory(self, x: Array, memory: dict[str, Array], *, mask: Array | None) -> Array:
         """One step of x [B, W, D] over projected memory; the beams of a source are queries of one row."""
-        return self.attend(self.query(x), memory["keys"], memory["values"], mask=mask, deterministic=True)
+        scores = _score(_lay_out_query(self.query(x)), memory["keys"], mask)
+        weights = jax.nn.softmax(scores, axis=-1)
+        self.sow("intermediates", "attention_weights", weights)
+        return self._project_mixed(_mix(weights, memory["values"]))
+
+    def _project_mixed(self, mixed: Array) -> Array:
+        """From means [B, H, W, E] to the output [B, W, D]."""
+        return self.output(mixed.swapaxes(1, 2))
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
-        """Room for the keys [B, W, H, T, K] and values [B, W, H, T, E] of `max_length` decoded tokens."""
+        """Room for keys [B, H, K, TW] and values [B, H, TW, E] of `max_length` decoded tokens.
+
+        Place t * W + w is of token t of beam w: a step multiplies both as they are and writes in one place.
+        """
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
         value_dim = config.value_dim or config.model_dim // config.num_heads
-        shape = (batch, beams, config.num_heads, max_length)
+        rows, places = (batch, config.num_heads), max_length * beams
         dtype = jnp.dtype(config.dtype)
-        return {"keys": jnp.zeros((*shape, key_dim), dtype), "values": jnp.zeros((*shape, value_dim), dtype)}
+        return {
+            "keys": jnp.zeros((*rows, key_dim, places), dtype),
+            "values": jnp.zeros((*rows, places, value_dim), dtype),
+        }
 
     def step(
         self,
@@ -140,95 +158,67 @@ class MultiHeadAttention(nn.Module):
         cache: dict[str, Array],
         index: Array,
         *,
+        lineage: Array,
         positions: Array | None = None,
         prefix: dict[str, Array] | None = None,
         prefix_mask: Array | None = None,
-        lineage: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Attends from the token at `index`, x [B, W, D], to itself and the tokens before it.
 
-        With a prefix, to that as well: projected memory [B, M, ...] that all beams of a row share, of which
-        prefix_mask [B, 1, 1, M] may be attended to. With a lineage [B, W, W, T] (see `make_lineage`), the
-        tokens before it are where that says; without, in the beam's own places.
+        Which those are says lineage [B, W, T, W] (see `make_lineage`). With a prefix, to that as well:
+        projected memory that all beams of a row share, of which prefix_mask [B, 1, 1, M] may be attended to.
         """
         query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
         write = jax.lax.dynamic_update_slice_in_dim
-        keys = write(cache["keys"], key[..., None, :], index, axis=3)
-        values = write(cache["values"], value[..., None, :], index, axis=3)
-        batch, beams, heads, length, _ = keys.shape
-        seen = (jnp.arange(length) <= index)[None, None, None, :]
-        grown: dict[str, Array] = {"keys": keys, "values": values}
-        if lineage is not None:
-            return self.output(_attend_lineage(query, grown, lineage, prefix, prefix_mask)), grown
+        beams = x.shape[1]
+        keys = write(cache["keys"], key.transpose(0, 2, 3, 1), index * beams, axis=3)
+        values = write(cache["values"], value.swapaxes(1, 2), index * beams, axis=2)
+        query = _lay_out_query(query)
+        # All beams of a row are compared with the tokens of all, and what is not theirs is masked: more
+        # products, but nothing is moved, which is faster for beams of the usual widths.
+        places = keys.shape[3]
+        scores = _score(query, keys, lineage.reshape(*lineage.shape[:2], places)[:, None])
         if prefix is not None:
-            mixed = _attend_after_prefix(query, prefix, prefix_mask, grown, seen)
-            return self.output(mixed), grown
-
-        def by_row(cached: Array) -> Array:  # [B, W, H, T, K] -> [BW, T, H, K]: each beam is a row of its own
-            return cached.reshape(batch * beams, heads, length, -1).swapaxes(1, 2)
-
-        rows = query.reshape(batch * beams, 1, heads, -1)
-        mixed = self.attend(rows, by_row(keys), by_row(values), mask=seen, deterministic=True)
-        return mixed.reshape(batch, beams, -1), grown
+            scores = jnp.concatenate([scores, _score(query, prefix["keys"], prefix_mask)], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)
+        mixed = _mix(weights[..., :places], values)
+        if prefix is not None:
+            mixed = mixed + _mix(weights[..., places:], prefix["values"])
+        return self._project_mixed(mixed), {"keys": keys, "values": values}
 
 
-def make_lineage(cache: Cache) -> Array | None:
-    """Whose places each hypothesis reads, [B, W, U, T] for beams U of its row; None: its own alone.
+def _lay_out_query(query: Array) -> Array:
+    """Scaled queries [B, H, W, K] of one step, from [B, W, H, K]."""
+    return query.swapaxes(1, 2) * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+
+
+def _score(query: Array, keys: Array, mask: Array | None) -> Array:
+    """Float32 products [B, H, W, M] of scaled queries [B, H, W, K] and keys [B, H, K, M]."""
+    scores = jnp.matmul(query, keys).astype(jnp.float32)
+    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+
+
+def _mix(weights: Array, values: Array) -> Array:
+    """Means [B, H, W, E] of values [B, H, M, E] under weights [B, H, W, M]."""
+    return jnp.matmul(weights.astype(values.dtype), values)
+
+
+def make_ancestors(batch: int, beams: int, length: int) -> Array | None:
+    """Before the first token: every beam [B, W, T] is its own past; None: there is one beam."""
+    own = jnp.arange(beams)[None, :, None]
+    return None if beams == 1 else jnp.broadcast_to(own, (batch, beams, length))
+
+
+def make_lineage(cache: Cache, *, beams: int, length: int) -> Array:
+    """Which tokens each hypothesis reads, [B, W, T, U]: those that it has of beams U of its row.
 
     With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 reads token 0 in place 0 and its own token 1.
+    Without ancestors each beam reads its own places.
     """
-    if cache.ancestors is None:
-        return None
-    beams, places = cache.ancestors.shape[1], jnp.arange(cache.ancestors.shape[2])
-    own = jnp.arange(beams)[:, None]
-    written_by = jnp.where(places == cache.index, own, cache.ancestors)  # [B, W, T]
-    return (written_by[:, :, None, :] == own) & (places <= cache.index)
-
-
-def _attend_lineage(
-    query: Array,
-    own: dict[str, Array],
-    lineage: Array,
-    prefix: dict[str, Array] | None,
-    prefix_mask: Array | None,
-) -> Array:
-    """Means [B, W, H, E] over the tokens of all beams that are a hypothesis's own, and over a row's prefix.
-
-    All beams of a row are compared with all, and what is not theirs is masked: more products, but nothing is
-    moved. Which of the two costs less depends on the device, the width and the length.
-    """
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    least = jnp.finfo(jnp.float32).min
-    scores = jnp.einsum("BWHK,BUHTK->BHWUT", query, own["keys"]).astype(jnp.float32)
-    shape = scores.shape
-    scores = jnp.where(lineage[:, None], scores, least).reshape(*shape[:3], -1)
-    if prefix is not None:
-        on_prefix = jnp.einsum("BWHK,BMHK->BHWM", query, prefix["keys"]).astype(jnp.float32)
-        if prefix_mask is not None:
-            on_prefix = jnp.where(prefix_mask, on_prefix, least)
-        scores = jnp.concatenate([scores, on_prefix], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    by_own, by_prefix = jnp.split(weights, [shape[3] * shape[4]], axis=-1)
-    mixed = jnp.einsum("BHWUT,BUHTE->BWHE", by_own.reshape(shape), own["values"])
-    if prefix is not None:
-        mixed = mixed + jnp.einsum("BHWM,BMHE->BWHE", by_prefix, prefix["values"])
-    return mixed
-
-
-def _attend_after_prefix(
-    query: Array, prefix: dict[str, Array], prefix_mask: Array | None, own: dict[str, Array], seen: Array
-) -> Array:
-    """Means [B, W, H, E] over a row's prefix, which no beam copies, and each beam's own tokens."""
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    on_prefix = jnp.einsum("BWHK,BMHK->BHWM", query, prefix["keys"]).astype(jnp.float32)
-    on_own = jnp.einsum("BWHK,BWHTK->BHWT", query, own["keys"]).astype(jnp.float32)
-    least = jnp.finfo(jnp.float32).min
-    if prefix_mask is not None:
-        on_prefix = jnp.where(prefix_mask, on_prefix, least)
-    scores = jnp.concatenate([on_prefix, jnp.where(seen, on_own, least)], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    by_prefix, by_own = jnp.split(weights, [prefix["keys"].shape[1]], axis=-1)
-    mixed = jnp.einsum("BHWM,BMHE->BWHE", by_prefix, prefix["values"])
-    return mixed + jnp.einsum("BHWT,BWHTE->BWHE", by_own, own["values"])
+    places, own = jnp.arange(length), jnp.arange(beams)
+    written_by = jnp.broadcast_to(own[None, :, None], (1, beams, length))
+    if cache.ancestors is not None:
+        written_by = jnp.where(places == cache.index, written_by, cache.ancestors)  # [B, W, T]
+    return (written_by[..., None] == own) & (places <= cache.index)[:, None]

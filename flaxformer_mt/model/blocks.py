@@ -67,7 +67,7 @@ class CausalBlock(EncoderBlock):
         index: Array,
         prefix_mask: Array,
         positions: Array | None,
-        lineage: Array | None = None,
+        lineage: Array,
     ) -> tuple[Array, dict[str, Any]]:
         """One token of every beam, x [B, W, D], after a prefix; with the cache before it and after it."""
         grown: dict[str, Any] = {}
@@ -145,7 +145,7 @@ class DecoderBlock(nn.Module):
         index: Array,
         cross_mask: Array | None,
         positions: Array | None,
-        lineage: Array | None = None,
+        lineage: Array,
     ) -> tuple[Array, dict[str, Any]]:
         """One token of every beam, x [B, W, D], with the cache before it and the cache after it."""
         grown: dict[str, Any] = {}

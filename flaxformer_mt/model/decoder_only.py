@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_lineage
+from flaxformer_mt.model.attention import make_ancestors, make_lineage
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -73,16 +73,18 @@ class DecoderOnly(nn.Module):
             x, prefix = block.read(x, mask, self.decoder.rotary(positions))
             prefixes.append(prefix)
         shared = {"prefix": prefixes, "source_mask": source_mask}
-        return Cache(per_beam, shared, jnp.zeros((), jnp.int32))
+        ancestors = make_ancestors(batch, beams, max_length)
+        return Cache(per_beam, shared, jnp.zeros((), jnp.int32), ancestors)
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
         source_mask = cache.shared["source_mask"]
         positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.index
-        length = source_mask.shape[1] + cache.per_beam[0]["keys"].shape[3]
+        places = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
+        length = source_mask.shape[1] + places
         embedded = self.token_embedding(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
-        lineage = make_lineage(cache)
+        lineage = make_lineage(cache, beams=tokens.shape[1], length=places)
         per_beam = []
         for block, own, prefix in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_lineage
+from flaxformer_mt.model.attention import make_ancestors, make_lineage
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -95,16 +95,17 @@ class EncoderDecoder(nn.Module):
         blocks = self.decoder.blocks()
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}
-        return Cache(per_beam, shared, jnp.zeros((), jnp.int32))
+        ancestors = make_ancestors(memory.shape[0], beams, max_length)
+        return Cache(per_beam, shared, jnp.zeros((), jnp.int32), ancestors)
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
         positions = jnp.full((1, 1), cache.index)
-        length = cache.per_beam[0]["keys"].shape[3]
+        length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         embedded = self._embed_target(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
         cross_mask = self._padding(cache.shared["source_mask"])
-        lineage = make_lineage(cache)
+        lineage = make_lineage(cache, beams=tokens.shape[1], length=length)
         per_beam = []
         for block, own, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True

@@ -13,7 +13,7 @@ from flaxformer_mt.parallel.devices import default_device_kind, enable_compilati
 from flaxformer_mt.parallel.layout import Layout, choose_layout
 from flaxformer_mt.parallel.mesh import MeshParallel
 from flaxformer_mt.parallel.replicated import PmapParallel
-from flaxformer_mt.parallel.rows import compile_by_rows, local_device_count, place_locally
+from flaxformer_mt.parallel.rows import compile_by_rows, local_device_count, place_locally, use_cores_apart
 
 __all__ = [
     "Layout",
@@ -25,6 +25,7 @@ __all__ = [
     "local_device_count",
     "make_parallel",
     "place_locally",
+    "use_cores_apart",
 ]
 
 

@@ -23,10 +23,10 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
     if devices[0].platform != "cpu":
         return f"{len(devices)} x {devices[0].device_kind}{several}"
     simulated = f", {len(devices)} simulated devices{several}" if len(devices) > 1 else ""
-    return f"{_processor_name()} ({_core_count()} cores{simulated})"
+    return f"{_processor_name()} ({core_count()} cores{simulated})"
 
 
-def _core_count() -> int:
+def core_count() -> int:
     """Cores that this process may use, where the system says."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

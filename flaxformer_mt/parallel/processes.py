@@ -142,6 +142,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def process_index() -> int:
+    """The number of this process, from 0."""
+    return jax.process_index()
+
+
 def process_count() -> int:
     """How many processes share the job."""
     return jax.process_count()

@@ -4,7 +4,7 @@ Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` i
 """
 
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
-from flaxformer_mt.search.loop import Search, search, trace_ancestors
+from flaxformer_mt.search.loop import Search, search
 from flaxformer_mt.search.task import (
     NO_TOKEN,
     Lines,
@@ -29,5 +29,4 @@ __all__ = [
     "search",
     "search_width",
     "take_rows",
-    "trace_ancestors",
 ]

@@ -7,6 +7,8 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 # Sizes of arrays: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
 
@@ -53,3 +55,11 @@ def plan_batches(
         batches.append(SearchBatch(indices, rows, source_length))
         start += len(indices)
     return batches
+
+
+def deal_rows(rows: int, parts: int) -> np.ndarray:
+    """Which rows each of some equal parts gets, one part after another, as cards are dealt.
+
+    Neighbours are of like lengths, so all parts take equally long: 6 rows in 2 parts are [0 2 4 1 3 5].
+    """
+    return np.arange(rows).reshape(-1, parts).T.ravel()

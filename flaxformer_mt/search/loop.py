@@ -93,7 +93,7 @@ def search(
     Args:
       next_logits: gives the logits [B, W, V] after the last tokens [B, W], and the cache grown by one.
       cache: before the first token. `per_beam` leaves [B, W, ...] are reordered with their hypotheses; with
-        `ancestors` they stay where they are and only those move (see `trace_ancestors`).
+        `ancestors` they stay where they are and only those move (see `shapes.Cache`).
       lines: lengths, prefixes and so on, a row a line.
       max_length: bounds `lines.max_lengths`; the result's T.
       n_best: at most beam_size; sampling: how many samples.
@@ -104,14 +104,3 @@ def search(
     """
     task = Search(next_logits, options, symbols, max_length, n_best, attention_of)
     return task.finish(task.run(task.start(cache, lines)))
-
-
-def trace_ancestors(cache: Cache, *, width: int, max_length: int) -> Cache:
-    """A cache for a model that keeps every token where its beam wrote it, and looks up whose past it is.
-
-    `ancestors` [B, W, T] name, for each beam and each token before the current one, the beam it was written
-    by. So a step moves one number a token instead of all keys and values. The current token is always in a
-    beam's own place.
-    """
-    batch = jax.tree.leaves(cache.per_beam)[0].shape[0]
-    return cache._replace(ancestors=jnp.zeros((batch, width, max_length), jnp.int32))
