@@ -6,8 +6,8 @@
 captions: a trained run, its own test set and natural ends, so that all three must also find as good
 translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
 MarianMTModel is). news: a Transformer-base with random weights and 32,000 pieces, the first 500 lines, and
-translations that are all as long as the longest source of their batch of the peers, who have one length for a
-batch. Without --news, sentences and words are made up.
+translations that are all as long as the longest source of their batch: peers have one length for a batch.
+Without --news, sentences and words are made up.
 
 The model goes out through our own exports, `marian` for `MarianMTModel.generate` and `ctranslate2` in float32
 for `translate_batch`. Beam 4, everything else at the defaults of each system. All get the same sentences as

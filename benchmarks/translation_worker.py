@@ -47,7 +47,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
     @dataclass(frozen=True)
     class Forced(Sentence):
-        """A sentence that needs as many tokens as the peers give all of its batch."""
+        """A sentence that needs so many tokens, as all of its batch do."""
 
         length: int = 0
 
@@ -60,13 +60,6 @@ def make_ours(task: dict[str, Any]) -> System:
     vocabs = load_vocabs(folder / "vocab")
     with np.load(folder / "params.npz") as arrays:
         params = place_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
-    lengths = {index: batch["limit"] for batch in task["batches"] for index in batch["indices"]}
-    sentences: list[Sentence] = [
-        Forced(np.asarray(ids, np.int32), length=lengths[index])
-        if task["forced"]
-        else Sentence(np.asarray(ids))
-        for index, ids in enumerate(task["sentences"])
-    ]
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
     def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:
@@ -79,6 +72,12 @@ def make_ours(task: dict[str, Any]) -> System:
             longest_source=config.data.max_source_length,
             spread=True,
         )
+        sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
+        sentences = [Sentence(source) for source in sources]
+        for batch in searcher.plan([len(source) for source in sources], 1) if task["forced"] else ():
+            longest = max(len(sources[index]) for index in batch.indices)
+            for index in batch.indices:
+                sentences[index] = Forced(sources[index], length=longest)
 
         def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]

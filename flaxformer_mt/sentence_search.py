@@ -99,15 +99,8 @@ class SentenceSearch:
         else:
             self.run = jax.jit(self.search_ids, static_argnames=static, **options)
 
-    def search_all(
-        self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
-    ) -> Iterator[tuple[int, SearchResult]]:
-        """Each sentence's index and its hypotheses [N, ...], in the order of batches.
-
-        Args:
-          params: of each model.
-        """
-        lengths = [len(sentence.source) for sentence in sentences]
+    def plan(self, lengths: Sequence[int], n_best: int) -> list[SearchBatch]:
+        """Which sentences of these source lengths `search_all` searches together."""
 
         def rows_of(source_length: int) -> int:
             """How many sentences batch_tokens of each part hold, with their beams, down to the ladder."""
@@ -116,8 +109,18 @@ class SentenceSearch:
                 max(1, self.options.batch_tokens // (source_length + beam_tokens))
             )
 
+        return plan_batches(lengths, longest=self._longest_source, rows_of=rows_of)
+
+    def search_all(
+        self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
+    ) -> Iterator[tuple[int, SearchResult]]:
+        """Each sentence's index and its hypotheses [N, ...], in the order of batches.
+
+        Args:
+          params: of each model.
+        """
         waiting: tuple[SearchBatch, SearchResult] | None = None
-        for batch in plan_batches(lengths, longest=self._longest_source, rows_of=rows_of):
+        for batch in self.plan([len(sentence.source) for sentence in sentences], n_best):
             started = self._start([sentences[index] for index in batch.indices], batch, n_best, tuple(params))
             # The device works on this batch while the host reads the one before.
             if waiting is not None:

@@ -70,6 +70,14 @@ def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn) ->
     return trained
 
 
+def load_named(name: str, *, warn: Warn) -> TrainedModel:
+    """The model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
+    run, _, checkpoint = name.rpartition("@")
+    if not run or Path(name).expanduser().is_dir():  # folders may have an @ in their names
+        run, checkpoint = name, ""
+    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, warn=warn)
+
+
 def compare_shapes(model: Model, params: Any) -> list[str]:
     """A line for each parameter whose shape is not the model's, or that only one of the two has."""
     expected = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))

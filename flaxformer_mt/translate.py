@@ -33,7 +33,7 @@ from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.sentence_search import Sentence, SentenceSearch
 from flaxformer_mt.source_lines import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.token_budget import TokenBudget
-from flaxformer_mt.trained import TrainedModel, Warn, load_trained
+from flaxformer_mt.trained import TrainedModel, Warn, load_named, load_trained
 from flaxformer_mt.translation import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
 from flaxformer_mt.vocab import Vocabs
 
@@ -144,7 +144,7 @@ class Translator:
         check_search(config.search if search is None else search, model=config.model)
         trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        members = [_load_member(name, warn) for name in ensemble]
+        members = [load_named(name, warn=warn) for name in ensemble]
         return cls(
             config,
             trained.params,
@@ -383,14 +383,6 @@ class Translator:
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
     return None if items is None else list(itertools.islice(items, count))
-
-
-def _load_member(name: str, warn: Warn) -> TrainedModel:
-    """The model that RUN or RUN@CHECKPOINT names."""
-    run, _, checkpoint = name.rpartition("@")
-    if not run or Path(name).expanduser().is_dir():  # folders may have an @ in their names
-        run, checkpoint = name, ""
-    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, warn=warn)
 
 
 def _check_ensemble(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:

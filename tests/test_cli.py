@@ -81,7 +81,7 @@ class FakeTranslator:
 def translator(monkeypatch):
     fake = FakeTranslator()
 
-    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines):
+    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines, spread):
         fake.loaded, fake.ensemble, fake.long_lines = (run_dir, checkpoint, search), ensemble, long_lines
         return fake
 

@@ -50,7 +50,12 @@ FREE = {
     "data.tfds_data_dir": "/elsewhere",
     "data.loader_threads": 5,
     "data.prefetch": 1,
+    "parallel.backend": "mesh",
+    "parallel.devices": 3,
     "parallel.data": 2,
+    "parallel.fsdp": 2,
+    "parallel.tensor": 2,
+    "train.peak_flops": 1e12,
     "train.log_every": 7,
     "train.tensorboard": False,
     "train.keep_checkpoints": 9,
@@ -70,7 +75,7 @@ def test_only_what_changes_no_number_may_change(name, tmp_path):
     elif old is None:
         value = 0.25 if name.endswith("rate") else True if name.endswith("norm") else 32
     elif isinstance(old, tuple):
-        value = [1.0]
+        value = ["a"] if name == "search.suppress" else [1.0]
     else:
         value = another_word(name, old)
     new = change(Config(), name, value)

@@ -417,7 +417,7 @@ def test_batches_hold_every_sentence_once_and_fit():
 
 def test_the_batches_of_the_docstring():
     batches = plan_batches([3, 30, 5], longest=64, rows_of=lambda length: 2)
-    assert [(b.indices, b.rows, b.source_length) for b in batches] == [((1, 2), 2, 32), ((0,), 2, 8)]
+    assert [(b.indices, b.rows, b.source_length) for b in batches] == [((1, 2), 2, 32), ((0,), 1, 8)]
     alone = plan_batches([3], longest=64, rows_of=lambda length: 2)
     assert [(b.indices, b.rows, b.source_length) for b in alone] == [((0,), 1, 8)]
     assert plan_batches([], longest=64, rows_of=lambda length: 2) == []

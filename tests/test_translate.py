@@ -594,7 +594,7 @@ LONG = "Der Hund schläft . Anna kauft Milch , wir lesen ein Buch und die Katze 
 
 def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
     parts = parts_of(translator, LONG)
-    assert len(parts) > 2 and "".join(parts) == LONG and parts[0] == "Der Hund schläft . "
+    assert len(parts) > 2 and "".join(parts) == LONG
     own = translator.translate([part.strip() for part in parts])
     warnings.clear()
     other, joined, blank = translator.translate(["Milch", LONG, ""])

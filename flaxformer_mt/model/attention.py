@@ -205,10 +205,9 @@ def _mix(weights: Array, values: Array) -> Array:
     return jnp.matmul(weights.astype(values.dtype), values)
 
 
-def make_ancestors(batch: int, beams: int, length: int) -> Array | None:
-    """Before the first token: every beam [B, W, T] is its own past; None: there is one beam."""
-    own = jnp.arange(beams)[None, :, None]
-    return None if beams == 1 else jnp.broadcast_to(own, (batch, beams, length))
+def make_ancestors(batch: int, beams: int, length: int) -> Array:
+    """Before the first token: every beam [B, W, T] is its own past."""
+    return jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, length))
 
 
 def make_lineage(cache: Cache, *, beams: int, length: int) -> Array:

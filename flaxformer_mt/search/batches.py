@@ -38,10 +38,10 @@ def plan_batches(
     """Lays sentences of the given lengths, the longest first, into batches of few different shapes.
 
     A batch is as long as its longest sentence rounded up to the ladder from `shortest` to `longest`, and has
-    room for `rows_of(length)` sentences, whatever rung they are on. So only the last one may have rows to
-    spare; where it is the only one, its rows are rounded up instead.
+    room for `rows_of(length)` sentences, whatever rung they are on. So only the last one may have fewer; its
+    rows are rounded up to the ladder, since rows without a sentence would cost as much as the others.
 
-    With 2 rows, lengths [3, 30, 5] give batches (1, 2) of 2x32 and (0,) of 2x8; [3] alone gives (0,) of 1x8.
+    With 2 rows, lengths [3, 30, 5] give batches (1, 2) of 2x32 and (0,) of 1x8.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batches: list[SearchBatch] = []
@@ -50,8 +50,7 @@ def plan_batches(
         source_length = min(max(round_up(lengths[order[start]]), shortest), longest)
         rows = rows_of(source_length)
         indices = tuple(order[start : start + rows])
-        if not batches:  # later ones take a full shape that recurs rather than a snug one to compile
-            rows = min(round_up(len(indices)), rows)
+        rows = min(round_up(len(indices)), rows)
         batches.append(SearchBatch(indices, rows, source_length))
         start += len(indices)
     return batches
