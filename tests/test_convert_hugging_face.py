@@ -181,7 +181,7 @@ def test_generate_translates_as_our_search(exported):
     config = dataclasses.replace(
         weights.config, search=SearchConfig("greedy", max_length_ratio=0, max_length_offset=29)
     )
-    ours = Translator(config, weights.params, weights.vocabs).translate(lines)
+    ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     with torch.no_grad():
         theirs = model.generate(**inputs, num_beams=1).tolist()
         beams = model.generate(**inputs)
@@ -313,7 +313,7 @@ def test_an_opus_model_translates_the_same_here(opus):
     lines = [source for source, _ in TEXT]
     search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=25)
     config = dataclasses.replace(weights.config, search=search)
-    ours = Translator(config, weights.params, weights.vocabs).translate(lines)
+    ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     inputs = tokenizer(lines, return_tensors="pt", padding=True)
     with torch.no_grad():
         theirs = model.generate(

@@ -112,7 +112,7 @@ def test_the_lines_that_are_done_must_be_the_same(tmp_path):
         run(tmp_path / "out", ["A", *LINES[1:]], resume=True, second=LINES)
     with pytest.raises(UserError, match="the first 4 lines of prefix are not those"):
         run(tmp_path / "out", LINES, resume=True, second=["A", *LINES[1:]])
-    with pytest.raises(UserError, match="input ends after 3 lines, but .* is the output of 4"):
+    with pytest.raises(UserError, match="input ends after 3 lines, but .* is of 4"):
         run(tmp_path / "out", LINES[:3], resume=True, second=LINES)
     assert (tmp_path / "out.partial").read_bytes().startswith(before[:20])
     run(tmp_path / "out", LINES, resume=True, second=LINES)
