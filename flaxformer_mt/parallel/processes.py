@@ -27,6 +27,8 @@ T = TypeVar("T")
 _SIGN_EVERY = 1.0
 # And is given up after so long without one, unless this variable says otherwise.
 _GIVEN_UP_AFTER = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
+# How long processes wait for one that is at work, in seconds: the watch ends them sooner if it dies.
+_LONG = 24 * 3600.0
 # The exit status of a process that ends because another one has.
 LOST_PROCESS_STATUS = 75
 
@@ -170,10 +172,15 @@ def agree(value: bool) -> bool:
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 
 
-def wait_for_all(name: str) -> None:
-    """Returns when all processes have come here; `name` tells places apart."""
+def wait_for_all(name: str, *, seconds: float = _LONG) -> None:
+    """Returns when all processes have come here; `name` tells places apart.
+
+    Raises:
+      jax.errors.JaxRuntimeError: not all have come in time.
+    """
     if jax.process_count() > 1:
-        _client().wait_at_barrier(f"flaxformer_mt/{name}/{_visits(name)}", timeout_in_ms=24 * 3600 * 1000)
+        place = f"flaxformer_mt/{name}/{_visits(name)}"
+        _client().wait_at_barrier(place, timeout_in_ms=int(1000 * seconds))
 
 
 _visited: dict[str, int] = {}
@@ -211,11 +218,16 @@ def work_together() -> Iterator[None]:
         except SystemExit:  # all were asked to stop, and have agreed
             _leave()
             raise
+        except UserError:  # a mistake that all of them see, or this one alone: then the watch ends the others
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                _leave(seconds=_SIGN_EVERY * 5)
+            raise
     _leave()
 
 
-def _leave() -> None:
-    wait_for_all("end")
+def _leave(seconds: float = _LONG) -> None:
+    """Leaves in good order, if all others come to do so within that time."""
+    wait_for_all("end", seconds=seconds)
     if _watch is not None:
         _watch.finish()
 
