@@ -19,17 +19,14 @@ tokens alone.
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from workers import open_worker
 
 from flaxformer_mt.accounting import padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
@@ -146,52 +143,6 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
     return total
 
 
-class Worker:
-    """A system in its own process, which works when it is told to."""
-
-    def __init__(self, process: subprocess.Popen) -> None:
-        self._process = process
-        self.facts = self._read()
-
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one command of `training_worker.serve`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with status {self._process.wait()}; its message is above")
-        return json.loads(line)
-
-
-@contextmanager
-def open_worker(name: str, task: Path, options: argparse.Namespace) -> Iterator[Worker]:
-    """A worker that has compiled its steps; ends with the context."""
-    root = Path(__file__).resolve().parent.parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # What the commands of the package set for themselves (memory.py), here for all systems.
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-        "OMP_NUM_THREADS": str(options.threads),
-        "HF_HUB_OFFLINE": "1",
-        "JAX_PLATFORMS": "cuda" if options.device == "gpu" else "cpu",
-    }
-    command = [sys.executable, str(Path(__file__).resolve()), f"--worker={name}", f"--task={task}"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        yield Worker(process)
-    finally:
-        process.stdin.close()
-        process.wait()
-
-
 def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Writes batches and everything else that workers read; also returns the batches by their kind."""
     kinds = ["bucket"] if options.setting != "big" else ["pack", "bucket"]
@@ -237,7 +188,13 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     names = options.systems.split(",")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         task, batches = write_task(setting, options, Path(folder))
-        workers = {name: stack.enter_context(open_worker(name, task, options)) for name in names}
+        platform = "cuda" if options.device == "gpu" else "cpu"
+        workers = {
+            name: stack.enter_context(
+                open_worker(Path(__file__), name, task, threads=options.threads, platform=platform)
+            )
+            for name in names
+        }
         tokens = {
             name: sum(int(b.target_mask.sum()) for b in batches["ours" if name == "ours" else "peers"])
             for name in names

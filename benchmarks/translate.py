@@ -23,18 +23,17 @@ of ours to each peer, by medians. `--tiny` runs everything with a toy model in s
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from workers import Worker, open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config_files import to_dict
@@ -178,52 +177,6 @@ def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) 
     return batches
 
 
-class Worker:
-    """A system in its own process, which works when it is told to."""
-
-    def __init__(self, process: subprocess.Popen) -> None:
-        self._process = process
-        self.facts = self._read()
-
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one command of `translation_worker.serve`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with status {self._process.wait()}; its message is above")
-        return json.loads(line)
-
-
-@contextmanager
-def open_worker(name: str, task: Path, options: argparse.Namespace) -> Iterator[Worker]:
-    """A worker that has translated everything once; ends with the context."""
-    root = Path(__file__).resolve().parent.parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # What the commands of the package set for themselves (memory.py), here for all systems.
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-        "OMP_NUM_THREADS": str(options.threads),
-        "HF_HUB_OFFLINE": "1",
-        "JAX_PLATFORMS": "cpu",
-    }
-    command = [sys.executable, str(Path(__file__).resolve()), f"--worker={name}", f"--task={task}"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        yield Worker(process)
-    finally:
-        process.stdin.close()
-        process.wait()
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Lets the systems take turns; returns what was measured as JSON values."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -244,7 +197,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         path = folder / "task.json"
         path.write_text(json.dumps(task), encoding="utf-8")
         workers = {
-            system: stack.enter_context(open_worker(system, path, options))
+            system: stack.enter_context(open_worker(Path(__file__), system, path, threads=options.threads))
             for system in options.systems.split(",")
         }
         systems = take_turns(workers, options.rounds, material)

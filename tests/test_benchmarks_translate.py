@@ -17,11 +17,13 @@ TINY = ["--tiny", "--rounds=1", "--lines=9"]
 def benchmark():
     pytest.importorskip("ctranslate2")
     pytest.importorskip("transformers")
+    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
     spec = importlib.util.spec_from_file_location("benchmark_translate", FILE)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
+    sys.path.remove(str(FILE.parent))
     del sys.modules[spec.name]
 
 

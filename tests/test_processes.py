@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from made_up_text import write_text
 
 from flaxformer_mt.tracking import read_metrics
 
@@ -39,17 +39,6 @@ def get_config() -> Config:
         search=SearchConfig(beam_size=2, max_length_offset=4),
     )
 """
-
-
-def write_text(folder: Path, split: str, pairs: int, seed: int) -> None:
-    """Sentences of made-up words; the translation is the same words in capitals, backwards."""
-    generator = random.Random(seed)
-    words = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
-    sources = [[generator.choice(words) for _ in range(generator.randint(1, 5))] for _ in range(pairs)]
-    targets = [[word.upper() for word in reversed(source)] for source in sources]
-    for name, side in (("xx", sources), ("yy", targets)):
-        lines = "".join(" ".join(words) + "\n" for words in side)
-        (folder / f"{split}.{name}").write_text(lines, encoding="utf-8")
 
 
 def start(

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import random
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from made_up_text import write_text
 
 from flaxformer_mt import trainer
 from flaxformer_mt.checkpoint import Checkpoints
@@ -59,17 +59,6 @@ REPORT_KEYS = {
     "best",
     "test",
 }
-
-
-def write_text(folder: Path, split: str, pairs: int, seed: int) -> None:
-    """Sentences of made-up words; the translation is the same words in capitals, backwards."""
-    generator = random.Random(seed)
-    words = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
-    sources = [[generator.choice(words) for _ in range(generator.randint(1, 5))] for _ in range(pairs)]
-    targets = [[word.upper() for word in reversed(source)] for source in sources]
-    for name, side in (("xx", sources), ("yy", targets)):
-        lines = "".join(" ".join(words) + "\n" for words in side)
-        (folder / f"{split}.{name}").write_text(lines, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
