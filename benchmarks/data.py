@@ -1,6 +1,6 @@
 """The input pipeline alone, beside what training takes from it: is the training step ever kept waiting?
 
-    python benchmarks/data.py                 # --tiny: everything in seconds, with numbers that mean nothing
+    PYTHONPATH=. python benchmarks/data.py                 # --tiny: everything in seconds, with numbers that mean nothing
 
 Ids are made up: no text, no SentencePiece, lengths as those of translated sentences. Two parts, one JSON
 object on standard output:

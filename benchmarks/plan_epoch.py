@@ -1,6 +1,6 @@
 """Seconds and memory to plan an epoch of many pairs, and how much of the batches is padding, in both modes.
 
-`python benchmarks/plan_epoch.py --pairs=5000000` makes lengths up; `--lengths=FILE.npz`, with arrays `source`
+`PYTHONPATH=. python benchmarks/plan_epoch.py --pairs=5000000` makes lengths up; `--lengths=FILE.npz`, with arrays `source`
 and `target`, takes real ones.
 """
 

@@ -1,6 +1,6 @@
 """Whether exported models translate as ours do: Hugging Face generate and CTranslate2 beside our beam search.
 
-    python benchmarks/same_translations.py --run=runs/toy_de_en --work=DIR
+    PYTHONPATH=. python benchmarks/same_translations.py --run=runs/toy_de_en --work=DIR
 
 Exports the run to CTranslate2 (float32 and int8) and to the Hugging Face format that can hold it,
 translates the run's test set with all four, beam 4, and prints as JSON how many translations differ from

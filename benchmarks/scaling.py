@@ -1,6 +1,6 @@
 """What a training step costs as one thing grows: width, depth, batch, or the number of devices.
 
-    python benchmarks/scaling.py                       # --axis=depth: only that; --tiny: seconds, toy sizes
+    PYTHONPATH=. python benchmarks/scaling.py                       # --axis=depth: only that; --tiny: seconds, toy sizes
 
 Each row is a process of its own that makes the state, compiles the update that training runs, and runs it
 on a batch without padding. Columns:
