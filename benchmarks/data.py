@@ -1,6 +1,7 @@
 """The input pipeline alone, beside what training takes from it: is the training step ever kept waiting?
 
-    PYTHONPATH=. python benchmarks/data.py                 # --tiny: everything in seconds, with numbers that mean nothing
+    # --tiny: everything in seconds, with numbers that mean nothing
+    PYTHONPATH=. python benchmarks/data.py
 
 Ids are made up: no text, no SentencePiece, lengths as those of translated sentences. Two parts, one JSON
 object on standard output:

@@ -1,6 +1,7 @@
 """What a training step costs as one thing grows: width, depth, batch, or the number of devices.
 
-    PYTHONPATH=. python benchmarks/scaling.py                       # --axis=depth: only that; --tiny: seconds, toy sizes
+    # --axis=depth: only that; --tiny: seconds, toy sizes
+    PYTHONPATH=. python benchmarks/scaling.py
 
 Each row is a process of its own that makes the state, compiles the update that training runs, and runs it
 on a batch without padding. Columns:

@@ -1,6 +1,7 @@
 """Real target tokens a second of a training step: ours beside two PyTorch peers on the same arrays.
 
-    PYTHONPATH=. python benchmarks/train.py --setting=small --text_dir=DIR   # DIR: train.de, train.en; else the toy corpus
+    # DIR: train.de, train.en; else the toy corpus
+    PYTHONPATH=. python benchmarks/train.py --setting=small --text_dir=DIR
 
 The same post-norm Transformer with the same numbers of parameters, dropout 0.1 everywhere, label smoothing
 0.1 and Adam, in ours, in `MarianMTModel` of transformers and in `torch.nn.Transformer`, on batches of our own

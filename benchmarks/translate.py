@@ -1,7 +1,9 @@
 """Target tokens a second of beam search: ours, Hugging Face and CTranslate2, on the same weights, in one run.
 
-    PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN     # the test set of a trained post-norm run
-    PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR        # DIR: test.en, test.de of newstest2014
+    # the test set of a trained post-norm run
+    PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN
+    # DIR: test.en, test.de of newstest2014
+    PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR
 
 captions: a trained run, its own test set and natural ends, so that all three must also find as good
 translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
