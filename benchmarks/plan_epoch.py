@@ -1,7 +1,7 @@
 """Seconds and memory to plan an epoch of many pairs, and how much of the batches is padding, in both modes.
 
-`PYTHONPATH=. python benchmarks/plan_epoch.py --pairs=5000000` makes lengths up; `--lengths=FILE.npz`, with arrays `source`
-and `target`, takes real ones.
+`PYTHONPATH=. python benchmarks/plan_epoch.py --pairs=5000000` makes lengths up; `--lengths=FILE.npz`, with
+arrays `source` and `target`, takes real ones.
 """
 
 import argparse
