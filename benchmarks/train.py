@@ -9,12 +9,12 @@ planner. Each system is a process of its own, since thread pools in one process 
 large memory pages and as many threads as `--threads` says. They compile and warm up first, one after the
 other, which is not measured; then they take turns, several rounds of all batches, and medians are compared.
 
-Settings: small and base for CPUs in float32; big is Transformer-big in bfloat16 for a GPU, ours on packed
-batches, the peers on buckets of as many tokens. `--tiny` runs everything with a toy model in seconds. Prints
-JSON: for each system tokens a second of every round, the matrix products of a step as GFLOP/s, padding
-included as it is multiplied, and their share of what a 1024 x 1024 float32 product reaches in the same
-process; `ratio` of ours to the faster peer; and where the device's peak is known `utilization` of it by real
-tokens alone.
+Settings: small and base for CPUs in float32; big is Transformer-big in bfloat16 for a GPU. With big, and
+with `--batching=pack`, ours trains on packed batches, the peers on buckets of as many tokens. `--tiny` runs
+everything with a toy model in seconds. Prints JSON: for each system tokens a second of every round, the
+matrix products of a step as GFLOP/s, padding included as it is multiplied, and their share of what a
+1024 x 1024 float32 product reaches in the same process; `ratio` of ours to the faster peer; and where the
+device's peak is known `utilization` of it by real tokens alone.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
 
 def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Writes batches and everything else that workers read; also returns the batches by their kind."""
-    kinds = ["bucket"] if options.setting != "big" else ["pack", "bucket"]
+    kinds = ["bucket"] if options.batching == "bucket" else ["pack", "bucket"]
     batches = {
         kind: make_batches(make_config(setting, options, kind), options.batches or setting.batches)
         for kind in kinds
@@ -267,6 +267,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", default="ours,marian,torch", help="of these, with commas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--threads", type=int, default=2, help="of each system, on a CPU")
+    parser.add_argument("--batching", choices=("bucket", "pack"), help="of ours; pack with big, else bucket")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batches", type=int, default=0, help="0: as the setting says")
     parser.add_argument("--rounds", type=int, default=0, help="0: as the setting says")
@@ -280,6 +281,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.loss_chunk_tokens is None:
         options.loss_chunk_tokens = 256 if options.device == "cpu" else 0
+    if options.batching is None:
+        options.batching = "pack" if options.setting == "big" else "bucket"
     return options
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,16 +45,6 @@ def make_ours(task: dict[str, Any]) -> System:
     from flaxformer_mt.tree_paths import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
 
-    @dataclass(frozen=True)
-    class Forced(Sentence):
-        """A sentence that needs so many tokens, as all of its batch do."""
-
-        length: int = 0
-
-        @property
-        def shortest(self) -> int:
-            return self.length
-
     use_cores_apart()
     config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
     vocabs = load_vocabs(folder / "vocab")
@@ -74,10 +64,9 @@ def make_ours(task: dict[str, Any]) -> System:
         )
         sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
         sentences = [Sentence(source) for source in sources]
-        for batch in searcher.plan([len(source) for source in sources], 1) if task["forced"] else ():
-            longest = max(len(sources[index]) for index in batch.indices)
-            for index in batch.indices:
-                sentences[index] = Forced(sources[index], length=longest)
+        for batch in task["batches"] if task["forced"] else ():
+            for index in batch["indices"]:
+                sentences[index] = Sentence(sources[index], least=batch["limit"])
 
         def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]

@@ -25,14 +25,15 @@ from flaxformer_mt.search import (
     NO_TOKEN,
     Lines,
     NextLogits,
+    Search,
     SearchResult,
     Symbols,
     ensemble,
     ensemble_caches,
-    search,
+    search_queue,
     search_width,
 )
-from flaxformer_mt.search.batches import SearchBatch, deal_rows, plan_batches, round_down, round_up
+from flaxformer_mt.search.batches import Queue, deal_rows, plan_queues, round_down, round_up
 from flaxformer_mt.shapes import Array, Cache
 
 
@@ -46,11 +47,13 @@ class Sentence:
     prefix: tuple[int, ...] = ()
     # What it contains, without eos.
     required: tuple[tuple[int, ...], ...] = ()
+    # How many tokens it has at least, with eos, whatever the options say.
+    least: int = 1
 
     @property
     def shortest(self) -> int:
         """How many tokens a translation needs that does as it is told, with eos."""
-        return len(self.prefix) + sum(map(len, self.required)) + 1
+        return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)
 
 
 class SentenceSearch:
@@ -91,7 +94,7 @@ class SentenceSearch:
 
     def compile(self, **options: Any) -> None:
         """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
-        static = ("max_length", "n_best")
+        static = ("max_length", "n_best", "rows", "refill")
         if self._parts > 1:
             if options:
                 raise ValueError(f"{sorted(options)} cannot be chosen for a search over several devices")
@@ -99,33 +102,31 @@ class SentenceSearch:
         else:
             self.run = jax.jit(self.search_ids, static_argnames=static, **options)
 
-    def plan(self, lengths: Sequence[int], n_best: int) -> list[SearchBatch]:
-        """Which sentences of these source lengths `search_all` searches together."""
+    def plan(self, lengths: Sequence[int], n_best: int) -> list[Queue]:
+        """Which sentences of these source lengths `search_all` searches in one program."""
 
         def rows_of(source_length: int) -> int:
             """How many sentences batch_tokens of each part hold, with their beams, down to the ladder."""
             beam_tokens = search_width(self.options, n_best) * self.limit_of(source_length)
-            return self._parts * round_down(
-                max(1, self.options.batch_tokens // (source_length + beam_tokens))
-            )
+            return round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
 
-        return plan_batches(lengths, longest=self._longest_source, rows_of=rows_of)
+        return plan_queues(lengths, longest=self._longest_source, rows_of=rows_of, parts=self._parts)
 
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Each sentence's index and its hypotheses [N, ...], in the order of batches.
+        """Each sentence's index and its hypotheses [N, ...], in the order of queues.
 
         Args:
           params: of each model.
         """
-        waiting: tuple[SearchBatch, SearchResult] | None = None
-        for batch in self.plan([len(sentence.source) for sentence in sentences], n_best):
-            started = self._start([sentences[index] for index in batch.indices], batch, n_best, tuple(params))
-            # The device works on this batch while the host reads the one before.
+        waiting: tuple[Queue, SearchResult] | None = None
+        for queue in self.plan([len(sentence.source) for sentence in sentences], n_best):
+            started = self._start([sentences[index] for index in queue.indices], queue, n_best, tuple(params))
+            # The device works on this queue while the host reads the one before.
             if waiting is not None:
                 yield from _by_sentence(*waiting, self._parts)
-            waiting = batch, started
+            waiting = queue, started
         if waiting is not None:
             yield from _by_sentence(*waiting, self._parts)
 
@@ -159,10 +160,10 @@ class SentenceSearch:
             )
 
     def _start(
-        self, sentences: list[Sentence], batch: SearchBatch, n_best: int, params: tuple[Any, ...]
+        self, sentences: list[Sentence], queue: Queue, n_best: int, params: tuple[Any, ...]
     ) -> SearchResult:
-        rows = -(-batch.rows // self._parts) * self._parts
-        source = np.full((rows, batch.source_length), self._source_pad_id, np.int32)
+        rows = queue.num_lines
+        source = np.full((rows, queue.source_length), self._source_pad_id, np.int32)
         source_mask = np.zeros(source.shape, bool)
         limits = np.zeros(rows, np.int32)  # rows without a sentence stay at 0: they are not searched
         for row, sentence in enumerate(sentences):
@@ -172,20 +173,22 @@ class SentenceSearch:
             limits[row] = self.limit_of(length, sentence.shortest)
         source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
         needed = max(sentence.shortest for sentence in sentences)
-        max_length = self.limit_of(batch.source_length, round_up(needed))
+        max_length = self.limit_of(queue.source_length, round_up(needed))
         arrays = (source, source_mask, self._make_lines(sentences, limits))
         if self._parts > 1:
             arrays = jax.tree.map(operator.itemgetter(deal_rows(rows, self._parts)), arrays)
-        return self.run(params, *arrays, max_length=max_length, n_best=n_best)
+        sizes = {"rows": queue.rows // self._parts, "refill": queue.refill}
+        return self.run(params, *arrays, max_length=max_length, n_best=n_best, **sizes)
 
     def _make_lines(self, sentences: list[Sentence], limits: np.ndarray) -> Lines:
         """What is asked of each row; what no sentence asks for is not in the compiled program."""
         options, rows = self.options, len(limits)
         lines = Lines(max_lengths=limits)
-        if options.min_length_ratio or options.min_length_offset:
+        ratio, offset = options.min_length_ratio, options.min_length_offset
+        if ratio or offset or any(sentence.least > 1 for sentence in sentences):
             least = np.zeros(rows, np.int32)
             for row, sentence in enumerate(sentences):
-                least[row] = options.min_length_ratio * len(sentence.source) + options.min_length_offset
+                least[row] = max(sentence.least, int(ratio * len(sentence.source) + offset))
             lines = lines._replace(min_lengths=least)
         if options.method == "sample":
             seeds = np.zeros(rows, np.uint32)
@@ -216,34 +219,47 @@ class SentenceSearch:
         *,
         max_length: int,
         n_best: int,
+        rows: int,
+        refill: int,
     ) -> SearchResult:
-        """The traced part: encodes sources [B, S] with every model, and searches."""
-        options = self.options
+        """The traced part: encodes sources [B, S] with every model and searches, `rows` of them at a time."""
+        options, several = self.options, len(self._models) > 1
         width = search_width(options, n_best)
+        variables = [{"params": unstack_layers(own)} for own in params]
         covers = options.method == "beam" and options.coverage_penalty > 0
-        members, caches = [], []
-        for model, own, config in zip(self._models, params, self._configs, strict=True):
-            variables = {"params": unstack_layers(own)}
-            cache = model.apply(variables, source, source_mask, width, max_length, method="start_decoding")
-            next_logits = _next_logits(model, variables)
-            if covers:
-                layer = options.coverage_layer % config.num_decoder_layers
-                next_logits = _watch_attention(model, variables, layer)
-                nothing = jnp.zeros((source.shape[0], width, source.shape[1]), jnp.float32)
-                cache = cache._replace(per_beam={"model": cache.per_beam, "attention": nothing})
-            members.append(next_logits)
-            caches.append(cache)
-        several = len(members) > 1
-        return search(
-            ensemble(members, mean=options.ensemble_mean) if several else members[0],
-            ensemble_caches(caches) if several else caches[0],
-            lines._replace(source_mask=source_mask) if covers else lines,
-            options=options,
-            symbols=self._symbols,
-            max_length=max_length,
-            n_best=n_best,
-            attention_of=_mean_attention if several else _attention,
-        )
+        members = [
+            _watch_attention(model, own, options.coverage_layer % config.num_decoder_layers)
+            if covers
+            else _next_logits(model, own)
+            for model, own, config in zip(self._models, variables, self._configs, strict=True)
+        ]
+        if covers:
+            lines = lines._replace(source_mask=source_mask)
+
+        def encode(source: Array, source_mask: Array) -> Cache:
+            caches = []
+            for model, own in zip(self._models, variables, strict=True):
+                cache = model.apply(own, source, source_mask, width, max_length, method="start_decoding")
+                if covers:
+                    nothing = jnp.zeros((source.shape[0], width, source.shape[1]), jnp.float32)
+                    cache = cache._replace(per_beam={"model": cache.per_beam, "attention": nothing})
+                caches.append(cache)
+            return ensemble_caches(caches) if several else caches[0]
+
+        def load(numbers: Array) -> tuple[Cache, Lines]:
+            own_source, own_mask, own_lines = jax.tree.map(
+                lambda leaf: jnp.asarray(leaf)[numbers], (source, source_mask, lines)
+            )
+            return encode(own_source, own_mask), own_lines
+
+        next_logits = ensemble(members, mean=options.ensemble_mean) if several else members[0]
+        attention_of = _mean_attention if several else _attention
+        task = Search(next_logits, options, self._symbols, max_length, n_best, attention_of)
+        num_lines = source.shape[0]
+        if num_lines == rows:
+            return task.finish(task.run(task.start(encode(source, source_mask), lines)))
+        count = (lines.max_lengths > 0).sum()
+        return search_queue(task, load, count, num_lines=num_lines, rows=rows, refill=refill)
 
 
 def _next_logits(model: Any, variables: Any) -> NextLogits:
@@ -277,8 +293,8 @@ def _mean_attention(cache: Cache) -> Array:
     return jnp.stack([member["attention"] for member in cache.per_beam]).mean(axis=0)
 
 
-def _by_sentence(batch: SearchBatch, result: SearchResult, parts: int) -> Iterator[tuple[int, SearchResult]]:
+def _by_sentence(queue: Queue, result: SearchResult, parts: int) -> Iterator[tuple[int, SearchResult]]:
     host = jax.tree.map(np.asarray, result)  # waits for the device
     places = np.argsort(deal_rows(len(host.lengths), parts))
-    for row, index in zip(places, batch.indices, strict=False):  # the other rows are empty
+    for row, index in zip(places, queue.indices, strict=False):  # the other rows are empty
         yield index, jax.tree.map(operator.itemgetter(row), host)

@@ -10,6 +10,7 @@ W beam width · L layers. Masks are bool, True = may attend.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from beartype import beartype
 from jaxtyping import Bool, Float, Int, jaxtyped
@@ -51,9 +52,16 @@ class Cache(NamedTuple):
     are [B, ...], computed once a source and shared by its beams; `index` counts the tokens decoded so far.
     With `ancestors`, per_beam leaves stay where they are when beams are reordered: ancestors[b, w, t] is the
     beam in which the token at t < index of hypothesis w was written; at the start, each beam is its own.
+    With `begun`, line b's first token is that of index begun[b], and its token of index i stands in place
+    i % T of everything that has room for T tokens.
     """
 
     per_beam: Any
     shared: Any
     index: Int[Array, ""]
     ancestors: Int[Array, "B W T"] | None = None
+    begun: Int[Array, "B"] | None = None
+
+    def ages(self) -> Array:
+        """How many tokens each line has, [B, 1], or all of them have, [1, 1]."""
+        return jnp.full((1, 1), self.index) if self.begun is None else (self.index - self.begun)[:, None]

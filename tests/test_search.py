@@ -35,7 +35,7 @@ def next_logits(tokens, cache):
     table = cache.shared  # [B, V, V, V]
     rows = jnp.arange(table.shape[0])[:, None]
     logits = table[rows, cache.per_beam["before"], tokens]
-    return logits, Cache({"before": tokens}, table, cache.index + 1)
+    return logits, cache._replace(per_beam={"before": tokens}, index=cache.index + 1)
 
 
 def start_cache(tables: np.ndarray, width: int) -> Cache:

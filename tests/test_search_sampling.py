@@ -30,7 +30,7 @@ def draw_many(options, logits):
     """20,000 draws from one distribution, and what is left of it."""
     keys = make_keys(jnp.arange(200, dtype=jnp.uint32), 100)
     everywhere = jnp.broadcast_to(logits, (200, 100, len(logits)))
-    return draw_tokens(everywhere, keys, jnp.zeros((), jnp.int32), options)
+    return draw_tokens(everywhere, keys, jnp.zeros(200, jnp.int32), options)
 
 
 # Cumulated from the likeliest: .4 .65 .85 .95 .98 1.

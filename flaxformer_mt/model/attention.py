@@ -219,5 +219,7 @@ def make_lineage(cache: Cache, *, beams: int, length: int) -> Array:
     places, own = jnp.arange(length), jnp.arange(beams)
     written_by = jnp.broadcast_to(own[None, :, None], (1, beams, length))
     if cache.ancestors is not None:
-        written_by = jnp.where(places == cache.index, written_by, cache.ancestors)  # [B, W, T]
-    return (written_by[..., None] == own) & (places <= cache.index)[:, None]
+        written_by = jnp.where(places == cache.index % length, written_by, cache.ancestors)  # [B, W, T]
+    # A place's token is the last that was written there.
+    of_line = (cache.index - places) % length <= cache.ages()  # [B or 1, T]
+    return (written_by[..., None] == own) & of_line[:, None, :, None]

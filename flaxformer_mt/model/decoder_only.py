@@ -79,7 +79,7 @@ class DecoderOnly(nn.Module):
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
         source_mask = cache.shared["source_mask"]
-        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.index
+        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.ages()
         places = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         length = source_mask.shape[1] + places
         embedded = self.token_embedding(tokens)
@@ -93,7 +93,7 @@ class DecoderOnly(nn.Module):
                 x,
                 own,
                 prefix,
-                index=cache.index,
+                index=cache.index % places,
                 prefix_mask=make_padding_mask(source_mask),
                 positions=self.decoder.rotary(positions),
                 lineage=lineage,

@@ -100,7 +100,7 @@ class EncoderDecoder(nn.Module):
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
-        positions = jnp.full((1, 1), cache.index)
+        positions = cache.ages()
         length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         embedded = self._embed_target(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
@@ -114,7 +114,7 @@ class EncoderDecoder(nn.Module):
                 x,
                 own,
                 memory,
-                index=cache.index,
+                index=cache.index % length,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
                 lineage=lineage,

@@ -5,6 +5,7 @@ Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` i
 
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.loop import Search, search
+from flaxformer_mt.search.queue import search_queue
 from flaxformer_mt.search.task import (
     NO_TOKEN,
     Lines,
@@ -27,6 +28,7 @@ __all__ = [
     "ensemble",
     "ensemble_caches",
     "search",
+    "search_queue",
     "search_width",
     "take_rows",
 ]

@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# A queue is at least and at most so many times what is searched at a time. The shorter it is, the more of its
+# time has rows that are free since nobody waits; the longer, the later its results are there.
+_FEWEST_FILLS, _MOST_FILLS = 4, 16
+
+# A part of the rows that are searched at a time, as many as are filled again together.
+_REFILL_SHARE = 8
+
 # Sizes of arrays: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
 
@@ -54,6 +61,54 @@ def plan_batches(
         batches.append(SearchBatch(indices, rows, source_length))
         start += len(indices)
     return batches
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Sentences, by their index, that are searched one after the other, `rows` of them at a time.
+
+    num_lines: the rows of arrays that hold all sentences; the last ones may be empty. With as many as `rows`,
+      all sentences are searched at once.
+    """
+
+    indices: tuple[int, ...]
+    num_lines: int
+    rows: int
+    # How many of the rows are filled again together, on each device.
+    refill: int
+    source_length: int
+
+
+def plan_queues(
+    lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], parts: int = 1, shortest: int = 8
+) -> list[Queue]:
+    """Lays sentences of the given lengths, the longest first, into queues of few different shapes.
+
+    A queue's sources are as long as its longest sentence, rounded up to the ladder from `shortest` to
+    `longest`. It ends where sentences fit a lower rung, unless it would be a short queue. Each of `parts`
+    devices takes sentences in turn and searches `rows_of(length)` at a time, so num_lines and rows are
+    multiples of parts.
+
+    With one row, lengths [3, 30, 5, 28, 29, 27] give queues (1, 4, 3, 5) of 1x32 and (2, 0) of 1x8.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    rungs = [min(max(round_up(lengths[index]), shortest), longest) for index in order]
+    queues: list[Queue] = []
+    start = 0
+    while start < len(order):
+        most = rows_of(rungs[start]) * parts
+        end = start
+        while end < len(order) and end - start < _MOST_FILLS * most:
+            if rungs[end] < rungs[start] and end - start >= _FEWEST_FILLS * most:
+                break
+            end += 1
+        own = min(round_up(-(-(end - start) // parts)), most // parts)
+        rows = own * parts
+        num_lines = rows if end - start <= rows else _MOST_FILLS * rows
+        refill = max(1, own // _REFILL_SHARE)
+        queues.append(Queue(tuple(order[start:end]), num_lines, rows, refill, rungs[start]))
+        start = end
+    return queues
 
 
 def deal_rows(rows: int, parts: int) -> np.ndarray:

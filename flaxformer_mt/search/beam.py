@@ -71,7 +71,7 @@ def advance_beams(task: Task, state: State) -> State:
     after = state._replace(
         step=state.step + 1,
         last=chosen.last,
-        tokens=take_beams(state.tokens, chosen.parents).at[:, :, state.step].set(chosen.last),
+        tokens=take_beams(state.tokens, chosen.parents).at[:, :, state.place].set(chosen.last),
         log_probs=chosen.log_probs,
         coverage=None if coverage is None else take_beams(coverage, chosen.parents),
         met=chosen.met,
@@ -79,7 +79,7 @@ def advance_beams(task: Task, state: State) -> State:
     )
     after = _freeze(state, _collect(task, after))
     return after._replace(
-        cache=_reorder(cache, chosen.parents, state.step), done=state.done | _is_done(task, after)
+        cache=_reorder(cache, chosen.parents, state.place), done=state.done | _is_done(task, after)
     )
 
 
@@ -127,11 +127,11 @@ def _discount(before: Array | None, own: Chosen, strength: float, shape: tuple[i
 def _collect(task: Task, state: State) -> State:
     """Moves what has just ended from the beam to the pool, each group's to its own places."""
     assert state.finished is not None
-    ended = state.last == task.symbols.eos_id
-    scores: Array = jnp.where(ended, state.log_probs / length_penalty(state.step, task.options), -jnp.inf)
+    ended, ages = state.last == task.symbols.eos_id, state.ages[:, None]
+    scores: Array = jnp.where(ended, state.log_probs / length_penalty(ages, task.options), -jnp.inf)
     if state.coverage is not None:
         scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
-    lengths = jnp.broadcast_to(state.step, scores.shape)
+    lengths = jnp.broadcast_to(ages, scores.shape)
     offered = SearchResult(state.tokens, scores, state.log_probs, lengths)
     groups = task.options.diversity_groups
     merged = [
@@ -183,26 +183,27 @@ def _is_done(task: Task, state: State) -> Array:
             _part(state.log_probs, group, groups),
             _part(state.finished.scores, group, groups)[:, -1],
         )
-        hopeless &= attainable(live, state.step + 1, limits, task.options) <= worst
+        hopeless &= attainable(live, state.ages + 1, limits, task.options) <= worst
     if state.num_ended is not None:
         hopeless |= state.num_ended >= task.options.patience * task.width
-    return hopeless | (state.step >= limits)
+    return hopeless | (state.ages >= limits)
 
 
-def _reorder(cache: Cache, parents: Array, step: Array) -> Cache:
+def _reorder(cache: Cache, parents: Array, place: Array) -> Cache:
     """The cache after beams [B, W] have taken the places of others.
 
     A model that follows `ancestors` keeps every token where it was written, and only the names of beams move.
     """
     if cache.ancestors is None:
         return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))
-    return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, step].set(parents))
+    return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, place].set(parents))
 
 
 def finish_beams(task: Task, state: State) -> SearchResult:
     """The pool, its empty places filled with the best prefixes that the limit cut off."""
-    pool = state.finished
-    assert pool is not None
+    assert state.finished is not None
+    pool = state.finished._replace(tokens=state.in_order(state.finished.tokens))
+    state = state._replace(tokens=state.in_order(state.tokens))
     lengths = (state.tokens != task.symbols.pad_id).sum(axis=-1)
     scores = state.log_probs / length_penalty(lengths, task.options)
     if state.coverage is not None:

@@ -20,7 +20,7 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
     if len({cache.ancestors is None for cache in caches}) > 1:
         raise ValueError("some caches have ancestors and some have none; search reorders one kind at a time")
     per_beam, shared = (tuple(getattr(cache, name) for cache in caches) for name in ("per_beam", "shared"))
-    return Cache(per_beam, shared, first.index, first.ancestors)
+    return Cache(per_beam, shared, first.index, first.ancestors, first.begun)
 
 
 def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs"]) -> NextLogits:

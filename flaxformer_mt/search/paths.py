@@ -39,14 +39,16 @@ def advance_paths(task: Task, state: State) -> State:
     step_log_probs, last = _choose(task, state, logits)
     growing = (state.lengths == 0) & ~state.done[:, None]
     log_probs = jnp.where(growing, state.log_probs + step_log_probs, state.log_probs)
-    length = state.step + 1
-    at_end = (last == task.symbols.eos_id) | (length >= state.lines.max_lengths)[:, None]
+    length = state.ages[:, None] + 1
+    at_end = (last == task.symbols.eos_id) | (length >= state.lines.max_lengths[:, None])
     ended = growing & (at_end | jnp.isneginf(log_probs))
     lengths = jnp.where(ended, length, state.lengths)
     return state._replace(
-        step=length,
+        step=state.step + 1,
         last=last,
-        tokens=state.tokens.at[:, :, state.step].set(jnp.where(growing, last, task.symbols.pad_id)),
+        tokens=state.tokens.at[:, :, state.place].set(
+            jnp.where(growing, last, state.tokens[:, :, state.place])
+        ),
         log_probs=log_probs,
         cache=cache,
         done=state.done | (lengths > 0).all(axis=1),
@@ -63,7 +65,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     assert state.lines.seeds is not None
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)
-    tokens = draw_tokens(masked, keys, state.step, task.options)
+    tokens = draw_tokens(masked, keys, state.ages, task.options)
     # Of the model as it is: temperature and cuts change what is drawn, not what it is worth.
     only = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
     allowed = only & ~jnp.isneginf(masked)
@@ -74,10 +76,10 @@ def finish_paths(task: Task, state: State) -> SearchResult:
     """The paths, best first."""
     assert state.lengths is not None
     # A search that is stopped midway has paths that still grow.
-    lengths = jnp.where((state.lengths == 0) & ~state.done[:, None], state.step, state.lengths)
+    lengths = jnp.where((state.lengths == 0) & ~state.done[:, None], state.ages[:, None], state.lengths)
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(
-        tokens=jnp.where(exists[:, :, None], state.tokens, task.symbols.pad_id),
+        tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),
         scores=state.log_probs / length_penalty(lengths, task.options),
         log_probs=state.log_probs,
         lengths=jnp.where(exists, lengths, 0),

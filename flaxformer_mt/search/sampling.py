@@ -22,15 +22,18 @@ def make_keys(seeds: Array, width: int) -> Array:
     return jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(width)))(lines)
 
 
-def draw_tokens(masked: Array, keys: Array, step: Array, options: SearchConfig) -> Array:
-    """One token [B, W] for each row of masked logits [B, W, V], as likely as `keep_likely` leaves it."""
+def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
+    """One token [B, W] for each row of masked logits [B, W, V], as likely as `keep_likely` leaves it.
+
+    steps [B]: how many tokens each line has.
+    """
     values, ids = keep_likely(masked, options)
 
-    def noise(key: Array) -> Array:
+    def noise(key: Array, step: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(key, step), values.shape[-1:])
 
     # The largest of logits with Gumbel noise is each token with the probability of its logit.
-    chosen = jnp.argmax(values + jax.vmap(jax.vmap(noise))(keys), axis=-1)
+    chosen = jnp.argmax(values + jax.vmap(jax.vmap(noise, in_axes=(0, None)))(keys, steps), axis=-1)
     return chosen if ids is None else jnp.take_along_axis(ids, chosen[..., None], axis=-1)[..., 0]
 
 

@@ -119,7 +119,7 @@ class State(NamedTuple):
     """A search between two steps: a pytree whose leaves are [B, ...] or scalars (see `take_rows`)."""
 
     step: Int[Array, ""]
-    # Live prefixes, all of `step` tokens: the last one, all, and their log-probability; -inf leads nowhere.
+    # Live prefixes: the last token, all (see `in_order`), and their log-probability; -inf leads nowhere.
     last: Int[Array, "B W"]
     tokens: Int[Array, "B W T"]
     log_probs: Float[Array, "B W"]
@@ -138,6 +138,29 @@ class State(NamedTuple):
     # Required sequences: which occur, and which beginnings of each the prefix ends in (see `required`).
     met: Bool[Array, "B W C"] | None = None
     matched: Bool[Array, "B W C R"] | None = None
+
+    @property
+    def ages(self) -> Array:
+        """How many tokens the prefixes of each line have, [B]: `step` of them, less those before it began."""
+        begun = self.cache.begun
+        return self.step - (jnp.zeros_like(self.done, jnp.int32) if begun is None else begun)
+
+    @property
+    def place(self) -> Array:
+        """Where in `tokens` the next one goes."""
+        return self.step % self.tokens.shape[2]
+
+    def in_order(self, tokens: Array) -> Array:
+        """Tokens [B, X, T], each line's from its first one on.
+
+        With T = 4, a line that began at step 3 has its tokens in places 3, 0, 1, 2.
+        """
+        begun = self.cache.begun
+        if begun is None:
+            return tokens
+        length = tokens.shape[2]
+        places = (begun[:, None] + jnp.arange(length)) % length
+        return jnp.take_along_axis(tokens, places[:, None], axis=2)
 
 
 def take_rows(state: State, rows: Array) -> State:
