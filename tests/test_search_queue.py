@@ -11,6 +11,7 @@ from test_search import QUICK, SYMBOLS, make_tables, next_logits, start_cache
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import place_locally
 from flaxformer_mt.search import Lines, Search, Symbols, search_queue
 from flaxformer_mt.search.batches import deal_rows, plan_queues, round_up
 from flaxformer_mt.sentence_search import Sentence, SentenceSearch
@@ -101,7 +102,9 @@ def make_sentences(count: int) -> list[Sentence]:
     return [Sentence(np.append(random.integers(3, VOCAB, n - 1), 2).astype(np.int32)) for n in lengths]
 
 
-def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members: int = 1):
+def search_with(
+    model: ModelConfig, options: SearchConfig, sentences, *, members: int = 1, spread: bool = False
+):
     searcher = SentenceSearch(
         [model] * members,
         options,
@@ -109,12 +112,14 @@ def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members
         sizes=(VOCAB, VOCAB),
         source_pad_id=0,
         longest_source=LONGEST,
+        spread=spread,
     )
     network = make_model(model, source_size=VOCAB, target_size=VOCAB)
     params = [
         jax.tree.map(lambda leaf: leaf * 3, init_params(network, jax.random.key(number)))
         for number in range(members)
     ]
+    params = [place_locally(own) if spread else own for own in params]
     found = dict(searcher.search_all(sentences, n_best=1, params=params))
     plan = searcher.plan([len(sentence.source) for sentence in sentences], 1)
     return [found[index] for index in range(len(sentences))], plan
@@ -142,7 +147,22 @@ def test_sentences_of_a_queue_are_translated_as_if_alone(changes, options, membe
     at_once, plan_at_once = search_with(model, wide, sentences, members=members)
     assert any(queue.num_lines > queue.rows for queue in plan)
     assert all(queue.num_lines == queue.rows for queue in plan_at_once)
-    for one, other in zip(queued, at_once, strict=True):
+    assert_same_translations(queued, at_once)
+
+
+def test_devices_search_queues_of_their_own_with_the_same_results():
+    parts, sentences = jax.local_device_count(), make_sentences(60)
+    assert parts > 1
+    options = SearchConfig(method="greedy", max_length_ratio=1.0, max_length_offset=4, batch_tokens=40)
+    alone, _ = search_with(MODEL, options, sentences)
+    spread, plan = search_with(MODEL, options, sentences, spread=True)
+    assert all(queue.rows % parts == 0 for queue in plan)
+    assert any(queue.num_lines > queue.rows for queue in plan)
+    assert_same_translations(spread, alone)
+
+
+def assert_same_translations(found, expected):
+    for one, other in zip(found, expected, strict=True):
         length = one.lengths[0]
         assert length == other.lengths[0]
         np.testing.assert_array_equal(one.tokens[0, :length], other.tokens[0, :length])
