@@ -18,8 +18,8 @@ ids (pieces, for CTranslate2): tokenization is left out. --batch_tokens bounds a
 also make its own, with its threads on one batch or on several, and its fastest way counts.
 
 Each system is a process of its own with as many threads; they compile first, which is reported apart, and
-then take turns, several rounds of all sentences. Prints JSON: tokens a second of every round and the ratios
-of ours to each peer, by medians. `--tiny` runs everything with a toy model in seconds.
+then take turns, several rounds of all sentences. Prints JSON: tokens a second of every round, and the ratios
+of each way to run ours to each peer's fastest, by medians. `--tiny` runs everything with a toy model in seconds.
 """
 
 import argparse
@@ -212,10 +212,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "batch_tokens": options.batch_tokens,
         "systems": systems,
     }
-    ours = systems.get("ours", {}).get("target_tokens_per_second")
-    for peer in PEERS.values():
-        if ours and peer in systems:
-            result[f"ratio_to_{peer}"] = round(ours / systems[peer]["target_tokens_per_second"], 2)
+    for variant, ours in systems.get("ours", {}).get("variants", {}).items():
+        rate = statistics.median(ours["rounds"])
+        result.setdefault("ratios", {})[variant] = {
+            peer: round(rate / systems[peer]["target_tokens_per_second"], 2)
+            for peer in PEERS.values()
+            if peer in systems
+        }
     return result
 
 

@@ -23,6 +23,7 @@ from flaxformer_mt.model.layer_layout import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, local_device_count
 from flaxformer_mt.search import (
     NO_TOKEN,
+    OUTGROWN,
     Lines,
     NextLogits,
     Search,
@@ -35,6 +36,12 @@ from flaxformer_mt.search import (
 )
 from flaxformer_mt.search.batches import Queue, deal_rows, plan_queues, round_down, round_up
 from flaxformer_mt.shapes import Array, Cache
+
+# Limits are for the worst case. At first there is room for this share of one, or for a few tokens more than
+# the source has, and so for more rows at a time; the few lines that need more are searched again with all.
+_USUAL_SHARE, _USUAL_EXTRA = 0.6, 8
+# Where more than this share of sentences needs more, all get all the room in the next call.
+_MOST_OUTGROWN = 0.2
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class SentenceSearch:
         self._symbols = symbols
         self._source_pad_id = source_pad_id
         self._longest_source = longest_source
+        self._often_outgrown = False
         self._configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
         self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in self._configs]
         self.compile()
@@ -102,12 +110,16 @@ class SentenceSearch:
         else:
             self.run = jax.jit(self.search_ids, static_argnames=static, **options)
 
-    def plan(self, lengths: Sequence[int], n_best: int) -> list[Queue]:
-        """Which sentences of these source lengths `search_all` searches in one program."""
+    def plan(self, lengths: Sequence[int], n_best: int, *, whole: bool = False) -> list[Queue]:
+        """Which sentences of these source lengths `search_all` searches in one program.
+
+        Args:
+          whole: there is to be room for all tokens that a translation may have, not for the usual number.
+        """
 
         def rows_of(source_length: int) -> int:
             """How many sentences batch_tokens of each part hold, with their beams, down to the ladder."""
-            beam_tokens = search_width(self.options, n_best) * self.limit_of(source_length)
+            beam_tokens = search_width(self.options, n_best) * self._room_of(source_length, whole=whole)
             return round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
 
         return plan_queues(lengths, longest=self._longest_source, rows_of=rows_of, parts=self._parts)
@@ -120,9 +132,27 @@ class SentenceSearch:
         Args:
           params: of each model.
         """
+        whole, long, again = self._often_outgrown, 0, []
+        for index, found in self._search(sentences, n_best, params, whole=whole):
+            length = found.lengths[0]
+            long += length == OUTGROWN or length > self._room_of(len(sentences[index].source), whole=False)
+            if length == OUTGROWN:
+                again.append(index)
+            else:
+                yield index, found
+        self._often_outgrown = long > _MOST_OUTGROWN * len(sentences)
+        rest = [sentences[index] for index in again]
+        for place, found in self._search(rest, n_best, params, whole=True):
+            yield again[place], found
+
+    def _search(
+        self, sentences: Sequence[Sentence], n_best: int, params: Sequence[Any], *, whole: bool
+    ) -> Iterator[tuple[int, SearchResult]]:
+        """`search_all`, with OUTGROWN lengths for what needs more than the usual room."""
         waiting: tuple[Queue, SearchResult] | None = None
-        for queue in self.plan([len(sentence.source) for sentence in sentences], n_best):
-            started = self._start([sentences[index] for index in queue.indices], queue, n_best, tuple(params))
+        for queue in self.plan([len(sentence.source) for sentence in sentences], n_best, whole=whole):
+            some = [sentences[index] for index in queue.indices]
+            started = self._start(some, queue, n_best, tuple(params), whole=whole)
             # The device works on this queue while the host reads the one before.
             if waiting is not None:
                 yield from _by_sentence(*waiting, self._parts)
@@ -135,6 +165,13 @@ class SentenceSearch:
         limit = int(self.options.max_length_ratio * source_length + self.options.max_length_offset)
         limit = max(1, needed, limit)
         return limit if self.longest_target is None else min(limit, self.longest_target)
+
+    def _room_of(self, source_length: int, needed: int = 0, *, whole: bool) -> int:
+        """For how many tokens of a translation there is room."""
+        limit = self.limit_of(source_length, needed)
+        if whole:
+            return limit
+        return min(limit, max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA))
 
     @property
     def longest_target(self) -> int | None:
@@ -160,7 +197,7 @@ class SentenceSearch:
             )
 
     def _start(
-        self, sentences: list[Sentence], queue: Queue, n_best: int, params: tuple[Any, ...]
+        self, sentences: list[Sentence], queue: Queue, n_best: int, params: tuple[Any, ...], *, whole: bool
     ) -> SearchResult:
         rows = queue.num_lines
         source = np.full((rows, queue.source_length), self._source_pad_id, np.int32)
@@ -173,12 +210,12 @@ class SentenceSearch:
             limits[row] = self.limit_of(length, sentence.shortest)
         source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
         needed = max(sentence.shortest for sentence in sentences)
-        max_length = self.limit_of(queue.source_length, round_up(needed))
+        room = self._room_of(queue.source_length, round_up(needed), whole=whole)
         arrays = (source, source_mask, self._make_lines(sentences, limits))
         if self._parts > 1:
             arrays = jax.tree.map(operator.itemgetter(deal_rows(rows, self._parts)), arrays)
         sizes = {"rows": queue.rows // self._parts, "refill": queue.refill}
-        return self.run(params, *arrays, max_length=max_length, n_best=n_best, **sizes)
+        return self.run(params, *arrays, max_length=room, n_best=n_best, **sizes)
 
     def _make_lines(self, sentences: list[Sentence], limits: np.ndarray) -> Lines:
         """What is asked of each row; what no sentence asks for is not in the compiled program."""
@@ -255,11 +292,8 @@ class SentenceSearch:
         next_logits = ensemble(members, mean=options.ensemble_mean) if several else members[0]
         attention_of = _mean_attention if several else _attention
         task = Search(next_logits, options, self._symbols, max_length, n_best, attention_of)
-        num_lines = source.shape[0]
-        if num_lines == rows:
-            return task.finish(task.run(task.start(encode(source, source_mask), lines)))
         count = (lines.max_lengths > 0).sum()
-        return search_queue(task, load, count, num_lines=num_lines, rows=rows, refill=refill)
+        return search_queue(task, load, count, num_lines=source.shape[0], rows=rows, refill=refill)
 
 
 def _next_logits(model: Any, variables: Any) -> NextLogits:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from test_search import QUICK, SYMBOLS, make_tables, next_logits, start_cache
 
+from flaxformer_mt import sentence_search
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import place_locally
-from flaxformer_mt.search import Lines, Search, Symbols, search_queue
+from flaxformer_mt.search import OUTGROWN, Lines, Search, Symbols, search_queue
 from flaxformer_mt.search.batches import deal_rows, plan_queues, round_up
 from flaxformer_mt.sentence_search import Sentence, SentenceSearch
 
@@ -27,22 +28,22 @@ def known(**more) -> Lines:
     return Lines(limits, **more)
 
 
-@functools.partial(jax.jit, static_argnames=("options", "rows", "refill"), compiler_options=QUICK)
-def run(tables, lines, *, options, rows, refill):
-    task = Search(next_logits, options, SYMBOLS, LENGTH, 2 if options.method != "greedy" else 1)
+@functools.partial(jax.jit, static_argnames=("options", "rows", "refill", "room"), compiler_options=QUICK)
+def run(tables, lines, *, options, rows, refill, room=LENGTH):
+    task = Search(next_logits, options, SYMBOLS, room, 2 if options.method != "greedy" else 1)
 
     def load(numbers):
         some = jax.tree.map(lambda leaf: jnp.asarray(leaf)[numbers], (tables, lines))
         return start_cache(some[0], task.width), some[1]
 
-    if rows == LINES:
+    if rows == LINES:  # without a queue
         return task.finish(task.run(task.start(*load(np.arange(LINES)))))
     return search_queue(task, load, COUNT, num_lines=LINES, rows=rows, refill=refill)
 
 
-def both_ways(options, *, rows, refill, **more):
+def both_ways(options, *, rows, refill, room=LENGTH, **more):
     tables, lines = make_tables(LINES, 8, seed=3), known(**more)
-    queued = run(tables, lines, options=options, rows=rows, refill=refill)
+    queued = run(tables, lines, options=options, rows=rows, refill=refill, room=room)
     at_once = run(tables, lines, options=options, rows=LINES, refill=1)
     return [jax.tree.map(lambda leaf: np.asarray(leaf)[:COUNT], found) for found in (queued, at_once)]
 
@@ -83,6 +84,20 @@ RARE[1, 0], RARE[2, :2], RARE[6, :3] = 4, (5, 3), (3, 3, 6)
 def test_options_know_where_a_line_began(options, more):
     queued, at_once = both_ways(options, rows=4, refill=2, **more)
     assert_same(queued, at_once)
+
+
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+def test_lines_that_there_is_not_enough_room_for_say_so_and_disturb_nobody(method):
+    room = 5
+    queued, at_once = both_ways(SearchConfig(method=method, beam_size=3), rows=4, refill=2, room=room)
+    outgrown = queued.lengths[:, 0] == OUTGROWN
+    assert 1 < outgrown.sum() < COUNT - 3
+    assert outgrown[at_once.lengths[:, 0] > room].all()
+    # Beam search may look further than the best hypothesis is long, greedy search does not.
+    assert method == "beam" or not outgrown[at_once.lengths[:, 0] <= room].any()
+    assert (queued.lengths[outgrown] == OUTGROWN).all()
+    np.testing.assert_array_equal(queued.tokens[~outgrown], at_once.tokens[~outgrown, :, :room])
+    np.testing.assert_allclose(queued.scores[~outgrown], at_once.scores[~outgrown], rtol=1e-6)
 
 
 def test_rows_that_refill_does_not_divide_are_refused():
@@ -142,12 +157,24 @@ def test_sentences_of_a_queue_are_translated_as_if_alone(changes, options, membe
     model = dataclasses.replace(MODEL, **changes)
     sentences = make_sentences(14)
     narrow = SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4, batch_tokens=160, **options)
-    wide = dataclasses.replace(narrow, batch_tokens=100_000)
+    wide = dataclasses.replace(narrow, batch_tokens=1_000_000)
     queued, plan = search_with(model, narrow, sentences, members=members)
     at_once, plan_at_once = search_with(model, wide, sentences, members=members)
     assert any(queue.num_lines > queue.rows for queue in plan)
     assert all(queue.num_lines == queue.rows for queue in plan_at_once)
     assert_same_translations(queued, at_once)
+
+
+def test_what_outgrows_the_usual_room_is_searched_again(monkeypatch):
+    sentences = make_sentences(8)
+    limit = {"max_length_ratio": 0.0, "max_length_offset": 40}
+    options = SearchConfig(method="sample", temperature=8.0, batch_tokens=60, **limit)
+    usual, _ = search_with(MODEL, options, sentences)
+    lengths = [int(found.lengths[0]) for found in usual]
+    assert max(lengths) > 24 > min(lengths)  # 24: there is usually room for so many
+    monkeypatch.setattr(sentence_search, "_USUAL_SHARE", 1.0)
+    whole, _ = search_with(MODEL, options, sentences)
+    assert_same_translations(usual, whole)
 
 
 def test_devices_search_queues_of_their_own_with_the_same_results():

@@ -5,7 +5,7 @@ Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` i
 
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.loop import Search, search
-from flaxformer_mt.search.queue import search_queue
+from flaxformer_mt.search.queue import OUTGROWN, search_queue
 from flaxformer_mt.search.task import (
     NO_TOKEN,
     Lines,
@@ -19,6 +19,7 @@ from flaxformer_mt.search.task import (
 
 __all__ = [
     "NO_TOKEN",
+    "OUTGROWN",
     "Lines",
     "NextLogits",
     "Search",

@@ -105,7 +105,7 @@ def plan_queues(
         own = min(round_up(-(-(end - start) // parts)), most // parts)
         rows = own * parts
         num_lines = rows if end - start <= rows else _MOST_FILLS * rows
-        refill = max(1, own // _REFILL_SHARE)
+        refill = own if num_lines == rows else max(1, own // _REFILL_SHARE)
         queues.append(Queue(tuple(order[start:end]), num_lines, rows, refill, rungs[start]))
         start = end
     return queues

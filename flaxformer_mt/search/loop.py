@@ -46,10 +46,14 @@ class Search(Task):
                 f"for 1 to {width}, or use beam search with beam_size {max(self.n_best, 1)}"
             )
 
-    def start(self, cache: Cache, lines: Lines) -> State:
-        """The state before the first token; the cache has `width` beams a line."""
+    def start(self, cache: Cache, lines: Lines, *, clip: bool = True) -> State:
+        """The state before the first token; the cache has `width` beams a line.
+
+        Without `clip`, lines may have max_lengths above the search's own, and whoever runs it stops in time.
+        """
         lines = jax.tree.map(jnp.asarray, lines)
-        lines = lines._replace(max_lengths=jnp.clip(lines.max_lengths, 0, self.max_length))
+        if clip:
+            lines = lines._replace(max_lengths=jnp.clip(lines.max_lengths, 0, self.max_length))
         if lines.min_lengths is not None:  # at the limit a hypothesis may end
             lines = lines._replace(min_lengths=jnp.minimum(lines.min_lengths, lines.max_lengths))
         return (start_beams if self.options.method == "beam" else start_paths)(self, cache, lines)
