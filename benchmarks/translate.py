@@ -9,6 +9,7 @@ captions: a trained run, its own test set and natural ends, so that all three mu
 translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
 MarianMTModel is). news: a Transformer-base with random weights and 32,000 pieces, the first 500 lines, and
 translations that are all as long as the longest source of their batch: peers have one length for a batch.
+Ours has it for the sentences that it begins to search together, and then as well for the peers' batches.
 Without --news, sentences and words are made up.
 
 The model goes out through our own exports, `marian` for `MarianMTModel.generate` and `ctranslate2` in float32
@@ -19,7 +20,8 @@ also make its own, with its threads on one batch or on several, and its fastest 
 
 Each system is a process of its own with as many threads; they compile first, which is reported apart, and
 then take turns, several rounds of all sentences. Prints JSON: tokens a second of every round, and the ratios
-of each way to run ours to each peer's fastest, by medians. `--tiny` runs everything with a toy model in seconds.
+of each way to run ours to each peer's fastest, by medians. `--tiny` runs everything with a toy model in
+seconds.
 """
 
 import argparse
@@ -223,14 +225,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Changes of our search options to compare; the first is what counts.
+    """Ways to run ours, by name; the first is what counts.
 
-    Theirs end a sentence when as many hypotheses as beams have ended; ours when no better one is possible.
+    captions: theirs end a sentence when as many hypotheses as beams have ended; ours when no better one is
+    possible. news: ours makes batches of its own, so it may have lengths of its own, or those of the peers.
     """
-    variants: dict[str, dict[str, Any]] = {"as configured": {}}
     if options.setting == "captions":
-        variants["stopping inexact, as CTranslate2"] = {"stopping": "inexact"}
-    return variants
+        return {"as configured": {}, "stopping inexact, as CTranslate2": {"stopping": "inexact"}}
+    return {"lengths of its own batches": {"lengths": "own"}, "lengths of the peers' batches": {}}
 
 
 def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> dict[str, Any]:

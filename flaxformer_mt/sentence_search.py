@@ -40,8 +40,6 @@ from flaxformer_mt.shapes import Array, Cache
 # Limits are for the worst case. At first there is room for this share of one, or for a few tokens more than
 # the source has, and so for more rows at a time; the few lines that need more are searched again with all.
 _USUAL_SHARE, _USUAL_EXTRA = 0.6, 8
-# Where more than this share of sentences needs more, all get all the room in the next call.
-_MOST_OUTGROWN = 0.2
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,6 @@ class SentenceSearch:
         self._symbols = symbols
         self._source_pad_id = source_pad_id
         self._longest_source = longest_source
-        self._often_outgrown = False
         self._configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
         self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in self._configs]
         self.compile()
@@ -132,15 +129,12 @@ class SentenceSearch:
         Args:
           params: of each model.
         """
-        whole, long, again = self._often_outgrown, 0, []
-        for index, found in self._search(sentences, n_best, params, whole=whole):
-            length = found.lengths[0]
-            long += length == OUTGROWN or length > self._room_of(len(sentences[index].source), whole=False)
-            if length == OUTGROWN:
+        again = []
+        for index, found in self._search(sentences, n_best, params, whole=False):
+            if found.lengths[0] == OUTGROWN:
                 again.append(index)
             else:
                 yield index, found
-        self._often_outgrown = long > _MOST_OUTGROWN * len(sentences)
         rest = [sentences[index] for index in again]
         for place, found in self._search(rest, n_best, params, whole=True):
             yield again[place], found

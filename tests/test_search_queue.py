@@ -217,14 +217,14 @@ def test_queues_hold_every_sentence_once_and_are_long_or_of_one_rung(parts):
         assert len(own) <= queue.num_lines
         assert max(own) <= queue.source_length or queue.source_length == 48
         if len(own) < 16 * queue.rows:
-            assert len(own) >= 4 * queue.rows
+            assert len(own) >= 2 * queue.rows
             assert min(round_up(n) for n in own) >= round_up(lengths[after.indices[0]])
     assert min(lengths[index] for index in queues[0].indices) >= max(lengths[i] for i in queues[1].indices)
 
 
 def test_shorter_sentences_have_a_queue_of_their_own_after_a_few_fills():
-    queues = plan_queues([3, 30, 5, 28, 29, 27], longest=48, rows_of=lambda length: 1)
-    assert [(queue.indices, queue.source_length) for queue in queues] == [((1, 4, 3, 5), 32), ((2, 0), 8)]
+    queues = plan_queues([3, 30, 5, 28, 29], longest=48, rows_of=lambda length: 1)
+    assert [(queue.indices, queue.source_length) for queue in queues] == [((1, 4, 3), 32), ((2, 0), 8)]
 
 
 def test_a_few_sentences_are_searched_at_once():

@@ -11,7 +11,7 @@ import numpy as np
 
 # A queue is at least and at most so many times what is searched at a time. The shorter it is, the more of its
 # time has rows that are free since nobody waits; the longer, the later its results are there.
-_FEWEST_FILLS, _MOST_FILLS = 4, 16
+_FEWEST_FILLS, _MOST_FILLS = 2, 16
 
 # A part of the rows that are searched at a time, as many as are filled again together.
 _REFILL_SHARE = 8
@@ -89,7 +89,7 @@ def plan_queues(
     devices takes sentences in turn and searches `rows_of(length)` at a time, so num_lines and rows are
     multiples of parts.
 
-    With one row, lengths [3, 30, 5, 28, 29, 27] give queues (1, 4, 3, 5) of 1x32 and (2, 0) of 1x8.
+    With one row, lengths [3, 30, 5, 28, 29] give queues (1, 4, 3) of 1x32 and (2, 0) of 1x8.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     rungs = [min(max(round_up(lengths[index]), shortest), longest) for index in order]
