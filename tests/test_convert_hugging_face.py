@@ -14,6 +14,7 @@ from flaxformer_mt.config_checks import validate
 from flaxformer_mt.convert.exporting import check_expressible
 from flaxformer_mt.convert.format import Given, Weights, shapes_of
 from flaxformer_mt.convert.formats import find_format
+from flaxformer_mt.convert.hugging_face_config import write_generation
 from flaxformer_mt.convert.parity import make_batch, our_outputs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translate import Translator
@@ -166,6 +167,16 @@ def test_the_tokenizer_gives_our_ids_and_our_text(exported):
     for line in LINES:
         ids = [target.bos_id, *(i for i in target.tokenize(line) if i != target.unk_id), target.pad_id]
         assert tokenizer.decode(ids, skip_special_tokens=True) == target.detokenize(ids).strip()
+
+
+@pytest.mark.parametrize("exported", ["all"], indirect=True)
+def test_a_length_penalty_of_their_kind_goes_out_as_it_is(exported, tmp_path):
+    _, weights, _ = exported
+    for kind, expected in (("length", 0.6), ("gnmt", 0.5)):
+        search = SearchConfig(length_penalty=0.6, length_penalty_kind=kind)
+        config = dataclasses.replace(weights.config, search=search)
+        write_generation(config, weights.vocabs.target, tmp_path)
+        assert json.loads((tmp_path / "generation_config.json").read_text())["length_penalty"] == expected
 
 
 @pytest.mark.parametrize("exported", ["all", "pre"], indirect=True)

@@ -6,7 +6,8 @@ generate is set up as our search is, where it can be: as many beams, the same sy
 the start symbol, which keep their probability in both), no symbol forced at the limit. What differs:
  * Length. Ours divides a log-probability by ((5 + n) / 6) ** alpha, theirs by n ** length_penalty, with n
    counting the end symbol in both. length_penalty is alpha * 25 / 30: at 25 tokens, both then favour length
-   alike; above, theirs favours it less than ours, and below more.
+   alike; above, theirs favours it less than ours, and below more. With search.length_penalty_kind=length ours
+   is theirs, and alpha goes out as it is.
  * Limit. Ours depends on each source; max_length is that of the longest, data.max_source_length.
  * Stopping. Theirs ends when the best live hypothesis, divided by its present length, is worse than the worst
    of num_beams finished ones (early_stopping false). "never" would be nearer to ours, which looks ahead to
@@ -126,12 +127,13 @@ def _special_ids(vocab: Vocab) -> dict[str, Any]:
 def write_generation(config: Config, vocab: Vocab, folder: Path) -> None:
     """Writes generation_config.json; `vocab` is the target's."""
     search = config.search
+    as_theirs = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
     facts = {
         **_special_ids(vocab),
         "forced_eos_token_id": None,
         "bad_words_ids": [[number] for number in sorted({vocab.pad_id, vocab.bos_id})],
         "num_beams": 1 if search.method == "greedy" else search.beam_size,
-        "length_penalty": round(search.length_penalty * _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH), 6),
+        "length_penalty": round(search.length_penalty * as_theirs, 6),
         "early_stopping": False,
         # With the start symbol.
         "max_length": 1 + _longest_target(config),
