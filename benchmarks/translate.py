@@ -8,9 +8,8 @@
 captions: a trained run, its own test set and natural ends, so that all three must also find as good
 translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
 MarianMTModel is). news: a Transformer-base with random weights and 32,000 pieces, the first 500 lines, and
-translations that are all as long as the longest source of their batch: peers have one length for a batch.
-Ours has it for the sentences that it begins to search together, and then as well for the peers' batches.
-Without --news, sentences and words are made up.
+translations that are all as long as the longest source of their batch, since peers have one length for a
+batch; ours has no batches, and gets the lengths of theirs. Without --news, sentences and words are made up.
 
 The model goes out through our own exports, `marian` for `MarianMTModel.generate` and `ctranslate2` in float32
 for `translate_batch`. Beam 4, everything else at the defaults of each system. All get the same sentences as
@@ -228,11 +227,12 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Ways to run ours, by name; the first is what counts.
 
     captions: theirs end a sentence when as many hypotheses as beams have ended; ours when no better one is
-    possible. news: ours makes batches of its own, so it may have lengths of its own, or those of the peers.
+    possible, unless it is told to do as they do.
     """
+    variants: dict[str, dict[str, Any]] = {"as configured": {}}
     if options.setting == "captions":
-        return {"as configured": {}, "stopping inexact, as CTranslate2": {"stopping": "inexact"}}
-    return {"lengths of its own batches": {"lengths": "own"}, "lengths of the peers' batches": {}}
+        variants["stopping inexact, as CTranslate2"] = {"stopping": "inexact"}
+    return variants
 
 
 def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> dict[str, Any]:

@@ -25,8 +25,8 @@ Batch = dict[str, Any]
 class System(NamedTuple):
     """What a worker drives.
 
-    variants: ways to run it, by name; each translates the sentences of batches and waits for them. Ours makes
-      batches of its own and always translates all.
+    variants: ways to run it, by name; each translates the sentences of batches and waits for them. Ours knows
+      no batches and always translates all.
     facts: of the system, for the report.
     """
 
@@ -52,7 +52,7 @@ def make_ours(task: dict[str, Any]) -> System:
         params = place_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
-    def make_variant(lengths: str = "", **changes: Any) -> Callable[[list[Batch]], list[Ids]]:
+    def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:
         searcher = SentenceSearch(
             [config.model],
             replace(config.search, **changes),
@@ -64,14 +64,7 @@ def make_ours(task: dict[str, Any]) -> System:
         )
         sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
         sentences = [Sentence(source) for source in sources]
-        batches = task["batches"]
-        if lengths == "own":  # what is searched at a time is what the peers call a batch
-            batches = []
-            for queue in searcher.plan(list(map(len, sources)), 1):
-                for start in range(0, len(queue.indices), queue.rows):
-                    indices = queue.indices[start : start + queue.rows]
-                    batches.append({"indices": indices, "limit": max(len(sources[i]) for i in indices)})
-        for batch in batches if task["forced"] else ():
+        for batch in task["batches"] if task["forced"] else ():
             for index in batch["indices"]:
                 sentences[index] = Sentence(sources[index], least=batch["limit"])
 

@@ -1,41 +1,36 @@
-"""From sentences of ids to hypotheses of ids: batches of few shapes, one compiled search for each.
+"""From sentences of ids to hypotheses of ids.
 
-Row 12 of the data path. Owns the lengths that a search may reach, what a batch holds, and how models and
-search meet. Knows nothing of text, of files, or of how a network or a search works.
+Row 12 of the data path. Owns the lengths that a search may reach, what is asked of each sentence, and how
+many are searched at a time. Knows nothing of text, of files, or of how a network or a search works.
 """
 
 import dataclasses
 import itertools
-import operator
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
-from flaxformer_mt.model.layer_layout import unstack_layers
-from flaxformer_mt.parallel import compile_by_rows, local_device_count
 from flaxformer_mt.search import (
     NO_TOKEN,
     OUTGROWN,
     Lines,
-    NextLogits,
-    Search,
     SearchResult,
+    Size,
     Symbols,
-    ensemble,
-    ensemble_caches,
-    search_queue,
     search_width,
 )
-from flaxformer_mt.search.batches import Queue, deal_rows, plan_queues, round_down, round_up
-from flaxformer_mt.shapes import Array, Cache
+from flaxformer_mt.search.batches import SHORTEST, round_down, round_up, round_up_finely
+from flaxformer_mt.search_flow import Flow
+from flaxformer_mt.search_programs import SearchPrograms, Sources
+
+# So many blocks of sources hold the tokens of a batch. They are sorted: the smaller a block, the less of it
+# is padding, and the less there is to do at a time.
+_BLOCKS = 16
 
 # Limits are for the worst case. At first there is room for this share of one, or for a few tokens more than
 # the source has, and so for more rows at a time; the few lines that need more are searched again with all.
@@ -64,7 +59,7 @@ class Sentence:
 class SentenceSearch:
     """Searches translations of sentences with one model, or with several of one vocabulary.
 
-    Compiles once for each shape of batch; other parameters of the same shapes need no compilation.
+    Compiles a program once for each size; other parameters of the same shapes need no compilation.
     """
 
     def __init__(
@@ -89,70 +84,62 @@ class SentenceSearch:
             come from `place_locally`.
         """
         self.options = options
-        self._parts = local_device_count() if spread else 1
         self._symbols = symbols
         self._source_pad_id = source_pad_id
         self._longest_source = longest_source
         self._configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
-        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in self._configs]
-        self.compile()
-
-    def compile(self, **options: Any) -> None:
-        """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
-        static = ("max_length", "n_best", "rows", "refill")
-        if self._parts > 1:
-            if options:
-                raise ValueError(f"{sorted(options)} cannot be chosen for a search over several devices")
-            self.run = compile_by_rows(self.search_ids, static_argnames=static)
-        else:
-            self.run = jax.jit(self.search_ids, static_argnames=static, **options)
-
-    def plan(self, lengths: Sequence[int], n_best: int, *, whole: bool = False) -> list[Queue]:
-        """Which sentences of these source lengths `search_all` searches in one program.
-
-        Args:
-          whole: there is to be room for all tokens that a translation may have, not for the usual number.
-        """
-
-        def rows_of(source_length: int) -> int:
-            """How many sentences batch_tokens of each part hold, with their beams, down to the ladder."""
-            beam_tokens = search_width(self.options, n_best) * self._room_of(source_length, whole=whole)
-            return round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
-
-        return plan_queues(lengths, longest=self._longest_source, rows_of=rows_of, parts=self._parts)
+        self.programs = SearchPrograms(self._configs, options, symbols, sizes=sizes, spread=spread)
 
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Each sentence's index and its hypotheses [N, ...], in the order of queues.
+        """Each sentence's index and its hypotheses [N, ...], roughly from the longest source to the shortest.
 
         Args:
           params: of each model.
         """
         again = []
-        for index, found in self._search(sentences, n_best, params, whole=False):
+        for index, found in self._search(sentences, n_best, tuple(params), whole=False):
             if found.lengths[0] == OUTGROWN:
                 again.append(index)
             else:
                 yield index, found
         rest = [sentences[index] for index in again]
-        for place, found in self._search(rest, n_best, params, whole=True):
+        for place, found in self._search(rest, n_best, tuple(params), whole=True):
             yield again[place], found
 
     def _search(
-        self, sentences: Sequence[Sentence], n_best: int, params: Sequence[Any], *, whole: bool
+        self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], *, whole: bool
     ) -> Iterator[tuple[int, SearchResult]]:
         """`search_all`, with OUTGROWN lengths for what needs more than the usual room."""
-        waiting: tuple[Queue, SearchResult] | None = None
-        for queue in self.plan([len(sentence.source) for sentence in sentences], n_best, whole=whole):
-            some = [sentences[index] for index in queue.indices]
-            started = self._start(some, queue, n_best, tuple(params), whole=whole)
-            # The device works on this queue while the host reads the one before.
-            if waiting is not None:
-                yield from _by_sentence(*waiting, self._parts)
-            waiting = queue, started
-        if waiting is not None:
-            yield from _by_sentence(*waiting, self._parts)
+        if not sentences:
+            return
+        flow = Flow(
+            self.programs,
+            params,
+            self._lay_out(sentences),
+            lengths=[len(sentence.source) for sentence in sentences],
+            size_of=lambda indices: self.size_of(
+                [sentences[index] for index in indices], n_best, whole=whole
+            ),
+            block_tokens=self.options.batch_tokens // _BLOCKS,
+            n_best=n_best,
+        )
+        yield from flow.run()
+
+    def size_of(self, sentences: Sequence[Sentence], n_best: int, *, whole: bool = False) -> Size:
+        """What state some sentences are searched in, with as many rows a device as batch_tokens hold.
+
+        Args:
+          whole: there is to be room for all tokens that a translation may have, not for the usual number.
+        """
+        longest = max(len(sentence.source) for sentence in sentences)
+        source_length = min(max(round_up(longest), SHORTEST), self._longest_source)
+        room = self._room_of(longest, whole=whole)
+        beam_tokens = search_width(self.options, n_best) * room
+        rows = round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
+        needed = max(sentence.shortest for sentence in sentences)
+        return Size(rows, source_length, self._room_of(longest, needed, whole=whole))
 
     def limit_of(self, source_length: int, needed: int = 0) -> int:
         """The longest translation of a source, both counted with eos, where it `needed` is no more."""
@@ -161,11 +148,11 @@ class SentenceSearch:
         return limit if self.longest_target is None else min(limit, self.longest_target)
 
     def _room_of(self, source_length: int, needed: int = 0, *, whole: bool) -> int:
-        """For how many tokens of a translation there is room."""
+        """For how many tokens of a translation there is room, mostly a number of the ladder."""
         limit = self.limit_of(source_length, needed)
-        if whole:
-            return limit
-        return min(limit, max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA))
+        room = limit if whole else max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA)
+        room = round_up_finely(room)
+        return room if self.longest_target is None else min(room, self.longest_target)
 
     @property
     def longest_target(self) -> int | None:
@@ -190,30 +177,23 @@ class SentenceSearch:
                 "the other"
             )
 
-    def _start(
-        self, sentences: list[Sentence], queue: Queue, n_best: int, params: tuple[Any, ...], *, whole: bool
-    ) -> SearchResult:
-        rows = queue.num_lines
-        source = np.full((rows, queue.source_length), self._source_pad_id, np.int32)
-        source_mask = np.zeros(source.shape, bool)
-        limits = np.zeros(rows, np.int32)  # rows without a sentence stay at 0: they are not searched
+    def _lay_out(self, sentences: Sequence[Sentence]) -> Sources:
+        """Everything about the sentences, a row each, and one more row without a sentence."""
+        lengths = np.array([len(sentence.source) for sentence in sentences])
+        ids = np.full((len(sentences) + 1, lengths.max()), self._source_pad_id, np.int32)
+        mask = (
+            np.arange(lengths.max()) < np.append(lengths, 1)[:, None]
+        )  # there must be something to attend to
         for row, sentence in enumerate(sentences):
-            length = len(sentence.source)
-            source[row, :length] = sentence.source
-            source_mask[row, :length] = True
-            limits[row] = self.limit_of(length, sentence.shortest)
-        source_mask[len(sentences) :, 0] = True  # attention needs something to attend to
-        needed = max(sentence.shortest for sentence in sentences)
-        room = self._room_of(queue.source_length, round_up(needed), whole=whole)
-        arrays = (source, source_mask, self._make_lines(sentences, limits))
-        if self._parts > 1:
-            arrays = jax.tree.map(operator.itemgetter(deal_rows(rows, self._parts)), arrays)
-        sizes = {"rows": queue.rows // self._parts, "refill": queue.refill}
-        return self.run(params, *arrays, max_length=room, n_best=n_best, **sizes)
+            ids[row, : lengths[row]] = sentence.source
+        return Sources(ids, mask, self._make_lines(sentences))
 
-    def _make_lines(self, sentences: list[Sentence], limits: np.ndarray) -> Lines:
+    def _make_lines(self, sentences: Sequence[Sentence]) -> Lines:
         """What is asked of each row; what no sentence asks for is not in the compiled program."""
-        options, rows = self.options, len(limits)
+        options, rows = self.options, len(sentences) + 1
+        limits = np.zeros(rows, np.int32)  # the last row stays at 0: it is not searched
+        for row, sentence in enumerate(sentences):
+            limits[row] = self.limit_of(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
         ratio, offset = options.min_length_ratio, options.min_length_offset
         if ratio or offset or any(sentence.least > 1 for sentence in sentences):
@@ -240,89 +220,3 @@ class SentenceSearch:
                     required[row, number, : len(phrase)] = phrase
             lines = lines._replace(required=required)
         return lines
-
-    def search_ids(
-        self,
-        params: tuple[Any, ...],
-        source: Array,
-        source_mask: Array,
-        lines: Lines,
-        *,
-        max_length: int,
-        n_best: int,
-        rows: int,
-        refill: int,
-    ) -> SearchResult:
-        """The traced part: encodes sources [B, S] with every model and searches, `rows` of them at a time."""
-        options, several = self.options, len(self._models) > 1
-        width = search_width(options, n_best)
-        variables = [{"params": unstack_layers(own)} for own in params]
-        covers = options.method == "beam" and options.coverage_penalty > 0
-        members = [
-            _watch_attention(model, own, options.coverage_layer % config.num_decoder_layers)
-            if covers
-            else _next_logits(model, own)
-            for model, own, config in zip(self._models, variables, self._configs, strict=True)
-        ]
-        if covers:
-            lines = lines._replace(source_mask=source_mask)
-
-        def encode(source: Array, source_mask: Array) -> Cache:
-            caches = []
-            for model, own in zip(self._models, variables, strict=True):
-                cache = model.apply(own, source, source_mask, width, max_length, method="start_decoding")
-                if covers:
-                    nothing = jnp.zeros((source.shape[0], width, source.shape[1]), jnp.float32)
-                    cache = cache._replace(per_beam={"model": cache.per_beam, "attention": nothing})
-                caches.append(cache)
-            return ensemble_caches(caches) if several else caches[0]
-
-        def load(numbers: Array) -> tuple[Cache, Lines]:
-            own_source, own_mask, own_lines = jax.tree.map(
-                lambda leaf: jnp.asarray(leaf)[numbers], (source, source_mask, lines)
-            )
-            return encode(own_source, own_mask), own_lines
-
-        next_logits = ensemble(members, mean=options.ensemble_mean) if several else members[0]
-        attention_of = _mean_attention if several else _attention
-        task = Search(next_logits, options, self._symbols, max_length, n_best, attention_of)
-        count = (lines.max_lengths > 0).sum()
-        return search_queue(task, load, count, num_lines=source.shape[0], rows=rows, refill=refill)
-
-
-def _next_logits(model: Any, variables: Any) -> NextLogits:
-    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        return model.apply(variables, tokens, cache, method="decode_step")
-
-    return next_logits
-
-
-def _watch_attention(model: Any, variables: Any, layer: int) -> NextLogits:
-    """The same, keeping the weights [B, W, S] of a layer's cross-attention, mean over heads, in the cache."""
-
-    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        inner = cache._replace(per_beam=cache.per_beam["model"])
-        (logits, after), kept = model.apply(
-            variables, tokens, inner, method="decode_step", mutable=["intermediates"]
-        )
-        block = kept["intermediates"]["decoder"][f"layers_{layer}"]
-        (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, W, S]
-        per_beam = {"model": after.per_beam, "attention": weights.mean(axis=1)}
-        return logits, after._replace(per_beam=per_beam)
-
-    return next_logits
-
-
-def _attention(cache: Cache) -> Array:
-    return cache.per_beam["attention"]
-
-
-def _mean_attention(cache: Cache) -> Array:
-    return jnp.stack([member["attention"] for member in cache.per_beam]).mean(axis=0)
-
-
-def _by_sentence(queue: Queue, result: SearchResult, parts: int) -> Iterator[tuple[int, SearchResult]]:
-    host = jax.tree.map(np.asarray, result)  # waits for the device
-    places = np.argsort(deal_rows(len(host.lengths), parts))
-    for row, index in zip(places, queue.indices, strict=False):  # the other rows are empty
-        yield index, jax.tree.map(operator.itemgetter(row), host)

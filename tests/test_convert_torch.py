@@ -277,7 +277,7 @@ def translations(written) -> dict[str, list]:
     for name in ("post", "one_stack"):
         weights = written[name].weights
         translator = Translator(weights.config, weights.params, weights.vocabs, long_lines="cut")
-        translator.search.compile(compiler_options={"xla_backend_optimization_level": 0})
+        translator.search.programs.compile(compiler_options={"xla_backend_optimization_level": 0})
         made[name] = translator.translate(LINES)
     return made
 

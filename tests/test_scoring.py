@@ -80,7 +80,7 @@ def translate(config, params, vocabs, *, ensemble=(), **fields):
     translator = Translator(
         dataclasses.replace(config, search=search), params, vocabs, ensemble=ensemble, warn=pytest.fail
     )
-    translator.search.compile(compiler_options=O0)
+    translator.search.programs.compile(compiler_options=O0)
     n_best = 1 if search.method == "greedy" else 3
     return search, [one for t in translator.translate(SENTENCES, n_best=n_best) for one in t.n_best]
 

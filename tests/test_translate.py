@@ -1,5 +1,6 @@
 """Lines in, lines out, with a tiny random network and a real vocabulary."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -17,7 +18,7 @@ from flaxformer_mt.config_files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.resuming import open_resumable
-from flaxformer_mt.search import SearchResult
+from flaxformer_mt.search import NOBODY, Searched, SearchResult
 from flaxformer_mt.source_lines import read_sources
 from flaxformer_mt.token_budget import TokenBudget
 from flaxformer_mt.trained import TrainedModel
@@ -83,7 +84,7 @@ def shared_translator(config, params, vocabs):
 def quick(translator):
     """The same translator with less optimised programs: here they are small and many."""
     quickly = {"xla_backend_optimization_level": 0}
-    translator.search.compile(compiler_options=quickly)
+    translator.search.programs.compile(compiler_options=quickly)
     translator.scorer.decoder.compile(compiler_options=quickly)
     return translator
 
@@ -150,40 +151,76 @@ def test_a_line_does_not_depend_on_its_company(translator):
 
 def test_other_parameters_need_no_compilation(translator, config, vocabs):
     own = translator.translate(SENTENCES)
-    shapes = translator.search.run._cache_size()
+    shapes = compiled_sizes(translator)
     others = translator.translate(SENTENCES, params=random_params(config, vocabs, seed=1))
     assert [t.tokens for t in others] != [t.tokens for t in own]
-    assert translator.search.run._cache_size() == shapes
+    assert compiled_sizes(translator) == shapes
     assert translator.translate(SENTENCES) == own
 
 
-def fake_search(translator, monkeypatch):
-    """Replaces network and search by something that ends at once; gives the shapes it is called with."""
-    calls = []
+def compiled_sizes(translator):
+    programs = vars(translator.search.programs)
+    sizes = {name: run._cache_size() for name, run in programs.items() if hasattr(run, "_cache_size")}
+    assert min(sizes[name] for name in ("_read", "_begin", "_search")) > 0
+    return sizes
 
-    def search(params, source, source_mask, lines, *, max_length, n_best, rows, refill):
-        limits = lines.max_lengths
-        assert source_mask.any(axis=1).all()  # attention over nothing would not be a number
-        assert ((limits > 0) == (source_mask.sum(axis=1) > 1)).all()  # sentences are searched, other rows not
-        assert source.shape[0] % refill == 0 == rows % refill
-        calls.append((*source.shape, max_length, rows, int(limits.max())))
-        shape = (source.shape[0], n_best)
-        tokens = np.full((*shape, max_length), translator.vocabs.target.eos_id, np.int32)
+
+class FakePrograms:
+    """Instead of network and search: ends at once. Notes sizes, and the longest translation allowed."""
+
+    parts = 1
+
+    def __init__(self, eos_id):
+        self.eos_id = eos_id
+        self.sizes = collections.deque(maxlen=30)
+
+    def find_layout(self, params, sources, *, n_best):
+        return "layout"
+
+    def begin(self, params, layout, blocks, *, rows, source_length, n_best):
+        blocks = list(blocks)
+        for ids, mask, lines in blocks:
+            assert mask.any(axis=1).all()  # attention over nothing would not be a number
+            # sentences are searched, other rows not
+            assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
+            assert ids.shape == mask.shape and ids.shape[1] <= source_length
+        assert sum(len(block.ids) for block in blocks) <= rows
+        return np.concatenate([block.lines.max_lengths for block in blocks])
+
+    def empty(self, layout, size):
+        return size
+
+    def move(self, layout, state, rows, size):
+        assert (rows == -1).all()
+        return size
+
+    def search(self, params, layout, state, lines, *, counts, leave, refill, n_best):
+        self.sizes.append((*state, int(lines.max())))
+        assert (lines > 0).sum() == counts[0] and leave <= state.rows
+        shape = (len(lines) + state.rows, n_best)
+        tokens = np.full((*shape, state.room), self.eos_id, np.int32)
         ones = np.ones(shape)
-        return SearchResult(tokens, -ones, -ones, ones.astype(int))
+        nobody = np.full(state.rows, NOBODY)
+        return Searched(
+            state, nobody, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
+        )
 
-    monkeypatch.setattr(translator.search, "run", search)
-    return calls
+
+def fake_search(translator, monkeypatch):
+    """Replaces network and search by something that ends at once."""
+    fake = FakePrograms(translator.vocabs.target.eos_id)
+    monkeypatch.setattr(translator.search, "programs", fake)
+    return fake
 
 
 def test_lines_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
     translator = Translator(config, {}, vocabs)
-    calls = fake_search(translator, monkeypatch)
+    fake = fake_search(translator, monkeypatch)
     words = " ".join(source for source, _ in TEXT).split()
     lines = [" ".join(words[i % 20 : i % 20 + 1 + i % 4]) for i in range(300)]
     assert list(translator.translate_stream(lines, window=100))[-1].tokens == (vocabs.target.eos_id,)
-    assert len(calls) >= 9 and len({call[:-1] for call in calls}) <= 3
-    assert {source_length for _, source_length, *_ in calls} <= {8, 12}
+    assert len(fake.sizes) >= 9 and len({size[:-1] for size in fake.sizes}) <= 4
+    assert {source_length for _, source_length, *_ in fake.sizes} <= {8, 12}
 
 
 def test_limits(translator, config):
@@ -200,10 +237,10 @@ def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
     model = dataclasses.replace(config.model, positions="learned", max_positions=40)
     long = dataclasses.replace(config.search, max_length_offset=100)
     translator = Translator(dataclasses.replace(config, model=model, search=long), {}, vocabs)
-    calls = fake_search(translator, monkeypatch)
+    fake = fake_search(translator, monkeypatch)
     translator.translate(SENTENCES)
-    assert {limit for *_, limit in calls} == {40}
-    assert {max_length for _, _, max_length, _, _ in calls} == {24}  # what is usual; then 40, where needed
+    assert {limit for *_, limit in fake.sizes} == {40}
+    assert {room for _, _, room, _ in fake.sizes} == {24}  # what is usual; then 40, where needed
 
 
 # ---- one line for each line ----
@@ -254,25 +291,26 @@ def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network ran")
 
-    monkeypatch.setattr(translator.search, "run", refuse)
+    monkeypatch.setattr(translator.search.programs, "_read", refuse)
     assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
     assert translator.translate([]) == []
 
 
 def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
     monkeypatch.setattr(translator, "_long_lines", "cut")
-    searched = []
-    search = translator.search.run
+    read = []
+    begin = translator.search.programs.begin
 
-    def spy(params, source, source_mask, lines, **options):
-        searched.append((np.where(source_mask, source, -1), lines.max_lengths))
-        return search(params, source, source_mask, lines, **options)
+    def spy(params, layout, blocks, **options):
+        blocks = list(blocks)
+        read.extend(np.where(block.mask, block.ids, -1) for block in blocks)
+        return begin(params, layout, blocks, **options)
 
-    monkeypatch.setattr(translator.search, "run", spy)
+    monkeypatch.setattr(translator.search.programs, "begin", spy)
     long = "Hund schläft " * 9
     found = translator.translate(["Milch", long, "", long])
     assert [t.truncated for t in found] == [False, True, False, True]
-    (source, _), ids = searched[0], vocabs.source.tokenize(long)
+    source, ids = read[0], vocabs.source.tokenize(long)
     assert source.shape[1] == 12 and source[0].tolist() == [*ids[:11], vocabs.source.eos_id]
     assert warnings == [
         "lines 2, 4: longer than data.max_source_length 12 tokens, so only the beginning was translated; "
@@ -347,7 +385,7 @@ def test_a_stream_of_nothing(translator):
 
 
 def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
-    fake_search(translator, monkeypatch).clear()
+    fake_search(translator, monkeypatch)
 
     def peak(count):
         lines = (f"der Hund {number % 7}" for number in range(count))
@@ -655,22 +693,24 @@ def test_alignments_of_a_layer_or_head_there_is_not(translator):
 
 def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
     expected = translator.translate(SENTENCES)
-    search, tried = translator.search.run, []
+    programs, tried = translator.search.programs, []
+    empty = programs.empty
 
-    def run(params, source, *arguments, **options):
-        tried.append(options["rows"])
-        if options["rows"] > 2:
+    def with_little_memory(layout, size):
+        tried.append(size.rows)
+        if size.rows > 2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
-        return search(params, source, *arguments, **options)
+        return empty(layout, size)
 
-    monkeypatch.setattr(translator.search, "run", run)
-    monkeypatch.setattr(translator.search, "options", translator.search.options)
+    monkeypatch.setattr(programs, "empty", with_little_memory)
+    large = dataclasses.replace(translator.search.options, batch_tokens=400)
+    monkeypatch.setattr(translator.search, "options", large)
     budget = TokenBudget(translator.search.options.batch_tokens, warn=warnings.append)
     monkeypatch.setattr(translator, "_budget", budget)
     found = translator.translate(SENTENCES)
     assert [t.text for t in found] == [t.text for t in expected] and max(tried) > 2
     translator.translate(SENTENCES)
-    assert len(warnings) == 1 and "no room for batches of 130 tokens" in warnings[0]
+    assert len(warnings) == 1 and "no room for batches of 400 tokens" in warnings[0]
 
 
 def test_a_description_tells_models_apart(config, params, vocabs, translator):

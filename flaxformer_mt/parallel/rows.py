@@ -58,14 +58,18 @@ def place_locally(tree: Any) -> Any:
 
 
 def compile_by_rows(
-    function: Callable[..., Any], *, static_argnames: tuple[str, ...] = ()
+    function: Callable[..., Any], *, static_argnames: tuple[str, ...] = (), donate: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
     """Compiles function(params, *arrays, **static), whose arrays and results all begin with the axis of rows.
 
     Each local device runs it on its part of the rows; parameters come from `place_locally`.
+
+    Args:
+      donate: which arguments' memory results may take, counted with params.
     """
+    options: dict[str, Any] = {"static_argnames": static_argnames, "donate_argnums": donate}
     if local_device_count() == 1:
-        return jax.jit(function, static_argnames=static_argnames)
+        return jax.jit(function, **options)
     mesh = _local_mesh()
 
     def by_rows(params: Any, *arrays: Any, **static: Any) -> Any:
@@ -78,4 +82,4 @@ def compile_by_rows(
             params, *arrays
         )
 
-    return jax.jit(by_rows, static_argnames=static_argnames)
+    return jax.jit(by_rows, **options)

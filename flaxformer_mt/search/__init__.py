@@ -5,7 +5,24 @@ Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` i
 
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.loop import Search, search
-from flaxformer_mt.search.queue import OUTGROWN, search_queue
+from flaxformer_mt.search.queue import (
+    NOBODY,
+    OUTGROWN,
+    Searched,
+    begin_lines,
+    search_queue,
+    shares_first_step,
+    take_first_step,
+)
+from flaxformer_mt.search.rows import (
+    Layout,
+    Size,
+    append_rows,
+    empty_rows,
+    find_layout,
+    move_rows,
+    widen_rows,
+)
 from flaxformer_mt.search.task import (
     NO_TOKEN,
     Lines,
@@ -18,18 +35,30 @@ from flaxformer_mt.search.task import (
 )
 
 __all__ = [
+    "NOBODY",
     "NO_TOKEN",
     "OUTGROWN",
+    "Layout",
     "Lines",
     "NextLogits",
     "Search",
     "SearchResult",
+    "Searched",
+    "Size",
     "State",
     "Symbols",
+    "append_rows",
+    "begin_lines",
+    "empty_rows",
     "ensemble",
     "ensemble_caches",
+    "find_layout",
+    "move_rows",
     "search",
     "search_queue",
     "search_width",
+    "shares_first_step",
+    "take_first_step",
     "take_rows",
+    "widen_rows",
 ]

@@ -7,17 +7,19 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from flaxformer_mt.search.rows import Size
 
-# A queue is at least and at most so many times what is searched at a time. The shorter it is, the more of its
-# time has rows that are free since nobody waits; the longer, the later its results are there.
-_FEWEST_FILLS, _MOST_FILLS = 2, 16
+# How many times the sentences that wait fill the rows at least, for a size of their own.
+_FEWEST_FILLS = 2
 
-# A part of the rows that are searched at a time, as many as are filled again together.
-_REFILL_SHARE = 8
+# No array of sources is shorter.
+SHORTEST = 8
 
 # Sizes of arrays: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
+
+# With at most a fifth of padding.
+_FINE_LADDER = tuple(sorted({1, 2, 3, *(base << power for base in (4, 5, 6, 7) for power in range(30))}))
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,18 @@ def round_up(size: int) -> int:
     return _LADDER[bisect.bisect_left(_LADDER, size)]
 
 
+def round_up_finely(size: int) -> int:
+    """The least number of the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ... that is no less: 13 gives 14."""
+    return _FINE_LADDER[bisect.bisect_left(_FINE_LADDER, size)]
+
+
 def round_down(size: int) -> int:
     """The largest number of the ladder that is no more: 13 gives 12."""
     return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
 
 
 def plan_batches(
-    lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], shortest: int = 8
+    lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], shortest: int = SHORTEST
 ) -> list[SearchBatch]:
     """Lays sentences of the given lengths, the longest first, into batches of few different shapes.
 
@@ -63,57 +70,31 @@ def plan_batches(
     return batches
 
 
-@dataclass(frozen=True)
-class Queue:
-    """Sentences, by their index, that are searched one after the other, `rows` of them at a time.
+def choose_size(own: Size, before: Size | None, *, busy: int, waiting: int) -> Size:
+    """The size of the state in which a search goes on, of which a device has `busy` rows in use.
 
-    num_lines: the rows of arrays that hold all sentences; the last ones may be empty. With as many as `rows`,
-      all sentences are searched at once.
+    The sentences come sorted, so after a while a smaller one does, with more rows. It is taken only where it
+    is filled a few times: each size is another program to compile.
+
+    Args:
+      own: what the longest of those that are searched or wait would have alone, rows as many as can be.
+      before: of the state as it is, with rows for all of `busy`; None: there is none yet.
+      waiting: how many sentences wait for this device.
     """
+    if before is None:
+        return own._replace(rows=min(own.rows, round_up(waiting)))
+    if not waiting:
+        return before._replace(rows=max(1, before.rows // 2)) if busy <= before.rows // 2 else before
+    if own.room > before.room:
+        return own._replace(rows=before.rows, source_length=before.source_length)
+    if own.rows > before.rows and waiting >= _FEWEST_FILLS * own.rows:
+        return own
+    return before
 
-    indices: tuple[int, ...]
-    num_lines: int
-    rows: int
-    # How many of the rows are filled again together, on each device.
-    refill: int
-    source_length: int
 
+def deal(waiting: int, parts: int) -> list[list[int]]:
+    """Which of the first sentences in the queue each of some equal parts gets, as cards are dealt.
 
-def plan_queues(
-    lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], parts: int = 1, shortest: int = 8
-) -> list[Queue]:
-    """Lays sentences of the given lengths, the longest first, into queues of few different shapes.
-
-    A queue's sources are as long as its longest sentence, rounded up to the ladder from `shortest` to
-    `longest`. It ends where sentences fit a lower rung, unless it would be a short queue. Each of `parts`
-    devices takes sentences in turn and searches `rows_of(length)` at a time, so num_lines and rows are
-    multiples of parts.
-
-    With one row, lengths [3, 30, 5, 28, 29] give queues (1, 4, 3) of 1x32 and (2, 0) of 1x8.
+    Neighbours are of like lengths, so all parts take equally long: 5 for 2 parts are [0 2 4] and [1 3].
     """
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    rungs = [min(max(round_up(lengths[index]), shortest), longest) for index in order]
-    queues: list[Queue] = []
-    start = 0
-    while start < len(order):
-        most = rows_of(rungs[start]) * parts
-        end = start
-        while end < len(order) and end - start < _MOST_FILLS * most:
-            if rungs[end] < rungs[start] and end - start >= _FEWEST_FILLS * most:
-                break
-            end += 1
-        own = min(round_up(-(-(end - start) // parts)), most // parts)
-        rows = own * parts
-        num_lines = rows if end - start <= rows else _MOST_FILLS * rows
-        refill = own if num_lines == rows else max(1, own // _REFILL_SHARE)
-        queues.append(Queue(tuple(order[start:end]), num_lines, rows, refill, rungs[start]))
-        start = end
-    return queues
-
-
-def deal_rows(rows: int, parts: int) -> np.ndarray:
-    """Which rows each of some equal parts gets, one part after another, as cards are dealt.
-
-    Neighbours are of like lengths, so all parts take equally long: 6 rows in 2 parts are [0 2 4 1 3 5].
-    """
-    return np.arange(rows).reshape(-1, parts).T.ravel()
+    return [list(range(part, waiting, parts)) for part in range(parts)]

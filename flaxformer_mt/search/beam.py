@@ -84,8 +84,13 @@ def advance_beams(task: Task, state: State) -> State:
 
 
 def _choose(task: Task, state: State, logits: Array) -> Chosen:
-    """The continuations that stay; parents count the beams of all groups."""
+    """The continuations that stay; parents count the beams of all groups.
+
+    Logits [B, 1, V] are those of all beams alike, as before the first token.
+    """
     allowed, banned = allowed_tokens(task, state, logits.shape[-1]), banned_tokens(task, state)
+    if logits.shape[1] == 1 and allowed is not None:
+        allowed = allowed[:, :1]
     if state.lines.required is not None:
         return choose_required(task, state, logits, allowed, banned)
     groups = task.options.diversity_groups
@@ -108,6 +113,7 @@ def _extend(
     batch, width = log_probs.shape
     count = min(width, logits.shape[-1])  # the W best of all are among the W best of each
     steps, tokens = top_candidates(logits, count=count, banned=banned, allowed=allowed, discount=discount)
+    tokens = jnp.broadcast_to(tokens, (batch, width, count))
     merits = (log_probs[:, :, None] + steps).reshape(batch, -1)
     merits, chosen = jax.lax.top_k(merits, width)
     last = jnp.take_along_axis(tokens.reshape(batch, -1), chosen, axis=1)

@@ -50,10 +50,18 @@ def advance_paths(task: Task, state: State) -> State:
             jnp.where(growing, last, state.tokens[:, :, state.place])
         ),
         log_probs=log_probs,
-        cache=cache,
+        cache=_note_ancestors(cache, state.place),
         done=state.done | (lengths > 0).all(axis=1),
         lengths=lengths,
     )
+
+
+def _note_ancestors(cache: Cache, place: Array) -> Cache:
+    """Each path goes on with its own past; a row that was given to another line does not know yet."""
+    if cache.ancestors is None:
+        return cache
+    own = jnp.arange(cache.ancestors.shape[1])
+    return cache._replace(ancestors=cache.ancestors.at[:, :, place].set(own))
 
 
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:

@@ -76,6 +76,7 @@ def choose_required(
     required = state.lines.required
     assert required is not None and state.met is not None and state.matched is not None
     batch, width = state.log_probs.shape
+    logits = jnp.broadcast_to(logits, (batch, width, logits.shape[-1]))
     steps, tokens = _candidates(state, logits, allowed, banned, count=min(width, logits.shape[-1]))
     count = tokens.shape[-1]
     met, matched = follow(required, state.met[:, :, None], state.matched[:, :, None], tokens)
