@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.search import NOBODY, Searched, SearchResult, Size, State
-from flaxformer_mt.search.batches import SHORTEST, choose_size, deal, round_down, round_up_finely
+from flaxformer_mt.search.batches import SHORTEST, choose_size, deal, round_down, round_up
 from flaxformer_mt.search_programs import SearchPrograms, Sources
 
 # A queue is so many times what is searched at a time. The shorter, the more often the host has to look after
@@ -157,14 +157,25 @@ class Flow:
         self._busy = [dict(enumerate(busy.values())) for busy in self._busy]
         return self._programs.move(self._layout, state, rows, size)
 
-    def _blocks(self, lines: list[list[int]], num_lines: int, size: Size) -> Iterator[Sources]:
-        """The lines of all parts, some of each at a time, as long as the longest of those."""
+    def _blocks(self, lines: list[list[int]], num_lines: int, size: Size) -> Iterator[tuple[int, Sources]]:
+        """The lines of all parts, some of each at a time, as long as the longest of those.
+
+        Blocks of one length have as many rows, so that few programs are compiled; what is missing to the last
+        one is read again.
+        """
+
+        def fit(first: int) -> tuple[int, int]:
+            length = max(self._lengths[some[first]] for some in lines if len(some) > first)
+            length = min(round_up(max(length, SHORTEST)), size.source_length)
+            return length, min(round_down(max(1, self._block_tokens // length)), num_lines)
+
         first, most = 0, max(map(len, lines))
         while first < most:
-            length = max(self._lengths[some[first]] for some in lines if len(some) > first)
-            length = min(round_up_finely(max(length, SHORTEST)), size.source_length)
-            rows = round_down(min(max(1, self._block_tokens // length), num_lines - first))
-            yield self._gather([some[first : first + rows] for some in lines], rows, length)
+            length, rows = fit(first)
+            if first + rows > num_lines:
+                length, rows = fit(num_lines - rows)
+                first = min(first, num_lines - rows)
+            yield first, self._gather([some[first : first + rows] for some in lines], rows, length)
             first += rows
 
     def _gather(self, lines: list[list[int]], num_lines: int, length: int) -> Sources:

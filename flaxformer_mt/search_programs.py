@@ -118,7 +118,7 @@ class SearchPrograms:
         self,
         params: tuple[Any, ...],
         layout: Layout,
-        blocks: Iterable[Sources],
+        blocks: Iterable[tuple[int, Sources]],
         *,
         rows: int,
         source_length: int,
@@ -127,12 +127,11 @@ class SearchPrograms:
         """The packed state of sources before they are searched, a part's in the first of its rows.
 
         Args:
-          blocks: one after the other, each as long as its own longest source; all but the last one full.
+          blocks: of each the first row, of those of a part, and the sources, as long as the longest of them.
           rows: of each part.
         """
         waiting: Any = None
-        first = 0
-        for block in blocks:
+        for first, block in blocks:
             own = self._read(params, *block, n_best=n_best)
             if block.ids.shape == (rows * self.parts, source_length):
                 waiting = own
@@ -140,7 +139,6 @@ class SearchPrograms:
                 waiting = self._widen((), own, layout=layout, rows=rows, source_length=source_length)
             else:
                 waiting = self._append((), waiting, own, np.full(self.parts, first, np.int32), layout=layout)
-            first += len(block.ids) // self.parts
         return self._begin(params, waiting, n_best=n_best) if self._shares_first_step else waiting
 
     def empty(self, layout: Layout, size: Size) -> State:

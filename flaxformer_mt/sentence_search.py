@@ -24,7 +24,7 @@ from flaxformer_mt.search import (
     Symbols,
     search_width,
 )
-from flaxformer_mt.search.batches import SHORTEST, round_down, round_up, round_up_finely
+from flaxformer_mt.search.batches import SHORTEST, round_down_finely, round_up, round_up_finely
 from flaxformer_mt.search_flow import Flow
 from flaxformer_mt.search_programs import SearchPrograms, Sources
 
@@ -137,7 +137,7 @@ class SentenceSearch:
         source_length = min(max(round_up(longest), SHORTEST), self._longest_source)
         room = self._room_of(longest, whole=whole)
         beam_tokens = search_width(self.options, n_best) * room
-        rows = round_down(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
+        rows = round_down_finely(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
         needed = max(sentence.shortest for sentence in sentences)
         return Size(rows, source_length, self._room_of(longest, needed, whole=whole))
 

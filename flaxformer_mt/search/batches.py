@@ -42,8 +42,13 @@ def round_up_finely(size: int) -> int:
 
 
 def round_down(size: int) -> int:
-    """The largest number of the ladder that is no more: 13 gives 12."""
+    """The largest number of the ladder that is no more: 15 gives 12."""
     return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
+
+
+def round_down_finely(size: int) -> int:
+    """The largest number of the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ... that is no more: 15 gives 14."""
+    return _FINE_LADDER[bisect.bisect_right(_FINE_LADDER, size) - 1]
 
 
 def plan_batches(
