@@ -394,6 +394,21 @@ def test_top_candidates_are_those_of_a_full_sort(size, count):
         np.testing.assert_allclose(expected[chosen], found[b, w], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "count"), [(100, 5), (1000, 5)])
+def test_an_id_that_is_barred_for_some_beams_is_chosen_by_the_others(size, count):
+    logits = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
+    logits[:, :, EOS] = 9.0
+    barred = np.array([[True], [False]])
+    compiled = jax.jit(
+        lambda x: top_candidates(x, count=count, banned=(PAD,), barred=(EOS, barred)), compiler_options=QUICK
+    )
+    found, tokens = map(np.asarray, compiled(logits))
+    assert (tokens[0] != EOS).all() and (tokens[1, :, 0] == EOS).all()
+    expected = np.stack([[log_softmax(own) for own in line] for line in logits])
+    expected[:, :, PAD] = expected[0, :, EOS] = -np.inf
+    np.testing.assert_allclose(found, -np.sort(-expected)[..., :count], rtol=1e-5, atol=1e-6)
+
+
 # ---- batches ----
 
 

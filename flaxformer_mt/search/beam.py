@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.search.required import Chosen, choose_required, start_required
-from flaxformer_mt.search.rules import allowed_tokens, banned_tokens
+from flaxformer_mt.search.rules import allowed_tokens, banned_tokens, barred_end
 from flaxformer_mt.search.scores import attainable, coverage_penalty, length_penalty
 from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
@@ -88,7 +88,8 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
 
     Logits [B, 1, V] are those of all beams alike, as before the first token.
     """
-    allowed, banned = allowed_tokens(task, state, logits.shape[-1]), banned_tokens(task, state)
+    barred, banned = barred_end(task, state), banned_tokens(task, state)
+    allowed = allowed_tokens(task, state, logits.shape[-1]) if barred is None else None
     if logits.shape[1] == 1 and allowed is not None:
         allowed = allowed[:, :1]
     if state.lines.required is not None:
@@ -99,20 +100,24 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
     for group in range(groups):
         ours = allowed if allowed is None or allowed.shape[1] == 1 else _part(allowed, group, groups)
         prefixes, following = _part((state.log_probs, logits), group, groups)
-        own = _extend(prefixes, following, ours, banned, discount)
+        steps, tokens = top_candidates(
+            following,
+            count=min(width, logits.shape[-1]),  # the W best of all are among the W best of each
+            banned=banned,
+            barred=barred,
+            allowed=ours,
+            discount=discount,
+        )
+        own = _extend(prefixes, steps, tokens, discount)
         found.append(own._replace(parents=own.parents + group * width))
         if group + 1 < groups:
             discount = _discount(discount, own, task.options.diversity_strength, logits.shape)
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
 
 
-def _extend(
-    log_probs: Array, logits: Array, allowed: Array | None, banned: tuple[int, ...], discount: Array | None
-) -> Chosen:
-    """The W best one-token continuations of a sentence's prefixes, their last tokens, and their parents."""
-    batch, width = log_probs.shape
-    count = min(width, logits.shape[-1])  # the W best of all are among the W best of each
-    steps, tokens = top_candidates(logits, count=count, banned=banned, allowed=allowed, discount=discount)
+def _extend(log_probs: Array, steps: Array, tokens: Array, discount: Array | None) -> Chosen:
+    """The W best of the continuations of prefixes [B, W] by candidates [B, W or 1, C], and their parents."""
+    (batch, width), count = log_probs.shape, tokens.shape[-1]
     tokens = jnp.broadcast_to(tokens, (batch, width, count))
     merits = (log_probs[:, :, None] + steps).reshape(batch, -1)
     merits, chosen = jax.lax.top_k(merits, width)

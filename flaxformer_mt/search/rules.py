@@ -36,6 +36,18 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
     return allowed
 
 
+def barred_end(task: Task, state: State) -> tuple[int, Array] | None:
+    """The end symbol and which hypotheses may not end yet, [B, 1], if no line has a rule beside that.
+
+    This much can be told without a mask of the whole vocabulary. None: `allowed_tokens` tells.
+    """
+    lines, n = state.lines, task.options.no_repeat_ngram
+    others = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
+    if lines.min_lengths is None or others:
+        return None
+    return task.symbols.eos_id, (state.ages + 1 < lines.min_lengths)[:, None]
+
+
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
     """Ids that may come next nowhere. Where a prefix may force a suppressed one, `allowed_tokens` decides."""
     symbols = task.symbols
