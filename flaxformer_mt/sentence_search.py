@@ -24,7 +24,13 @@ from flaxformer_mt.search import (
     Symbols,
     search_width,
 )
-from flaxformer_mt.search.batches import SHORTEST, round_down_finely, round_up, round_up_finely
+from flaxformer_mt.search.batches import (
+    SHORTEST,
+    round_down_finely,
+    round_up,
+    round_up_coarsely,
+    round_up_finely,
+)
 from flaxformer_mt.search_flow import Flow
 from flaxformer_mt.search_programs import SearchPrograms, Sources
 
@@ -134,7 +140,9 @@ class SentenceSearch:
           whole: there is to be room for all tokens that a translation may have, not for the usual number.
         """
         longest = max(len(sentence.source) for sentence in sentences)
-        source_length = min(max(round_up(longest), SHORTEST), self._longest_source)
+        # What outgrows the usual room is little, and differs from window to window: few sizes have to do.
+        source_length = (round_up_coarsely if whole else round_up)(max(longest, SHORTEST))
+        source_length = min(source_length, self._longest_source)
         room = self._room_of(longest, whole=whole)
         beam_tokens = search_width(self.options, n_best) * room
         rows = round_down_finely(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
@@ -151,7 +159,7 @@ class SentenceSearch:
         """For how many tokens of a translation there is room, mostly a number of the ladder."""
         limit = self.limit_of(source_length, needed)
         room = limit if whole else max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA)
-        room = round_up_finely(room)
+        room = (round_up_coarsely if whole else round_up_finely)(room)
         return room if self.longest_target is None else min(room, self.longest_target)
 
     @property
