@@ -158,7 +158,8 @@ class SentenceSearch:
     def _room_of(self, source_length: int, needed: int = 0, *, whole: bool) -> int:
         """For how many tokens of a translation there is room, mostly a number of the ladder."""
         limit = self.limit_of(source_length, needed)
-        room = limit if whole else max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA)
+        usual = max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA)
+        room = limit if whole else min(limit, usual)
         room = (round_up_coarsely if whole else round_up_finely)(room)
         return room if self.longest_target is None else min(room, self.longest_target)
 
@@ -189,9 +190,8 @@ class SentenceSearch:
         """Everything about the sentences, a row each, and one more row without a sentence."""
         lengths = np.array([len(sentence.source) for sentence in sentences])
         ids = np.full((len(sentences) + 1, lengths.max()), self._source_pad_id, np.int32)
-        mask = (
-            np.arange(lengths.max()) < np.append(lengths, 1)[:, None]
-        )  # there must be something to attend to
+        lasts = np.append(lengths, 1)  # where there is no sentence, there must be something to attend to
+        mask = np.arange(lengths.max()) < lasts[:, None]
         for row, sentence in enumerate(sentences):
             ids[row, : lengths[row]] = sentence.source
         return Sources(ids, mask, self._make_lines(sentences))

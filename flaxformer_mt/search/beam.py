@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.search.required import Chosen, choose_required, start_required
-from flaxformer_mt.search.rules import allowed_tokens, banned_tokens, barred_end
+from flaxformer_mt.search.rules import banned_tokens, barred_or_allowed
 from flaxformer_mt.search.scores import attainable, coverage_penalty, length_penalty
 from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
@@ -88,8 +88,7 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
 
     Logits [B, 1, V] are those of all beams alike, as before the first token.
     """
-    barred, banned = barred_end(task, state), banned_tokens(task, state)
-    allowed = allowed_tokens(task, state, logits.shape[-1]) if barred is None else None
+    (barred, allowed), banned = barred_or_allowed(task, state, logits.shape[-1]), banned_tokens(task, state)
     if logits.shape[1] == 1 and allowed is not None:
         allowed = allowed[:, :1]
     if state.lines.required is not None:

@@ -6,7 +6,7 @@ Owns how a path grows and ends. Knows nothing of beams that compete, of text or 
 import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import mask_logits, top_candidates
-from flaxformer_mt.search.rules import allowed_tokens, banned_tokens, barred_end
+from flaxformer_mt.search.rules import allowed_tokens, banned_tokens, barred_or_allowed
 from flaxformer_mt.search.sampling import draw_tokens, make_keys
 from flaxformer_mt.search.scores import length_penalty
 from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
@@ -68,8 +68,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     """The model's log-probability [B, W] of each path's next token, and the token."""
     banned = banned_tokens(task, state)
     if task.options.method == "greedy":
-        barred = barred_end(task, state)
-        allowed = allowed_tokens(task, state, logits.shape[-1]) if barred is None else None
+        barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
         best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
         return best[:, :, 0], tokens[:, :, 0]
     assert state.lines.seeds is not None

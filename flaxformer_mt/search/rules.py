@@ -36,16 +36,17 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
     return allowed
 
 
-def barred_end(task: Task, state: State) -> tuple[int, Array] | None:
-    """The end symbol and which hypotheses may not end yet, [B, 1], if no line has a rule beside that.
+def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, Array] | None, Array | None]:
+    """What `top_candidates` needs to know of the rules: what is barred, or else which tokens are allowed.
 
-    This much can be told without a mask of the whole vocabulary. None: `allowed_tokens` tells.
+    That a hypothesis is too short to end can be told without a mask of the whole vocabulary: where it is the
+    only rule, the end symbol is barred where the second, [B, 1], says so.
     """
     lines, n = state.lines, task.options.no_repeat_ngram
     others = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
     if lines.min_lengths is None or others:
-        return None
-    return task.symbols.eos_id, (state.ages + 1 < lines.min_lengths)[:, None]
+        return None, allowed_tokens(task, state, size)
+    return (task.symbols.eos_id, (state.ages + 1 < lines.min_lengths)[:, None]), None
 
 
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
