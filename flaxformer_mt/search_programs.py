@@ -81,12 +81,10 @@ class SearchPrograms:
 
     def compile(self, **options: Any) -> None:
         """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
-        if self.parts > 1 and options:
-            raise ValueError(f"{sorted(options)} cannot be chosen for a search over several devices")
 
         def make(function: Callable[..., Any], *static: str, donate: tuple[int, ...] = ()) -> Any:
             if self.parts > 1:
-                return compile_by_rows(function, static_argnames=static, donate=donate)
+                return compile_by_rows(function, static_argnames=static, donate=donate, **options)
             return jax.jit(function, static_argnames=static, donate_argnums=donate, **options)
 
         self._read = make(self._read_rows, "n_best")

@@ -58,7 +58,11 @@ def place_locally(tree: Any) -> Any:
 
 
 def compile_by_rows(
-    function: Callable[..., Any], *, static_argnames: tuple[str, ...] = (), donate: tuple[int, ...] = ()
+    function: Callable[..., Any],
+    *,
+    static_argnames: tuple[str, ...] = (),
+    donate: tuple[int, ...] = (),
+    **options: Any,
 ) -> Callable[..., Any]:
     """Compiles function(params, *arrays, **static), whose arrays and results all begin with the axis of rows.
 
@@ -66,8 +70,9 @@ def compile_by_rows(
 
     Args:
       donate: which arguments' memory results may take, counted with params.
+      options: more of `jax.jit`.
     """
-    options: dict[str, Any] = {"static_argnames": static_argnames, "donate_argnums": donate}
+    options |= {"static_argnames": static_argnames, "donate_argnums": donate}
     if local_device_count() == 1:
         return jax.jit(function, **options)
     mesh = _local_mesh()
