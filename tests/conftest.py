@@ -10,7 +10,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
     )
-# Programs as small as these take longer to optimise than to run.
+# Programs as small as these take longer to optimise, and to take apart for several threads, than to run.
+os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 

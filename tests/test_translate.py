@@ -57,7 +57,7 @@ def config():
             ffn_dim=16,
             output_bias=True,
         ),
-        search=SearchConfig(beam_size=3, max_length_ratio=0.5, max_length_offset=4, batch_tokens=130),
+        search=SearchConfig(beam_size=3, max_length_ratio=0.5, max_length_offset=4, batch_tokens=600),
     )
 
 
