@@ -120,14 +120,18 @@ class SentenceSearch:
         """`search_all`, with OUTGROWN lengths for what needs more than the usual room."""
         if not sentences:
             return
+
+        def size_of(indices: Sequence[int]) -> Size:
+            # What outgrows the usual room is little, and differs from window to window: it gets one size.
+            some = sentences if whole else [sentences[index] for index in indices]
+            return self.size_of(some, n_best, whole=whole)
+
         flow = Flow(
             self.programs,
             params,
             self._lay_out(sentences),
             lengths=[len(sentence.source) for sentence in sentences],
-            size_of=lambda indices: self.size_of(
-                [sentences[index] for index in indices], n_best, whole=whole
-            ),
+            size_of=size_of,
             block_tokens=self.options.batch_tokens // _BLOCKS,
             n_best=n_best,
         )
@@ -140,10 +144,11 @@ class SentenceSearch:
           whole: there is to be room for all tokens that a translation may have, not for the usual number.
         """
         longest = max(len(sentence.source) for sentence in sentences)
-        # What outgrows the usual room is little, and differs from window to window: few sizes have to do.
-        source_length = (round_up_coarsely if whole else round_up)(max(longest, SHORTEST))
-        source_length = min(source_length, self._longest_source)
+        source_length = round_up(max(longest, SHORTEST))
         room = self._room_of(longest, whole=whole)
+        if whole:  # sources of different lengths have one size where they have the same room
+            source_length = max(round_up_coarsely(max(longest, SHORTEST)), room // 2)
+        source_length = min(source_length, self._longest_source)
         beam_tokens = search_width(self.options, n_best) * room
         rows = round_down_finely(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
         needed = max(sentence.shortest for sentence in sentences)

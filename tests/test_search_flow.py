@@ -160,7 +160,8 @@ LARGE, SMALL = Size(4, 48, 64), Size(12, 24, 32)
     ("own", "before", "busy", "waiting", "chosen"),
     [
         (LARGE, None, 0, 100, LARGE),
-        (LARGE, None, 0, 2, Size(2, 48, 64)),  # for few sentences there are few rows
+        (SMALL, None, 0, 3, Size(4, 24, 32)),  # for few sentences there are few rows
+        (SMALL, None, 0, 1, Size(1, 24, 32)),
         (SMALL, LARGE, 2, 24, SMALL),
         (SMALL, LARGE, 2, 23, LARGE),  # which do not fill it twice
         (Size(3, 24, 80), LARGE, 4, 24, Size(4, 48, 80)),  # more room is needed, in the rows that there are

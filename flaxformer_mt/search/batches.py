@@ -46,6 +46,11 @@ def round_up_coarsely(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def round_up_to_power_of_four(size: int) -> int:
+    """The least power of four that is no less: 5 gives 16."""
+    return 1 << ((size - 1).bit_length() + 1) // 2 * 2
+
+
 def round_down(size: int) -> int:
     """The largest number of the ladder that is no more: 15 gives 12."""
     return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
@@ -92,7 +97,7 @@ def choose_size(own: Size, before: Size | None, *, busy: int, waiting: int) -> S
       waiting: how many sentences wait for this device.
     """
     if before is None:
-        return own._replace(rows=min(own.rows, round_up_coarsely(waiting)))
+        return own._replace(rows=min(own.rows, round_up_to_power_of_four(waiting)))
     if not waiting:
         return before._replace(rows=max(1, before.rows // 2)) if busy <= before.rows // 2 else before
     if own.room > before.room:
