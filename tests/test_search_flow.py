@@ -59,7 +59,6 @@ def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members
         return unwatched(params, layout, state, lines, **more)
 
     programs.search = watched
-
     found = dict(searcher.search_all(sentences, n_best=n_best, params=params))
     assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
     return [found[index] for index in range(len(sentences))], ran

@@ -155,7 +155,8 @@ RARE[1, 0], RARE[2, :2], RARE[6, :3] = 4, (5, 3), (3, 3, 6)
     ids=["sampling", "inexact", "ngrams", "groups", "prefixes", "required", "min_lengths"],
 )
 def test_options_know_where_a_line_began(options, more):
-    queued, at_once = both_ways(options, [(4, LENGTH, range(COUNT))], refill=2, **more)
+    turns = [(3, 7, [2, 1, 3, 4, 5]), (4, LENGTH, [0, 6, 7, 8, 9])]
+    queued, at_once = both_ways(options, turns, refill=2, **more)
     assert_same(queued, at_once)
 
 
