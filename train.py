@@ -2,8 +2,8 @@
 
 import sys
 
-from flaxformer_mt.cli import main
-from flaxformer_mt.memory import use_large_pages
+from flaxformer_mt.commands.huge_pages import use_large_pages
+from flaxformer_mt.commands.main import main
 
 if __name__ == "__main__":
     use_large_pages()

@@ -35,12 +35,12 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.corpus.pairs import Part
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.loader import make_batch, train_batches
-from flaxformer_mt.data.store import EpochStores, TokenStore
+from flaxformer_mt.data.token_store import EpochStores, TokenStore
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.optim import make_optimizer, make_schedule
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.state import init_state
-from flaxformer_mt.steps import make_train_step
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.vocab import Vocabs
 
 REQUIRED_RATIO = 30

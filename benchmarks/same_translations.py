@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_mt.config_files import read_config
-from flaxformer_mt.convert.exporting import export_run, load_weights
-from flaxformer_mt.convert.parity import make_batch, our_outputs
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.convert.export_run import export_run, load_weights
+from flaxformer_mt.convert.parity_check import make_batch, our_outputs
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.metrics import score_translations
-from flaxformer_mt.translate import Translator
+from flaxformer_mt.evaluation.metrics import score_translations
+from flaxformer_mt.translation.translator import Translator
 
 BEAM = 4
 BATCH = 50

@@ -35,11 +35,11 @@ import numpy as np
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.optim import make_optimizer, make_schedule
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.state import TrainState, init_state
-from flaxformer_mt.steps import make_train_step
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.update import make_train_step
 
 AXES = ("width", "depth", "remat", "batch", "devices")
 

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from workers import open_worker
 
-from flaxformer_mt.accounting import padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
-from flaxformer_mt.config_files import to_dict
+from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.loader import make_batch
-from flaxformer_mt.prepare import prepare
+from flaxformer_mt.data.prepare import prepare
+from flaxformer_mt.flops import padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.shapes import Batch
 
 PEERS = ("marian", "torch")

@@ -50,10 +50,10 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     import jax.numpy as jnp
 
     from flaxformer_mt.model import init_params, make_model
-    from flaxformer_mt.optim import make_optimizer, make_schedule
     from flaxformer_mt.parallel import make_parallel
-    from flaxformer_mt.state import init_state
-    from flaxformer_mt.steps import make_train_step
+    from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+    from flaxformer_mt.training.state import init_state
+    from flaxformer_mt.training.update import make_train_step
 
     parallel = make_parallel(config)
     model = make_model(config.model, source_size=vocabulary, target_size=vocabulary)
@@ -85,7 +85,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
 
 def make_system(name: str, task: dict[str, Any]) -> System:
     """The system of a name, with its model and optimizer, before the first update."""
-    from flaxformer_mt.config_files import from_dict
+    from flaxformer_mt.config.files import from_dict
 
     config = from_dict(task["config"])
     batches = load_batches(Path(task["batches"][config.data.batching if name == "ours" else "bucket"]))

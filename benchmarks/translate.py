@@ -39,14 +39,14 @@ import numpy as np
 from workers import Worker, open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config_files import to_dict
-from flaxformer_mt.convert.exporting import load_weights, write_checked
-from flaxformer_mt.convert.format import Weights
-from flaxformer_mt.convert.formats import find_format
+from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.convert.export_run import load_weights, write_checked
+from flaxformer_mt.convert.format_interface import Weights
+from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.metrics import score_translations
+from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.tree_paths import flatten_tree
+from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import make_vocabs
 
 BEAM = 4

@@ -38,11 +38,11 @@ def make_ours(task: dict[str, Any]) -> System:
     """Our search as the command `translate` runs it, from ids to ids."""
     import jax
 
-    from flaxformer_mt.config_files import from_dict
-    from flaxformer_mt.demands import make_symbols
+    from flaxformer_mt.config.files import from_dict
+    from flaxformer_mt.decoding.engine import Sentence, SentenceSearch
     from flaxformer_mt.parallel import place_locally, use_cores_apart
-    from flaxformer_mt.sentence_search import Sentence, SentenceSearch
-    from flaxformer_mt.tree_paths import nest_leaves
+    from flaxformer_mt.translation.constraints import make_symbols
+    from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
 
     use_cores_apart()

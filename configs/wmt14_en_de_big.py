@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config_files import load_config
+from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:

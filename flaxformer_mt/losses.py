@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from flaxformer_mt.accounting import loss_chunk_width
+from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.shapes import Array, typed
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from flaxformer_mt.accounting import loss_chunk_width
+from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.losses import (
     Output,
     TokenSums,

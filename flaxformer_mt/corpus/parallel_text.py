@@ -17,8 +17,8 @@ from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
 from flaxformer_mt.corpus.cleaning import digest
 from flaxformer_mt.corpus.pairs import RawSplit
-from flaxformer_mt.corpus.prepared import build_once
 from flaxformer_mt.corpus.text_files import Scan
+from flaxformer_mt.corpus.tfds_cache import build_once
 from flaxformer_mt.errors import UserError
 
 # TFDS holds a split in memory while writing it, and beyond 1 GB needs TensorFlow: text is laid down in

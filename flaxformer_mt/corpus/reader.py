@@ -10,8 +10,8 @@ from typing import Literal
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.cleaning import digest, load_or_clean
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
-from flaxformer_mt.corpus.prepared import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError
 
 Split = Literal["train", "valid", "test"]
@@ -74,10 +74,10 @@ def has_split(config: DataConfig, split: Split) -> bool:
         return _match_files(_text_folder(name, config), wanted, _languages(config)) is not None
     with quiet():
         if name == "toy_de_en":
-            from flaxformer_mt.corpus.toy_de_en import SIZES
+            from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 
             return match_split(wanted, SIZES) is not None
-        from flaxformer_mt.corpus.named_sets import has_named_split
+        from flaxformer_mt.corpus.tfds_sets import has_named_split
 
         return has_named_split(name, wanted, folder=tfds_dir(config))
 
@@ -100,7 +100,7 @@ def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
     wanted, languages = getattr(config, f"{split}_split"), _languages(config)
     with quiet():
         if name == "toy_de_en":
-            from flaxformer_mt.corpus.toy_de_en import open_toy
+            from flaxformer_mt.corpus.toy.toy_de_en import open_toy
 
             return open_toy(wanted, languages=languages, cache=cache_dir(config))
         if name.partition("@")[0] == "parallel_text":
@@ -116,7 +116,7 @@ def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
                 may_drop=split == "train",
                 cache=cache_dir(config),
             )
-        from flaxformer_mt.corpus.named_sets import open_named
+        from flaxformer_mt.corpus.tfds_sets import open_named
 
         return open_named(name, wanted, languages=languages, folder=tfds_dir(config))
 

@@ -15,7 +15,7 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch, plan_in_order
 from flaxformer_mt.data.buckets import make_training_shapes
-from flaxformer_mt.data.store import EpochStores, Side, TokenStore
+from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 

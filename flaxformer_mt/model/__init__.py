@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
-from flaxformer_mt.model.layer_layout import stack_layers
+from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 Model = EncoderDecoder | DecoderOnly

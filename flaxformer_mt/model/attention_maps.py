@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
-from flaxformer_mt.model.layer_layout import unstack_layers
+from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 

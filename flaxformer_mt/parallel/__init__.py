@@ -9,11 +9,16 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.backend import Parallel
+from flaxformer_mt.parallel.device_layout import Layout, choose_layout
 from flaxformer_mt.parallel.devices import default_device_kind, enable_compilation_cache
-from flaxformer_mt.parallel.layout import Layout, choose_layout
+from flaxformer_mt.parallel.independent_rows import (
+    compile_by_rows,
+    local_device_count,
+    place_locally,
+    use_cores_apart,
+)
 from flaxformer_mt.parallel.mesh import MeshParallel
-from flaxformer_mt.parallel.replicated import PmapParallel
-from flaxformer_mt.parallel.rows import compile_by_rows, local_device_count, place_locally, use_cores_apart
+from flaxformer_mt.parallel.pmap import PmapParallel
 
 __all__ = [
     "Layout",

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_mt.parallel.device_layout import Layout
 from flaxformer_mt.parallel.devices import describe_devices
-from flaxformer_mt.parallel.layout import Layout
-from flaxformer_mt.tree_paths import flatten_tree, gather_leaf, unflatten_like
+from flaxformer_mt.trees import flatten_tree, gather_leaf, unflatten_like
 
 T = TypeVar("T")
 

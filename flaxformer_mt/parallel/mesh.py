@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_mt.parallel.backend import Parallel, put_rows
-from flaxformer_mt.parallel.rules import describe_placements, place_parameters, spec_of
-from flaxformer_mt.tree_paths import flatten_tree
+from flaxformer_mt.parallel.sharding_rules import describe_placements, place_parameters, spec_of
+from flaxformer_mt.trees import flatten_tree
 
 _ROWS = PartitionSpec(("data", "fsdp"))
 

@@ -3,9 +3,7 @@
 Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` is all it sees of a network.
 """
 
-from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
-from flaxformer_mt.search.loop import Search, search
-from flaxformer_mt.search.queue import (
+from flaxformer_mt.search.continuous_batching import (
     NOBODY,
     OUTGROWN,
     Searched,
@@ -14,7 +12,9 @@ from flaxformer_mt.search.queue import (
     shares_first_step,
     take_first_step,
 )
-from flaxformer_mt.search.rows import (
+from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
+from flaxformer_mt.search.search_loop import Search, search
+from flaxformer_mt.search.state_rows import (
     Layout,
     Size,
     append_rows,
@@ -23,7 +23,7 @@ from flaxformer_mt.search.rows import (
     move_rows,
     widen_rows,
 )
-from flaxformer_mt.search.task import (
+from flaxformer_mt.search.types import (
     NO_TOKEN,
     Lines,
     NextLogits,

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import top_candidates
-from flaxformer_mt.search.required import Chosen, choose_required, start_required
-from flaxformer_mt.search.rules import banned_tokens, barred_or_allowed
-from flaxformer_mt.search.scores import attainable, coverage_penalty, length_penalty
-from flaxformer_mt.search.task import Lines, SearchResult, State, Task, take_beams
+from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_penalty
+from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_required
+from flaxformer_mt.search.token_rules import banned_tokens, barred_or_allowed
+from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
 
 

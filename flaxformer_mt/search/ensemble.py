@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.search.task import NextLogits
+from flaxformer_mt.search.types import NextLogits
 from flaxformer_mt.shapes import Array, Cache
 
 

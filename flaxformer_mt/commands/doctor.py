@@ -1,0 +1,171 @@
+"""What is installed, which devices there are, what is missing and the command that gets it.
+
+Owns the list of what the package needs and of what its extras are for; imports none of it itself but by name.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import DataConfig
+
+# Distribution -> module. The same distributions as pyproject.toml's dependencies.
+REQUIRED = {
+    "jax": "jax",
+    "flax": "flax.linen",
+    "numpy": "numpy",
+    "optax": "optax",
+    "orbax-checkpoint": "orbax.checkpoint",
+    "tensorflow-datasets": "tensorflow_datasets",
+    "grain": "grain",
+    "array_record": "array_record.python.array_record_module",
+    "sentencepiece": "sentencepiece",
+    "sacrebleu": "sacrebleu",
+    "tyro": "tyro",
+    "tensorboardX": "tensorboardX",
+    "rich": "rich",
+    "matplotlib": "matplotlib.figure",
+    "jaxtyping": "jaxtyping",
+    "beartype": "beartype",
+}
+
+# Extra -> what it is for, and the distributions that make it. The same names as pyproject.toml's extras.
+EXTRAS = {
+    "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
+    "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
+    "tpu": ("Google TPUs", ("libtpu",)),
+    "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
+    "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
+    "tfds-build": ("building TFDS sets such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
+    "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
+}
+
+
+def doctor() -> dict[str, Any]:
+    """Looks at the installation and reports; `problems` is empty when everything that is required works."""
+    packages, problems = _check_packages()
+    devices: dict[str, Any] = {}
+    if packages["jax"] is not None:
+        devices, found = _check_devices()
+        problems += found
+    cache, found = _check_cache()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+        "packages": packages,
+        "devices": devices,
+        "host": {"cores": os.cpu_count(), "memory_gib": _host_memory_gib()},
+        "cache": cache,
+        "extras": {name: _describe_extra(name) for name in EXTRAS},
+        "problems": problems + found,
+    }
+
+
+def _check_packages() -> tuple[dict[str, str | None], list[str]]:
+    """Versions of all that is required, None for what is absent or cannot be imported."""
+    versions: dict[str, str | None] = {}
+    problems = []
+    for distribution, module in REQUIRED.items():
+        versions[distribution] = _version_of(distribution)
+        try:
+            # Some greet on import with banners that are nobody's business here.
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                importlib.import_module(module)
+        except Exception as error:  # a broken installation raises anything; to say so is what this is for
+            versions[distribution] = None
+            problems.append(
+                f"{distribution} cannot be imported ({type(error).__name__}: {error}); "
+                f"get it with: {sys.executable} -m pip install --force-reinstall {distribution}"
+            )
+    return versions, problems
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_devices() -> tuple[dict[str, Any], list[str]]:
+    import jax
+
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        remedy = "unset JAX_PLATFORMS, or install the extra for your accelerator"
+        return {}, [f"JAX finds no devices ({error}); {remedy}"]
+    statistics = devices[0].memory_stats() or {}
+    memory = statistics.get("bytes_limit")
+    problems = []
+    if devices[0].platform == "cpu" and _has_nvidia_gpu():
+        problems.append(
+            "there is an NVIDIA GPU, but JAX computes on the CPU; "
+            f"get the GPU's plugin with: {_install_command('gpu')} (or gpu-cuda12 for an older driver)"
+        )
+    return {
+        "platform": devices[0].platform,
+        "kinds": sorted({device.device_kind for device in devices}),
+        "count": len(devices),
+        "memory_gib": round(memory / 2**30, 1) if memory else None,
+    }, problems
+
+
+def _has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _host_memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):  # systems that do not tell
+        return None
+
+
+def _check_cache() -> tuple[dict[str, Any], list[str]]:
+    from flaxformer_mt.corpus.tfds_cache import cache_dir
+
+    folder = cache_dir(DataConfig())
+    present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    writable = present.is_dir() and os.access(present, os.W_OK)
+    report = {
+        "directory": str(folder),
+        "gib": round(_size_of(folder) / 2**30, 3),
+        "free_gib": round(shutil.disk_usage(present).free / 2**30, 1),
+        "writable": writable,
+    }
+    if writable:
+        return report, []
+    return report, [f"cache {folder} cannot be written; set FLAXFORMER_MT_CACHE to a folder that can"]
+
+
+def _size_of(folder: Path) -> int:
+    sizes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # another process is at work in there
+                sizes += os.lstat(os.path.join(parent, name)).st_size
+    return sizes
+
+
+def _describe_extra(name: str) -> dict[str, Any]:
+    purpose, distributions = EXTRAS[name]
+    missing = [distribution for distribution in distributions if _version_of(distribution) is None]
+    report: dict[str, Any] = {"for": purpose, "installed": not missing}
+    return report if not missing else report | {"missing": missing, "get": _install_command(name)}
+
+
+def _install_command(extra: str) -> str:
+    """The command that gets an extra, for the interpreter that runs this and the package where it lies."""
+    root = Path(__file__).resolve().parents[2]
+    source = f"{root}[{extra}]" if (root / "pyproject.toml").is_file() else f"flaxformer-mt[{extra}]"
+    return f"{sys.executable} -m pip install '{source}'"

@@ -1,0 +1,164 @@
+"""Flags to options: what `--flag=value` means for a command's dataclass, and what is said if it means none.
+
+Owns the form of flags and of messages about them; the only door to tyro. Knows no command.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import itertools
+import re
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tyro
+
+from flaxformer_mt.commands.options import BARE_FLAGS, ExperimentOptions, describe_type, read_value
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import flatten
+from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
+from flaxformer_mt.errors import UserError
+
+_CONFIG_HELP = f"""
+
+--config=FILE chooses the defaults of the --config.* flags: a Python file with get_config() -> Config, or the
+name of a recipe ({{recipes}}). Without it: the config of --run=DIR if there is one, else {DEFAULT_CONFIG}."""
+
+
+def takes_config(kind: type) -> bool:
+    """Whether a command of these options takes --config and --config.* flags."""
+    return issubclass(kind, ExperimentOptions)
+
+
+def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
+    """Types the flags of a command against its options, and those of a config against its config file.
+
+    Prints the help and raises SystemExit(0) if that is asked for.
+
+    Args:
+      kind: the dataclass of the command's options.
+      flags: as typed, without the command.
+      prog: what the help calls the command.
+
+    Raises:
+      UserError: a flag that there is not (the near one is named), or a value that is not of its type.
+    """
+    default: Any = tyro.MISSING_NONPROP
+    description = kind.__doc__ or ""
+    if takes_config(kind):
+        flags, config_name = _take_flag(flags, "--config")
+        _, run = _take_flag(flags, "--run")
+        config, run_dir = choose_config(config_name, run)
+        default = kind(run=run_dir, config=config)
+        description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
+    switches = {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
+    flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
+    flags = [
+        f"{flag}={BARE_FLAGS[flag]}" if flag in BARE_FLAGS and following.startswith("--") else flag
+        for flag, following in zip(flags, [*flags[1:], "--"], strict=False)
+    ]
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            options, unknown = tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=flags,
+                default=default,
+                return_unknown_args=True,
+                use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,),
+                registry=_registry(),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):  # --help has been printed
+            raise
+        # A misspelt flag is worth more words than the right one that is missing for it.
+        known = _flag_names(kind)
+        for flag in flags:
+            if (
+                flag.startswith("--")
+                and flag.partition("=")[0].replace("-", "_").replace("__", "--", 1) not in known
+            ):
+                _refuse_unknown(flag, known)
+        raise UserError(_plain(captured.getvalue())) from None
+    if unknown:
+        _refuse_unknown(unknown[0], _flag_names(kind))
+    # Shells leave the ~ of --run=~/x to the program.
+    values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
+    return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
+
+
+def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:
+    """Splits off a flag in either of its forms: ["--a", "1", "--b=2"] without --a is ["--b=2"], "1"."""
+    rest, value, waiting = [], None, False
+    for token in flags:
+        if waiting:
+            value, waiting = token, False
+        elif token == flag:
+            waiting = True
+        elif token.startswith(flag + "="):
+            value = token[len(flag) + 1 :]
+        else:
+            rest.append(token)
+    if waiting or value == "":
+        raise UserError(f"{flag} has no value; give {flag}=VALUE")
+    return rest, value
+
+
+def _flag_names(kind: type) -> list[str]:
+    names = [f.name for f in dataclasses.fields(kind)]
+    return [f"--{name}" for name in names] + (
+        [f"--config.{name}" for name in flatten(Config())] if takes_config(kind) else []
+    )
+
+
+def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
+    if not token.startswith("--"):
+        raise UserError(f"unexpected argument {token!r}; values are given to flags, as --flag=value")
+    flag = token.partition("=")[0]
+    field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
+    same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
+    near = same_field or difflib.get_close_matches(flag, known, n=1)
+    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all flags"
+    raise UserError(f"unknown flag {flag}; {hint}")
+
+
+def _plain(box: str) -> str:
+    """The message of one of tyro's framed error texts, in one line, without its frame and its footer."""
+    title, *rows = [line.strip("│╭╮╰╯ ") for line in box.strip().split("\n")]
+    body = " ".join(itertools.takewhile(lambda row: not row.startswith("──"), rows)).strip()
+    bad_value = re.match(r"Error parsing (\S+): (.*)", body)
+    if bad_value:
+        return f"{bad_value[1]} {bad_value[2]}"
+    if title.startswith("─ Required options"):
+        missing = [flag for flag in re.findall(r"--[a-z_0-9]+", box) if flag != "--help"]
+        return f"{' and '.join(missing)} must be given; see --help"
+    no_value = re.match(r"Missing value for argument '(\S+)'", body)
+    return f"{no_value[1]} has no value; give {no_value[1]}=VALUE" if no_value else body or box
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """Tells tyro how text becomes a value, so that messages are for people instead of Python's own."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        kind: Any = info.type
+        if kind not in (bool, int, float, str, Path) and typing.get_origin(kind) is None:
+            return None  # a section, whose fields are flags
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*" if typing.get_origin(kind) is tuple else 1,
+            metavar=describe_type(kind),
+            instance_from_str=lambda words: read_value(",".join(words), kind),
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [
+                ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            ],
+        )
+
+    return registry

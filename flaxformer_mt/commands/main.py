@@ -1,0 +1,280 @@
+"""The command line: what each command takes, and one call into the room that does its work.
+
+Owns the commands, exit statuses and where output goes: results to standard output as JSON (translations as
+text), everything else to standard error. The rooms are imported when their command runs, so that `--help` is
+instant.
+"""
+
+import dataclasses
+import difflib
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flaxformer_mt.commands.flags import parse_flags, takes_config
+from flaxformer_mt.commands.options import (
+    AverageOptions,
+    DoctorOptions,
+    EvaluateOptions,
+    ExportOptions,
+    ImportOptions,
+    PlotOptions,
+    PrepareOptions,
+    ProcessOptions,
+    ScoreOptions,
+    SearchOptions,
+    ShowOptions,
+    TrainOptions,
+    TranslateOptions,
+)
+from flaxformer_mt.commands.text_commands import choose_search, score_file, translate_file
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import load_config, read_config
+from flaxformer_mt.config.find_config import find_config
+from flaxformer_mt.errors import UserError
+
+PROGRAM = "flaxformer-mt"
+
+
+def _train(options: TrainOptions) -> object:
+    from flaxformer_mt.training.loop import fit
+
+    if options.profile is not None and options.profile < 1:
+        raise UserError(f"--profile is {options.profile}; it must be at least 1: how many updates to record")
+    return fit(options.config, options.run, profile=options.profile or 0)
+
+
+def _show(options: ShowOptions) -> object:
+    from flaxformer_mt.commands.show import show
+
+    return show(options.config, options.run)
+
+
+def _prepare(options: PrepareOptions) -> object:
+    from flaxformer_mt.data.prepare import prepare
+
+    return prepare(options.config, options.run).report
+
+
+def _evaluate(options: EvaluateOptions) -> object:
+    from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
+
+    language_model = not read_config(options.run / "config.json").data.source_language
+    if language_model:
+        _check_text_options(options)
+    search = None if language_model else choose_search(options)
+    if not language_model and (options.source is None) != (options.reference is None):
+        missing = "--reference" if options.reference is None else "--source"
+        raise UserError(
+            f"{missing} is missing: a file is scored with --source=FILE and --reference=FILE together"
+        )
+    file = options.reference if options.source is None else options.source
+    if file is not None and options.split is not None:
+        flag = "--reference" if options.source is None else "--source"
+        raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
+    result = evaluate_run(
+        options.run,
+        split=options.split or "test",
+        source=options.source,
+        reference=options.reference,
+        checkpoint=options.checkpoint,
+        lowercase=options.lowercase,
+        search=search,
+        **({} if language_model else _comparison(options)),
+    )
+    if table := describe_evaluation(result, name=str(options.run)):
+        print(table, file=sys.stderr)
+    return result
+
+
+def _comparison(options: EvaluateOptions) -> dict[str, Any]:
+    """How sure the scores shall be, and what the run is compared with: arguments of `evaluate_run`."""
+    from flaxformer_mt.evaluation.comparison import find_rival, make_resamples
+
+    resamples = make_resamples(options.bootstrap, options.paired, options.trials, compared=options.against)
+    rivals = [find_rival(name) for name in options.against]
+    # The flags of the search are everybody's, and what they leave open each run's config says.
+    against = [
+        dataclasses.replace(rival, search=choose_search(dataclasses.replace(options, run=rival.run)))
+        if rival.run
+        else rival
+        for rival in rivals
+    ]
+    return {"against": against, "resamples": resamples}
+
+
+def _check_text_options(options: EvaluateOptions) -> None:
+    """Refuses what has no effect on the evaluation of a language model."""
+    names = (
+        *(field.name for field in dataclasses.fields(SearchOptions)),
+        *("lowercase", "bootstrap", "against", "paired", "trials"),
+    )
+    given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
+    if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
+        raise UserError(
+            f"{options.run} is a language model (its data.source_language is empty), whose text is scored as "
+            f"it stands; leave out {' and '.join(given)}"
+        )
+
+
+def _average(options: AverageOptions) -> object:
+    from flaxformer_mt.runs.checkpoints import Checkpoints
+
+    read_config(options.run / "config.json")  # says so if this is no run directory
+    return {"checkpoint": str(Checkpoints(options.run).average(options.last)), "averaged": options.last}
+
+
+def _plot(options: PlotOptions) -> object:
+    from flaxformer_mt.commands.plot import plot
+
+    return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
+
+
+def _export(options: ExportOptions) -> object:
+    from flaxformer_mt.convert.export_run import export_run
+
+    return export_run(
+        options.run,
+        format_name=options.format,
+        output=options.output,
+        checkpoint=options.checkpoint,
+        quantization=options.quantization,
+        tolerance=options.tolerance,
+        warn=_warn,
+    )
+
+
+def _import(options: ImportOptions) -> object:
+    from flaxformer_mt.convert.import_run import import_run
+
+    return import_run(
+        options.input,
+        format_name=options.format,
+        run_dir=options.run,
+        config=None if options.config is None else load_config(find_config(options.config)),
+        vocab=options.vocab,
+        tolerance=options.tolerance,
+    )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _doctor(options: DoctorOptions) -> object:
+    from flaxformer_mt.commands.doctor import doctor
+
+    return doctor()
+
+
+@dataclass(frozen=True)
+class _Command:
+    options: type
+    run: Callable[[Any], object]
+
+    @property
+    def summary(self) -> str:
+        return (self.options.__doc__ or "").split("\n")[0]
+
+
+COMMANDS = {
+    "train": _Command(TrainOptions, _train),
+    "show": _Command(ShowOptions, _show),
+    "prepare": _Command(PrepareOptions, _prepare),
+    "evaluate": _Command(EvaluateOptions, _evaluate),
+    "translate": _Command(TranslateOptions, translate_file),
+    "score": _Command(ScoreOptions, score_file),
+    "average": _Command(AverageOptions, _average),
+    "export": _Command(ExportOptions, _export),
+    "import": _Command(ImportOptions, _import),
+    "plot": _Command(PlotOptions, _plot),
+    "doctor": _Command(DoctorOptions, _doctor),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C.
+
+    `--help` prints and raises SystemExit(0).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            _print_json(_run(arguments))
+        finally:
+            sys.stdout.flush()  # here, so that a reader who has left is noticed here
+    except UserError as error:
+        return _fail(str(error))
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does. Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _fail(
+            f"{error.filename or 'output'}: {error.strerror}; free some space and run the command again"
+        )
+    return 0
+
+
+def _fail(message: str) -> int:
+    print("error: " + message.replace("\n", "\n       "), file=sys.stderr)
+    return 2
+
+
+def _print_json(result: object) -> None:
+    if result is None:
+        return
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    sys.stdout.buffer.write(text.encode("utf-8"))  # whatever the terminal's encoding
+
+
+def _run(arguments: list[str]) -> object:
+    name, *flags = arguments or [""]
+    if name in ("-h", "--help", "help"):
+        print(_overview())
+        return None
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        what = f"unknown command {name!r}" if name else "no command given"
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{what}{hint} (commands: {', '.join(COMMANDS)})")
+    command = COMMANDS[name]
+    options = parse_flags(command.options, flags, prog=f"{PROGRAM} {name}")
+    if takes_config(command.options):
+        validate(options.config)
+    if not isinstance(options, ProcessOptions):
+        return command.run(options)
+    flags_of_processes = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)
+    }
+    return _run_together(command, options, **flags_of_processes)
+
+
+def _run_together(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
+    """Runs a command on its own, or as one of several processes, of which the first speaks."""
+    if not distributed and all(value is None for value in flags.values()):
+        return command.run(options)
+    from flaxformer_mt.parallel.processes import connect, is_first, work_together
+
+    connect(**flags, detect=distributed)
+    with work_together():
+        result = command.run(options)
+    return result if is_first() else None
+
+
+def _overview() -> str:
+    rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [f"usage: {PROGRAM} COMMAND [FLAGS]", "", *rows, "", f"{PROGRAM} COMMAND --help explains every flag."]
+    )

@@ -1,0 +1,247 @@
+"""What the command `plot` does: gathers a run's positions, metrics and attention, and has them drawn.
+
+Owns which pictures there are, what their files are called, and what is read for them. Knows nothing of what
+the pictures look like.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.figures import (
+    Curve,
+    Side,
+    draw_attention,
+    draw_position_curves,
+    draw_position_tables,
+    draw_training,
+    save_figure,
+)
+from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
+from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
+from flaxformer_mt.parallel import enable_compilation_cache
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import TrainedModel, load_trained
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.translation.translator import Translator, warn_on_stderr
+from flaxformer_mt.vocab import Vocabs
+
+# How many positions are drawn, from the first.
+_POSITIONS = 100
+
+# Positions that are parameters.
+_LEARNED = ("learned", "one_vector")
+
+# Figures by the names of their files. What they are is the business of plots.py.
+Figures = dict[str, Any]
+
+
+def plot(
+    run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
+) -> dict[str, Any]:
+    """Draws a run and, given a sentence, how it reads that; returns what it wrote as JSON values.
+
+    Args:
+      source: a sentence to translate with the run's own search, whose attention is drawn. Empty: none.
+      output: the folder for the files, made if need be. None: RUN/plots.
+      checkpoint: best, last, average or a step; what is learned is of it. None: as the run's config says.
+
+    Raises:
+      UserError: no run or checkpoint of that name, a sentence that cannot be translated, or an output that is
+        a file.
+    """
+    config = read_config(run_dir / "config.json")
+    output = run_dir / "plots" if output is None else output
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output {output} is a file, but pictures go into a folder; give another")
+    if source:
+        _check_sentence(config, run_dir, source)
+    params: dict[str, Any] = {}
+    attention: Figures = {}
+    result: dict[str, Any] = {}
+    if source or config.model.positions in _LEARNED:
+        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn_on_stderr)
+        params = trained.params
+        if source:
+            attention, result = _draw_sentence(trained, source)
+    elif checkpoint is not None:
+        # Nothing of it is drawn, but a mistake in its name is still a mistake.
+        Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
+    figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
+    output.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        save_figure(figure, output / name)
+    return {"files": [str(output / name) for name in figures], **result}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+# ---- positions ----
+
+
+def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
+    column = "dimension"
+    if model.positions == "one_vector":
+        _note("positions one_vector: the same vector is added at every position, so all curves are level")
+    if model.positions == "rotary":
+        column = "pair"
+        _note(
+            "positions rotary: nothing is added to embeddings; drawn are the cosines of the angles by which "
+            "pairs of dimensions of a head turn"
+        )
+    tables = position_tables(model, params)
+    curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
+    options: Any = {"first_position": model.first_position, "column": column}
+    return {
+        "positions.png": draw_position_curves(curves, **options),
+        "position_table.png": draw_position_tables(tables, **options),
+    }
+
+
+def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What each stack adds at its first 100 positions, or as many as there are: tables [P, D] by its name.
+
+    Sinusoidal positions are the same in all stacks: one table, of the "model". Rotary ones add nothing: the
+    one table [P, K/2] has the cosine of each pair's turn.
+
+    Args:
+      config: of the model.
+      params: the model's; those of its positions are used where they are learned.
+    """
+    count = min(_POSITIONS, config.longest_input or _POSITIONS)
+    positions = config.first_position + np.arange(count)
+    if config.positions == "sinusoidal":
+        return {"model": sinusoidal_table(config.first_position + count, config.model_dim)[positions]}
+    if config.positions == "rotary":
+        half = (config.key_dim or config.model_dim // config.num_heads) // 2
+        # (1, 0) turned by an angle is (its cosine, its sine).
+        pairs = np.concatenate([np.ones((count, 1, half)), np.zeros((count, 1, half))], axis=-1)
+        return {"model": np.asarray(rotate(pairs.astype(np.float32), positions))[:, 0, :half]}
+    stacks = {name: params[name]["positions"] for name in ("encoder", "decoder") if name in params}
+    return {name: _learned_table(config, own, positions) for name, own in stacks.items()}
+
+
+def _learned_table(config: ModelConfig, params: Mapping[str, Any], positions: np.ndarray) -> np.ndarray:
+    rows, width = params["embedding"].shape
+    zeros = nn.initializers.zeros  # the parameters are there already
+    module = LearnedPositions(rows, width, zeros, zeros if "bias" in params else None)
+    if config.positions == "learned":
+        return np.asarray(module.apply({"params": params}, positions))
+    vector = np.asarray(module.apply({"params": params}, method="one_vector"))
+    return np.broadcast_to(vector, (len(positions), width))
+
+
+# ---- training ----
+
+
+def _draw_metrics(config: Config, run_dir: Path) -> Figures:
+    if not (run_dir / "metrics.jsonl").is_file():
+        _note(f"{run_dir} has no metrics.jsonl, so there is no training.png")
+        return {}
+    figure = draw_training(training_panels(read_metrics(run_dir), config.train.label_smoothing))
+    if not figure.axes:
+        _note(f"{run_dir}/metrics.jsonl has no numbers yet, so there is no training.png")
+        return {}
+    return {"training.png": figure}
+
+
+def training_panels(
+    records: Sequence[Mapping[str, Any]], label_smoothing: float
+) -> dict[str, dict[str, Curve]]:
+    """What `draw_training` draws of a run's metrics: losses, BLEU and learning rate over steps.
+
+    Where a step is there twice, as after training went on from an earlier checkpoint, the later line counts.
+    """
+    smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
+    return {
+        "loss": {
+            f"training{smoothed}": _curve(records, "train", "loss"),
+            "validation": _curve(records, "valid", "loss"),
+        },
+        "BLEU": {"validation": _curve(records, "valid", "bleu")},
+        "learning rate": {"training": _curve(records, "train", "learning_rate")},
+    }
+
+
+def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+    values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
+    steps = sorted(values)
+    return steps, [math.nan if values[step] is None else values[step] for step in steps]
+
+
+# ---- attention ----
+
+
+def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
+    if not config.data.source_language:
+        raise UserError(
+            f"{run_dir} is a language model (data.source_language is empty), which translates nothing; "
+            "leave out --source"
+        )
+    if not source.strip():
+        raise UserError(f"--source is {source!r}, which has no words; give a sentence")
+
+
+def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
+    """The figures of a sentence's attention; its translation, and by which checkpoint."""
+    config, vocabs, params = trained.config, trained.vocabs, trained.params
+    source_ids = vocabs.source.tokenize(source)
+    if len(source_ids) == 1:  # normalisation removed all of it
+        raise UserError(f"--source is {source!r}, which has no words; give a sentence")
+    enable_compilation_cache(cache_dir(config.data) / "compiled")
+    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
+    (translation,) = translator.translate([source])
+    if not translation.tokens:
+        raise UserError(
+            f"checkpoint {trained.checkpoint} gives {source!r} scores that are not numbers; "
+            "try an earlier --checkpoint"
+        )
+    if translation.truncated:
+        source_ids = [*source_ids[: config.data.max_source_length - 1], vocabs.source.eos_id]
+    batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
+    model = trained.make_model()
+    maps = jax.jit(lambda params: attention_maps(model, params, batch))(params)
+    result = {"checkpoint": trained.checkpoint, "translation": translation.text}
+    return _draw_maps(maps, batch, vocabs), result
+
+
+def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int) -> Batch:
+    """One pair without padding, so that no weight is of padding."""
+    source = np.asarray([source_ids], np.int32)
+    target_out = np.asarray([target_ids], np.int32)
+    target_in = np.asarray([[bos_id, *target_ids[:-1]]], np.int32)
+    return Batch(source, target_in, target_out, np.ones(source.shape, bool), np.ones(target_in.shape, bool))
+
+
+def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
+    source = vocabs.source.pieces(np.asarray(batch.source[0]))
+    read, written = (vocabs.target.pieces(np.asarray(ids[0])) for ids in (batch.target_in, batch.target_out))
+    if maps.cross:
+        sides = {
+            "cross": (Side("piece that is written", written), Side("source", source)),
+            "encoder": (Side("source", source), Side("source", source)),
+            "decoder": (Side("piece that was read last", read), Side("translation so far", read)),
+        }
+        parted_at = None
+    else:
+        row = Side("source, then translation", [*source, *read])
+        sides, parted_at = {"decoder": (row, row)}, len(source)
+    figures: Figures = {}
+    for name, (queries, memory) in sides.items():
+        weights = [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)]
+        drawn = draw_attention(weights, queries=queries, memory=memory, parted_at=parted_at)
+        figures |= {f"attention_{name}{part and '_'}{part}.png": figure for part, figure in drawn.items()}
+    return figures

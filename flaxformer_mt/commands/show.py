@@ -1,0 +1,188 @@
+"""What an experiment amounts to before it runs: parameters, FLOPs and memory of a step, shapes of batches.
+
+Everything is found on shapes alone, by tracing the very functions that training runs; nothing is computed.
+What the model needs of floating-point operations comes from `accounting`, beside what the trace has.
+"""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.data.buckets import make_longest_shape
+from flaxformer_mt.flops import padded_work, peak_flops, training_flops
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.parallel import default_device_kind
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.update import make_gradient_step
+
+
+def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
+    """Describes an experiment as JSON values.
+
+    A step is one update from `optim.accumulation` batches of the longest shape, every position a token.
+    Of its operations, `teraflops` are those of the model, and `traced_teraflops` those of the program, which
+    has more where `model.remat` computes layers twice. `at_peak` is the time that a device like the one here
+    takes if nothing holds it up, and None where its peak is not known.
+    Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere
+    vocabularies are taken to have `vocab.size` entries, and `batches` is None. A language model's source has
+    no vocabulary and no length.
+
+    Raises:
+      UserError: the data that was prepared can no longer be read.
+    """
+    source_size, target_size = config.vocab.size if config.data.source_language else 0, config.vocab.size
+    batches = None
+    if run_dir is not None and (run_dir / "vocab").is_dir():
+        from flaxformer_mt.data.prepare import prepare
+
+        report = prepare(config, run_dir).report
+        source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
+        batches = report["batches"]
+    model = make_model(config.model, source_size=source_size, target_size=target_size)
+    params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    batch = longest_batch(config)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    traced = jax.make_jaxpr(make_gradient_step(model, config))(params, number, batch)
+    traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
+    (rows, source_length), target_length = batch.source.shape, batch.target_in.shape[1]
+    tokens = rows * target_length * config.optim.accumulation
+    chunk = config.train.loss_chunk_tokens
+    work = padded_work(rows, source_length, target_length, loss_chunk_tokens=chunk)
+    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
+    return {
+        "parameters": count_parameters(params),
+        "vocabulary": {"source_size": source_size, "target_size": target_size},
+        "batches": batches,
+        "longest_batch": {
+            "rows": rows,
+            "source_length": source_length,
+            "target_length": target_length,
+        },
+        "step": {
+            "target_tokens": tokens,
+            "teraflops": round(flops / 1e12, 4),
+            "traced_teraflops": round(traced_flops / 1e12, 4),
+            "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
+            "memory_mib": estimate_memory(config, params),
+        },
+        "at_peak": _time_at_peak(config, flops),
+        "config": to_dict(config),
+    }
+
+
+def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
+    kind = default_device_kind()
+    peak = peak_flops(config, kind)
+    if peak is None:
+        return None
+    return {
+        "device": kind,
+        "teraflops_a_second": round(peak / 1e12, 3),
+        "seconds_a_step": float(f"{flops / peak:.4g}"),
+        "device_hours": float(f"{config.train.steps * flops / peak / 3600:.4g}"),
+    }
+
+
+def longest_batch(config: Config) -> Batch:
+    """The shapes of the largest batch that the config allows: rows for the longest sentences."""
+    rows, source, target = make_longest_shape(config.data)
+
+    def array(length: int, kind: Any) -> Any:
+        return jax.ShapeDtypeStruct((rows, length), kind)
+
+    ids, truth = jnp.int32, jnp.bool_
+    plain = Batch(
+        source=array(source, ids),
+        target_in=array(target, ids),
+        target_out=array(target, ids),
+        source_mask=array(source, truth),
+        target_mask=array(target, truth),
+    )
+    if config.data.batching == "bucket":
+        return plain
+    return plain._replace(
+        source_segments=array(source, ids),
+        target_segments=array(target, ids),
+        source_positions=array(source, ids),
+        target_positions=array(target, ids),
+    )
+
+
+def count_parameters(params: Any) -> dict[str, Any]:
+    """Parameters in all, in embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
+    params = jax.eval_shape(unstack_layers, params)
+    modules: Counter[str] = Counter()
+    embeddings = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = [str(key.key) for key in path]
+        modules["/".join(names[:2])] += leaf.size
+        embeddings += leaf.size if names[-1] == "embedding" else 0
+    return {"total": modules.total(), "embeddings": embeddings, "modules": dict(modules)}
+
+
+def count_product_flops(jaxpr: Jaxpr) -> int:
+    """Floating-point operations of all matrix products in a traced program, two for each multiply-add.
+
+    [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. A convolution is the products of its kernel at every place of
+    the result. Loops of unknown length (`while`) count once.
+    """
+    total = 0
+    equation: Any
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            terms = math.prod(left[axis] for axis in contracted)
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * terms
+            continue
+        if equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // features
+            continue
+        inner = [part for value in equation.params.values() for part in _programs_in(value)]
+        counts = [count_product_flops(part) for part in inner]
+        if equation.primitive.name == "cond":
+            total += max(counts)  # one branch runs
+        else:
+            total += sum(counts) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total
+
+
+def _programs_in(value: Any) -> list[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    return [part for item in value for part in _programs_in(item)] if isinstance(value, tuple | list) else []
+
+
+def estimate_memory(config: Config, params: Any) -> dict[str, float]:
+    """MiB that a step holds on each device besides activations, which depend on what XLA makes of it."""
+    optimizer = make_optimizer(
+        config.optim,
+        make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),
+    )
+    state = jax.eval_shape(lambda p: init_state(p, optimizer, ema=config.optim.ema_decay > 0), params)
+    sizes = {
+        "parameters": _bytes_of(state.params),
+        "gradients": _bytes_of(state.params) * (2 if config.optim.accumulation > 1 else 1),
+        "optimizer": _bytes_of(state.opt_state),
+        "moving_average": _bytes_of(state.ema_params),
+    }
+    total = sum(sizes.values())
+    return {name: round(size / 2**20, 1) for name, size in (sizes | {"without_activations": total}).items()}
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,147 @@
+"""CTranslate2 models, written from the parameters, and what they cannot express; for export alone.
+
+Owns the files of the folder and their use in the parity check. What is in model.bin is of ctranslate2_spec.
+
+The folder: model.bin, config.json (theirs, with an entry of ours), shared_vocabulary.json, or that of source
+and target each, the SentencePiece models source.spm and target.spm, and vocab/ as in every format. Sources
+are pieces without special tokens, as SentencePiece makes them; CTranslate2 adds the end symbol.
+
+    source = SentencePieceProcessor(model_file="DIR/source.spm").encode(line, out_type=str)
+    translator = ctranslate2.Translator("DIR")
+    result = translator.translate_batch([source], beam_size=1, min_decoding_length=0, max_input_length=0,
+                                        suppress_sequences=[["<pad>"], ["<s>"]], max_decoding_length=N)
+
+gives the tokens of our greedy search, to rounding, where N is its limit, in tokens with the end symbol: ours
+is int(search.max_length_ratio * length + search.max_length_offset) for each source's own length, theirs one
+number for all. Neither may pass the positions of the model: there CTranslate2 raises an error. The other
+three arguments also differ from their defaults: min_decoding_length 1 forbids empty translations,
+max_input_length 1024 cuts long sources without a word, and pad and bos, which ours never takes, are ordinary
+tokens there. What is suppressed loses its probability to the rest, so scores are a little above ours.
+
+Beam search is not the same. Theirs divides a log-probability by length ** length_penalty (default 1), ours by
+((5 + length) / 6) ** length_penalty; both count the end symbol. Theirs stops once beam_size hypotheses have
+ended (times patience), ours once no live one can win; theirs replaces those that ended by the next best
+candidates, ours does not. To rank as ours does, take num_hypotheses=beam_size, length_penalty=0 and
+return_scores=True, and divide each score by ((5 + length) / 6) ** length_penalty, where length is
+len(hypothesis) + 1; what is found may still differ.
+"""
+
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.ctranslate2.spec import make_spec, quantize
+from flaxformer_mt.convert.format_interface import (
+    VOCAB_NAME,
+    Format,
+    Given,
+    Outputs,
+    Weights,
+    find_vocabs,
+    refusals,
+    write_facts,
+)
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocab, Vocabs
+
+_NAME = "ctranslate2"
+_QUANTIZATIONS = (
+    "none",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+)
+
+
+def _problems(config: Config) -> list[str]:
+    if config.model.architecture != "encoder_decoder":
+        return [
+            f"model.architecture is {config.model.architecture}; it translates with encoder_decoder alone "
+            "(use --format=torch)"
+        ]
+    return refusals(
+        config,
+        {
+            "model.positions": ("sinusoidal", "learned", "rotary"),
+            "model.embedding_bias": (False,),
+            "model.padding_mask": ("source", "both"),
+        },
+    )
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    vocabs = weights.vocabs
+    spec = make_spec(weights.config.model, weights.leaves)
+    tokens = _special_tokens(vocabs)
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = tokens
+    spec.config.decoder_start_token = spec.config.bos_token
+    spec.config.add_source_bos = False
+    spec.config.add_source_eos = True
+    spec.register_source_vocabulary(vocabs.source.pieces(range(vocabs.source.size)))
+    spec.register_target_vocabulary(vocabs.target.pieces(range(vocabs.target.size)))
+    quantize(spec, quantization)
+    spec.save(str(folder))
+    write_facts(weights, folder, _NAME, spec.config.to_dict())
+    vocabs.save(folder / VOCAB_NAME)
+    vocabs.source.save(folder / "source.spm")
+    vocabs.target.save(folder / "target.spm")
+
+
+def _special_tokens(vocabs: Vocabs) -> list[str]:
+    """How unk, bos and eos are spelled; CTranslate2 has one spelling for both languages."""
+    source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
+    if source != target:
+        raise UserError(
+            f"{_NAME} cannot express this model: unk, bos and eos are {', '.join(source)} in the source "
+            f"vocabulary and {', '.join(target)} in the target vocabulary; it has one spelling for both"
+        )
+    return target
+
+
+def _open(folder: Path) -> Outputs:
+    # The type of the computation is that of the file, or the nearest that this CPU has.
+    translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
+    vocabs = find_vocabs(folder, Given())
+
+    def outputs(batch: Batch) -> np.ndarray:
+        source_mask, target_mask = np.asarray(batch.source_mask), np.asarray(batch.target_mask)
+        sources = [
+            _without_eos(row[mask], vocabs.source)
+            for row, mask in zip(batch.source, source_mask, strict=True)
+        ]
+        targets = [
+            _without_eos(row[mask], vocabs.target)
+            for row, mask in zip(batch.target_out, target_mask, strict=True)
+        ]
+        scored = translator.score_batch(sources, targets, max_input_length=0)
+        log_probs = np.zeros(target_mask.shape, np.float32)
+        for row, (mask, result) in enumerate(zip(target_mask, scored, strict=True)):
+            log_probs[row, mask] = result.log_probs
+        return log_probs
+
+    return outputs
+
+
+def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
+    """The pieces of a sentence as they are given to CTranslate2, which adds the end symbol itself."""
+    if not len(ids) or ids[-1] != vocab.eos_id:
+        raise ValueError(f"sentences must end in eos, {vocab.eos_id}, but got {ids.tolist()}")
+    return vocab.pieces(ids[:-1])
+
+
+FORMAT = Format(
+    name=_NAME,
+    problems=_problems,
+    write=_write,
+    open=_open,
+    read=None,
+    quantity="log_probs",
+    quantizations=_QUANTIZATIONS,
+)

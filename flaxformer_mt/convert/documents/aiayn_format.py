@@ -1,0 +1,222 @@
+"""Document 003, attention-is-all-you-need-pytorch: its state dict and checkpoint, and what it cannot express.
+
+Owns the names and layouts, and model.chkpt, which that project's translate script loads. The class itself is
+in aiayn_module.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, HEADS_IN, HEADS_OUT, TRANSPOSED
+from flaxformer_mt.convert.documents.aiayn_module import AiaynTransformer
+from flaxformer_mt.convert.format_interface import CONFIG_NAME, Weights, read_facts, refusals
+from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Shapes, Tensors, rules_for
+from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
+from flaxformer_mt.model.positions import sinusoidal_table
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocabs
+
+CHECKPOINT_NAME = "model.chkpt"
+# What the translate script does not read from the checkpoint, and so leaves at the class's defaults.
+_SCRIPT_POSITIONS, _SCRIPT_SCALE = 200, "prj"
+_TABLES = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
+
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.architecture": ("encoder_decoder",),
+    "model.activation": ("relu",),
+    "model.norm_position": ("post",),
+    "model.norm": ("layer",),
+    "model.norm_epsilon": (1e-6,),
+    "model.norm_affine": (True,),
+    "model.final_norm": (None, False),
+    "model.embedding_norm": (True,),
+    "model.positions": ("sinusoidal",),
+    "model.first_position": (0,),
+    "model.embedding_bias": (False,),
+    "model.padding_mask": ("both", "source"),
+    "model.attention_bias": (False,),
+    "model.ffn_bias": (True,),
+    "model.output_bias": (False,),
+}
+
+_ATTENTION = [
+    Rule("/query/kernel", ".w_qs.weight", HEADS_IN),
+    Rule("/key/kernel", ".w_ks.weight", HEADS_IN),
+    Rule("/value/kernel", ".w_vs.weight", HEADS_IN),
+    Rule("/output/kernel", ".fc.weight", HEADS_OUT),
+    Rule("_residual/norm/scale", ".layer_norm.weight"),
+    Rule("_residual/norm/bias", ".layer_norm.bias"),
+]
+_EMBEDDING_NORM = [
+    Rule("embedding_norm/scale", "layer_norm.weight"),
+    Rule("embedding_norm/bias", "layer_norm.bias"),
+]
+
+
+def _problems(config: Config) -> list[str]:
+    return [*refusals(config, _ALLOWED), *_shape_problems(config.model)]
+
+
+def _shape_problems(model: ModelConfig) -> Iterator[str]:
+    if model.num_encoder_layers != model.num_decoder_layers:
+        yield (
+            f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
+            f"{model.num_decoder_layers}; it has one number for both"
+        )
+    if model.embedding_scale and model.logit_scale:
+        yield "model.embedding_scale and model.logit_scale are both True; it has only one of the two or none"
+    for name in ("embedding_scale", "logit_scale"):
+        if getattr(model, name) and not _shares_projection(model):
+            yield (
+                f"model.{name} is True with model.tying {model.tying}; it has only False there, as its scale "
+                "counts only where the projection is tied (model.tying target_output and all)"
+            )
+
+
+def _shares_projection(model: ModelConfig) -> bool:
+    return model.tying in ("target_output", "all")
+
+
+def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
+    model = config.model
+    kernel = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
+    feedforward = [
+        Rule("/input/kernel", ".w_1.weight", kernel),
+        Rule("/input/bias", ".w_1.bias"),
+        Rule("/output/kernel", ".w_2.weight", kernel),
+        Rule("/output/bias", ".w_2.bias"),
+        Rule("_residual/norm/scale", ".layer_norm.weight"),
+        Rule("_residual/norm/bias", ".layer_norm.bias"),
+    ]
+    layers = [
+        ("encoder/layers_{n}/", "encoder.layer_stack.{n}."),
+        ("decoder/layers_{n}/", "decoder.layer_stack.{n}."),
+    ]
+    source, target, output = _matrices(model)
+    table = sinusoidal_table(_positions(model), model.model_dim)[None]
+    return [
+        Rule(source, "encoder.src_word_emb.weight"),
+        Rule(target, "decoder.trg_word_emb.weight"),
+        *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in _TABLES),
+        *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
+        *rules_for([(ours + "self_attention", theirs + "slf_attn") for ours, theirs in layers], _ATTENTION),
+        *rules_for([(ours + "cross_attention", theirs + "enc_attn") for ours, theirs in layers], _ATTENTION),
+        *rules_for([(ours + "feedforward", theirs + "pos_ffn") for ours, theirs in layers], feedforward),
+        output,
+    ]
+
+
+def _matrices(model: ModelConfig) -> tuple[str, str, Rule]:
+    """Our paths of both embeddings, and the projection's rule; what is tied is one array of ours."""
+    name = "trg_word_prj.weight"
+    source, target = "source_embedding/embedding", "target_embedding/embedding"
+    if model.tying in ("embeddings", "all"):
+        source = target = "shared_embedding/embedding"
+    if _shares_projection(model):
+        return source, target, Rule(target, name)
+    return source, target, Rule("output_kernel", name, TRANSPOSED)
+
+
+def _positions(model: ModelConfig) -> int:
+    rows = model.longest_input
+    assert rows is not None, "sinusoidal positions have an end"
+    return rows
+
+
+def _scale(model: ModelConfig) -> str:
+    if model.embedding_scale:
+        return "emb"
+    return "prj" if model.logit_scale else "none"
+
+
+def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
+    model = config.model
+    size = model.model_dim // model.num_heads
+    return {
+        "n_src_vocab": vocabs.source.size,
+        "n_trg_vocab": vocabs.target.size,
+        "src_pad_idx": vocabs.source.pad_id,
+        "trg_pad_idx": vocabs.target.pad_id,
+        "d_word_vec": model.model_dim,
+        "d_model": model.model_dim,
+        "d_inner": model.ffn_dim,
+        "n_layers": model.num_encoder_layers,
+        "n_head": model.num_heads,
+        "d_k": model.key_dim or size,
+        "d_v": model.value_dim or size,
+        "dropout": model.dropout_rate,
+        "n_position": _positions(model),
+        "trg_emb_prj_weight_sharing": _shares_projection(model),
+        "emb_src_trg_weight_sharing": model.tying in ("embeddings", "all"),
+        "scale_emb_or_prj": _scale(model),
+    }
+
+
+def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    target = tensor_of(batch.target_in)
+    return module(tensor_of(batch.source), target).unflatten(0, tuple(target.shape))
+
+
+def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
+    """Writes model.chkpt, or why there is none into config.json and onto standard error."""
+    arguments = _arguments(weights.config, weights.vocabs)
+    scale = arguments["scale_emb_or_prj"]
+    if arguments["trg_emb_prj_weight_sharing"] and scale != _SCRIPT_SCALE:
+        reason = (
+            f"not written: the translate script builds the class with scale_emb_or_prj={_SCRIPT_SCALE}, and "
+            f"this model has {scale}; build it with the arguments above and load state_dict.pt"
+        )
+        facts = read_facts(folder) | {CHECKPOINT_NAME: reason}
+        text = json.dumps(facts, indent=2, ensure_ascii=False)
+        (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+        print(f"warning: {CHECKPOINT_NAME} is {reason}", file=sys.stderr)
+        return
+    state = torch.load(folder / STATE_NAME, weights_only=True)  # read back: tied tensors are one there
+    table = torch.from_numpy(sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None])
+    state |= dict.fromkeys(_TABLES, table)
+    # The script reads no epoch, and ours are counted in steps: config.json has the step.
+    checkpoint = {"epoch": 0, "settings": _settings(arguments), "model": state}
+    torch.save(checkpoint, folder / CHECKPOINT_NAME)
+
+
+def _settings(arguments: dict[str, Any]) -> argparse.Namespace:
+    """The training script's options, of which the translate script reads the class's arguments."""
+    same = (
+        "src_pad_idx",
+        "trg_pad_idx",
+        "d_word_vec",
+        "d_model",
+        "n_layers",
+        "n_head",
+        "d_k",
+        "d_v",
+        "dropout",
+    )
+    return argparse.Namespace(
+        **{name: arguments[name] for name in same},
+        src_vocab_size=arguments["n_src_vocab"],
+        trg_vocab_size=arguments["n_trg_vocab"],
+        d_inner_hid=arguments["d_inner"],
+        proj_share_weight=arguments["trg_emb_prj_weight_sharing"],
+        embs_share_weight=arguments["emb_src_trg_weight_sharing"],
+        scale_emb_or_prj=arguments["scale_emb_or_prj"],
+    )
+
+
+STATE_DICT = StateDictFormat(
+    name="aiayn",
+    problems=_problems,
+    rules=_rules,
+    arguments=_arguments,
+    make_module=AiaynTransformer,
+    run=_run,
+    write_more=_write_checkpoint,
+)
+FORMAT = STATE_DICT.make_format()

@@ -1,0 +1,295 @@
+"""What the formats of Hugging Face transformers have in common: files, names of arrays, the parity check.
+
+Owns model.safetensors, and the names that Marian and Pegasus share with all descendants of BART. `marian` and
+`hf_pre_norm` say which class it is.
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.array_layouts import (
+    CONVOLUTION_TO_LINEAR,
+    FLAT,
+    HEADS_IN,
+    HEADS_OUT,
+    ROW,
+    SAME,
+    TRANSPOSED,
+)
+from flaxformer_mt.convert.format_interface import (
+    OUR_KEY,
+    Format,
+    Given,
+    Outputs,
+    Weights,
+    find_config,
+    read_facts,
+    refusals,
+    shapes_of,
+    write_facts,
+)
+from flaxformer_mt.convert.huggingface.model_config import (
+    ACTIVATIONS,
+    make_config,
+    make_facts,
+    num_positions,
+    read_their_facts,
+    write_generation,
+)
+from flaxformer_mt.convert.huggingface.tokenizer_files import (
+    read_own_tokenizer,
+    read_tokenizer,
+    write_tokenizer,
+)
+from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Table, Tensors, rules_for
+from flaxformer_mt.convert.sinusoid_halves import half_split, half_split_order
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.positions import sinusoidal_table
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocabs
+
+# Loading transformers takes seconds, so it is loaded when a model is; that it is there is known at once.
+for _package in ("torch", "transformers"):
+    if importlib.util.find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
+
+_FILE = "model.safetensors"
+_BIAS = "final_logits_bias"
+_WIDTH = half_split(SAME, 0)
+_ROWS = half_split(SAME, 1)
+
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.architecture": ("encoder_decoder",),
+    "model.norm": ("layer",),
+    "model.norm_epsilon": (1e-5,),
+    "model.embedding_norm": (False,),
+    "model.positions": ("sinusoidal",),
+    "model.first_position": (0,),
+    "model.logit_scale": (False,),
+    "model.embedding_bias": (False,),
+    "model.padding_mask": ("source", "both"),
+    "model.activation": ACTIVATIONS,
+}
+_ATTENTION = [
+    Rule("/query/kernel", ".q_proj.weight", half_split(HEADS_IN, 0)),
+    Rule("/query/bias", ".q_proj.bias", FLAT),
+    Rule("/key/kernel", ".k_proj.weight", half_split(HEADS_IN, 0)),
+    Rule("/key/bias", ".k_proj.bias", FLAT),
+    Rule("/value/kernel", ".v_proj.weight", half_split(HEADS_IN, 0)),
+    Rule("/value/bias", ".v_proj.bias", FLAT),
+    Rule("/output/kernel", ".out_proj.weight", half_split(HEADS_OUT, 2)),
+    Rule("/output/bias", ".out_proj.bias", _WIDTH),
+]
+_NORM = [Rule("/scale", ".weight", _WIDTH), Rule("/bias", ".bias", _WIDTH)]
+# Ours -> theirs, in a layer.
+_ATTENTIONS = {
+    "encoder": {"self_attention": "self_attn"},
+    "decoder": {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
+}
+
+
+def _feedforward(config: Config) -> list[Rule]:
+    if config.model.ffn_layer == "convolution":
+        into, out = half_split(CONVOLUTION_TO_LINEAR, 1), half_split(CONVOLUTION_TO_LINEAR, 2)
+    else:
+        into, out = half_split(TRANSPOSED, 0), half_split(TRANSPOSED, 1)
+    return [
+        Rule("/input/kernel", ".fc1.weight", into),
+        Rule("/input/bias", ".fc1.bias"),
+        Rule("/output/kernel", ".fc2.weight", out),
+        Rule("/output/bias", ".fc2.bias", _WIDTH),
+    ]
+
+
+@dataclass(frozen=True)
+class HuggingFaceFormat:
+    """A format that is a folder which `from_pretrained` of transformers reads.
+
+    name: ours. model_type, class_name: theirs. final_norm: both stacks end in a norm.
+    tyings: values of model.tying that the class has.
+    """
+
+    name: str
+    model_type: str
+    class_name: str
+    norm_position: Literal["pre", "post"]
+    final_norm: bool
+    tyings: tuple[str, ...]
+
+    def make_format(self) -> Format:
+        """The interface that the commands use."""
+        return Format(self.name, self.problems, self._write, self._open, self._read)
+
+    def problems(self, config: Config) -> list[str]:
+        """Why the class cannot be this model, a line for each reason."""
+        model = config.model
+        size, rest = divmod(model.model_dim, model.num_heads)
+        allowed = _ALLOWED | {
+            "model.norm_position": (self.norm_position,),
+            "model.final_norm": (None, self.final_norm),
+            "model.tying": self.tyings,
+            "model.key_dim": (None, size),
+            "model.value_dim": (None, size),
+        }
+        problems = refusals(config, allowed)
+        if rest:
+            problems.append(
+                f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
+                "its heads share the width"
+            )
+        return problems
+
+    # ---- the table ----
+
+    def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
+        """All arrays of the class, where its position tables have so many rows."""
+        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        rules: list[Rule | Constant] = [*_embedding_rules(config.model.tying)]
+        order = half_split_order(config.model.model_dim)
+        table = np.ascontiguousarray(sinusoidal_table(positions, config.model.model_dim)[:, order])
+        for side, attentions in _ATTENTIONS.items():
+            rules.append(
+                Constant(f"model.{side}.embed_positions.weight", table, True, tolerance=TABLE_TOLERANCE)
+            )
+            ours, theirs = f"{side}/layers_{{n}}/", f"model.{side}.layers.{{n}}."
+            names = [(ours + own, theirs + other) for own, other in attentions.items()]
+            rules += rules_for(names, _ATTENTION)
+            rules += rules_for([(ours + "feedforward", theirs[:-1])], _feedforward(config))
+            norms = [(f"{own}_residual/norm", f"{other}_layer_norm") for own, other in attentions.items()]
+            norms += [("feedforward_residual/norm", "final_layer_norm")]
+            rules += rules_for([(ours + own, theirs + other) for own, other in norms], _NORM)
+            rules += rules_for([(f"{side}/final_norm", f"model.{side}.layer_norm")], _NORM)
+        rules += [Rule("output_kernel", "lm_head.weight", half_split(TRANSPOSED, 0))]
+        rules += [Rule("output_bias", _BIAS, ROW), *self._fillers(config, vocabs)]
+        return Table(shapes, rules, what=self.name)
+
+    def _fillers(self, config: Config, vocabs: Vocabs) -> Iterable[Constant]:
+        """What their layers have and ours do without: biases of 0, scales of 1."""
+        model = config.model
+        width, inner = np.zeros(model.model_dim, np.float32), np.zeros(model.ffn_dim, np.float32)
+        if not model.output_bias:
+            yield Constant(_BIAS, np.zeros((1, vocabs.target.size), np.float32), optional=True)
+        for side, layers in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
+            attentions = list(_ATTENTIONS[side].values())
+            norms = [
+                f"layers.{n}.{name}_layer_norm" for n in range(layers) for name in (*attentions, "final")
+            ]
+            norms += ["layer_norm"] if self.final_norm else []
+            for name in norms if not model.norm_affine else []:
+                yield Constant(f"model.{side}.{name}.weight", width + 1)
+                yield Constant(f"model.{side}.{name}.bias", width)
+            for prefix in (f"model.{side}.layers.{n}." for n in range(layers)):
+                for name in attentions if not model.attention_bias else []:
+                    for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                        yield Constant(f"{prefix}{name}.{part}.bias", width)
+                if not model.ffn_bias:
+                    yield Constant(f"{prefix}fc1.bias", inner)
+                    yield Constant(f"{prefix}fc2.bias", width)
+
+    # ---- files ----
+
+    def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
+        config, vocabs = weights.config, weights.vocabs
+        tensors = self.make_table(config, vocabs, num_positions(config)).to_theirs(weights.leaves)
+        write_tokenizer(vocabs, config, folder)
+        write_generation(config, vocabs.target, folder)
+        facts = {"architectures": [self.class_name], "model_type": self.model_type}
+        write_facts(weights, folder, self.name, facts | make_facts(config, vocabs))
+        for name in _tied_names(config.model.tying)[1:] if _is_tied_there(config) else []:
+            del tensors[name]
+        save_file(tensors, folder / _FILE, metadata={"format": "pt"})
+
+    def _open(self, folder: Path) -> Outputs:
+        import torch
+        from transformers import AutoModelForSeq2SeqLM
+
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            folder, output_loading_info=True, dtype=torch.float32, local_files_only=True
+        )
+        if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
+            raise UserError(f"{folder}: transformers does not find in it what it expects: {wrong}")
+        model.eval()
+
+        def outputs(batch: Batch) -> np.ndarray:
+            with torch.no_grad():
+                return model(
+                    input_ids=torch.from_numpy(np.asarray(batch.source, np.int64)),
+                    attention_mask=torch.from_numpy(np.asarray(batch.source_mask, np.int64)),
+                    decoder_input_ids=torch.from_numpy(np.asarray(batch.target_in, np.int64)),
+                ).logits.numpy()
+
+        return outputs
+
+    def _read(self, path: Path, given: Given) -> Weights:
+        folder = path if path.is_dir() else path.parent
+        held = read_facts(folder)
+        if held.get("model_type") != self.model_type:
+            raise UserError(
+                f"{folder} is of model_type {held.get('model_type')}; {self.name} reads {self.model_type}"
+            )
+        facts = read_their_facts(folder)
+        tensors = _load(folder)
+        if given.vocabs is not None:
+            vocabs = given.vocabs
+        elif OUR_KEY in held:
+            vocabs = read_own_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
+        else:
+            vocabs = read_tokenizer(folder, facts)
+        if OUR_KEY in held or given.config is not None:
+            config = find_config(folder, given)
+        else:
+            bias = bool(np.any(tensors.get(_BIAS, np.zeros(()))))
+            config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
+        if problems := self.problems(config):
+            raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
+        table = self.make_table(config, vocabs, facts["max_position_embeddings"])
+        leaves = table.to_ours(tensors, tied=_tied_names(config.model.tying), origin=str(path))
+        return Weights(config, vocabs, leaves)
+
+
+def _embedding_rules(tying: str) -> list[Rule]:
+    shared = tying in ("all", "embeddings")
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    names = [("model.encoder.embed_tokens", source), ("model.decoder.embed_tokens", target)]
+    names = [("model.shared", "shared_embedding")] + names if shared else names
+    names += [("lm_head", target)] if tying in ("all", "target_output") else []
+    return [Rule(f"{ours}/embedding", f"{theirs}.weight", _ROWS) for theirs, ours in names]
+
+
+def _tied_names(tying: str) -> list[str]:
+    """Names of one and the same array, that which files hold first."""
+    rules = [rule for rule in _embedding_rules(tying) if rule.ours != "source_embedding/embedding"]
+    return [rule.theirs for rule in rules] if len(rules) > 1 else []
+
+
+def _is_tied_there(config: Config) -> bool:
+    """Whether the class ties what we tie; embeddings without the output are copies there."""
+    return config.model.tying in ("all", "target_output")
+
+
+def _load(folder: Path) -> Tensors:
+    """The arrays of model.safetensors as float32."""
+    path = folder / _FILE
+    if not path.is_file():
+        found = [name for name in ("pytorch_model.bin", f"{_FILE}.index.json") if (folder / name).is_file()]
+        hint = (
+            f"{folder} has {found[0]}, which is not read: a pickle could run anything, and parts are not put "
+            f"together. Write it anew with transformers: AutoModelForSeq2SeqLM.from_pretrained('{folder}')"
+            ".save_pretrained('NEW', max_shard_size='50GB'), and copy the tokenizer's files to NEW"
+            if found
+            else "give the folder of a model"
+        )
+        raise UserError(f"{path} does not exist; {hint}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).float().numpy() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error

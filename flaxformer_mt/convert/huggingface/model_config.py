@@ -1,0 +1,262 @@
+"""config.json and generation_config.json of Hugging Face's Marian and Pegasus, from our config and back.
+
+Owns the names of their fields and what their generate is told. Knows nothing of arrays or of tokenizers.
+
+generate is set up as our search is, where it can be: as many beams, the same symbols forbidden (padding and
+the start symbol, which keep their probability in both), no symbol forced at the limit. What differs:
+ * Length. Ours divides a log-probability by ((5 + n) / 6) ** alpha, theirs by n ** length_penalty, with n
+   counting the end symbol in both. length_penalty is alpha * 25 / 30: at 25 tokens, both then favour length
+   alike; above, theirs favours it less than ours, and below more. With search.length_penalty_kind=length ours
+   is theirs, and alpha goes out as it is.
+ * Limit. Ours depends on each source; max_length is that of the longest, data.max_source_length.
+ * Stopping. Theirs ends when the best live hypothesis, divided by its present length, is worse than the worst
+   of num_beams finished ones (early_stopping false). "never" would be nearer to ours, which looks ahead to
+   the limit of each sentence, but theirs looks ahead to max_length, and so would mostly run up to it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_facts
+from flaxformer_mt.convert.huggingface.sentencepiece_file import Settings
+from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_facts, read_tokenizer_settings
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import Vocab, Vocabs
+
+_GENERATION = "generation_config.json"
+# Ours -> theirs; and all of theirs -> ours.
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+_OURS: dict[str, Any] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+ACTIVATIONS = tuple(_ACTIVATIONS)
+# Of what config.json leaves out, in transformers 5.
+_DEFAULTS: dict[str, Any] = {
+    "decoder_vocab_size": None,
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+}
+_NEEDED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+# Of the position tables, at least: what OPUS-MT models have.
+_USUAL_POSITIONS = 512
+# Where both length penalties weigh alike, in tokens.
+_TYPICAL_LENGTH = 25
+# tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
+_TYING = {
+    "all": (True, True),
+    "embeddings": (True, False),
+    "target_output": (False, True),
+    "none": (False, False),
+}
+
+
+def num_positions(config: Config) -> int:
+    """Rows of the position tables: what our own translations reach, or 512, within model.max_positions."""
+    longest = config.model.longest_input or _USUAL_POSITIONS
+    return min(longest, max(_USUAL_POSITIONS, config.data.max_source_length, _longest_target(config)))
+
+
+def _longest_target(config: Config) -> int:
+    search = config.search
+    reach = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
+    return max(1, min(reach, config.model.longest_input or reach))
+
+
+def make_facts(config: Config, vocabs: Vocabs) -> dict[str, Any]:
+    """The part of config.json that both model classes have."""
+    model = config.model
+    share, tie = _TYING[model.tying]
+    attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
+    return {
+        "is_encoder_decoder": True,
+        "dtype": "float32",
+        "vocab_size": vocabs.source.size,
+        "decoder_vocab_size": vocabs.target.size,
+        "share_encoder_decoder_embeddings": share,
+        "tie_word_embeddings": tie,
+        "max_position_embeddings": num_positions(config),
+        "d_model": model.model_dim,
+        "encoder_layers": model.num_encoder_layers,
+        "decoder_layers": model.num_decoder_layers,
+        "encoder_attention_heads": model.num_heads,
+        "decoder_attention_heads": model.num_heads,
+        "encoder_ffn_dim": model.ffn_dim,
+        "decoder_ffn_dim": model.ffn_dim,
+        "activation_function": _ACTIVATIONS[model.activation],
+        "scale_embedding": model.embedding_scale,
+        "dropout": model.dropout_rate,
+        "attention_dropout": model.dropout_rate if attention is None else attention,
+        "activation_dropout": model.dropout_rate if ffn is None else ffn,
+        **_special_ids(vocabs.target),
+        # The classes' own defaults would end every translation in token 0 or 1.
+        "forced_eos_token_id": None,
+    }
+
+
+def _special_ids(vocab: Vocab) -> dict[str, Any]:
+    return {
+        "pad_token_id": vocab.pad_id,
+        "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
+        "eos_token_id": vocab.eos_id,
+        "decoder_start_token_id": vocab.bos_id,
+    }
+
+
+def write_generation(config: Config, vocab: Vocab, folder: Path) -> None:
+    """Writes generation_config.json; `vocab` is the target's."""
+    search = config.search
+    as_theirs = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
+    facts = {
+        **_special_ids(vocab),
+        "forced_eos_token_id": None,
+        "bad_words_ids": [[number] for number in sorted({vocab.pad_id, vocab.bos_id})],
+        "num_beams": 1 if search.method == "greedy" else search.beam_size,
+        "length_penalty": round(search.length_penalty * as_theirs, 6),
+        "early_stopping": False,
+        # With the start symbol.
+        "max_length": 1 + _longest_target(config),
+    }
+    (folder / _GENERATION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def read_their_facts(folder: Path) -> dict[str, Any]:
+    """config.json with the defaults of what it leaves out.
+
+    Raises:
+      UserError: a model that cannot be ours: the field, its value, what would do.
+    """
+    held = read_facts(folder)
+    path = folder / CONFIG_NAME
+    if missing := [name for name in _NEEDED if held.get(name) is None]:
+        raise UserError(f"{path} does not say {', '.join(missing)}; give the whole folder of a model")
+    facts = {**_DEFAULTS, **held}
+    problems = [
+        f"{path}: {one} is {facts[one]} and {other} is {facts[other]}; they must be equal"
+        for one, other in [
+            ("encoder_attention_heads", "decoder_attention_heads"),
+            ("encoder_ffn_dim", "decoder_ffn_dim"),
+        ]
+        if facts[one] != facts[other]
+    ]
+    if facts["activation_function"] not in _OURS:
+        allowed = ", ".join(_OURS)
+        problems.append(
+            f"{path}: activation_function is {facts['activation_function']}; it must be one of {allowed}"
+        )
+    if not isinstance(facts["eos_token_id"], int):
+        problems.append(f"{path}: eos_token_id is {facts['eos_token_id']}; it must be one number")
+    if facts["decoder_start_token_id"] == facts["eos_token_id"]:
+        problems.append(f"{path}: decoder_start_token_id is eos_token_id; our search needs two symbols")
+    if problems:
+        raise UserError("\n".join(problems))
+    return facts
+
+
+def make_config(
+    folder: Path,
+    facts: dict[str, Any],
+    vocabs: Vocabs,
+    *,
+    norm_position: Literal["pre", "post"],
+    output_bias: bool,
+) -> Config:
+    """Our config of a model that is not ours: network, vocabulary and search; the rest has its defaults.
+
+    Args:
+      facts: of `read_their_facts`.
+      output_bias: whether the output has one that is not zero.
+    """
+    tying: Any = {flags: name for name, flags in _TYING.items()}[
+        bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
+    ]
+    longest = min(facts["max_position_embeddings"], _USUAL_POSITIONS)
+    told, data = read_tokenizer_facts(folder), DataConfig()
+    return Config(
+        data=DataConfig(
+            source_language=told.get("source_lang") or data.source_language,
+            target_language=told.get("target_lang") or data.target_language,
+            max_source_length=longest,
+            max_target_length=longest,
+            batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
+        ),
+        vocab=_make_vocab_config(vocabs, read_tokenizer_settings(folder)),
+        model=ModelConfig(
+            num_encoder_layers=facts["encoder_layers"],
+            num_decoder_layers=facts["decoder_layers"],
+            model_dim=facts["d_model"],
+            num_heads=facts["encoder_attention_heads"],
+            ffn_dim=facts["encoder_ffn_dim"],
+            activation=_OURS[facts["activation_function"]],
+            norm_position=norm_position,
+            max_positions=facts["max_position_embeddings"],
+            embedding_scale=facts["scale_embedding"],
+            tying=tying,
+            output_bias=output_bias,
+            dropout_rate=float(facts["dropout"]),
+            attention_dropout_rate=float(facts["attention_dropout"]),
+            ffn_dropout_rate=float(facts["activation_dropout"]),
+        ),
+        search=_make_search_config(folder, facts),
+    )
+
+
+def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
+    """What a like vocabulary could be trained from; it names a bos, though the model may have none."""
+    vocab, default = vocabs.target, VocabConfig()
+    taken = {vocab.pad_id, vocab.eos_id, vocab.unk_id}
+    known = ("identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf")
+    kind: Any = settings.kind
+    normalization: Any = settings.normalization
+    return VocabConfig(
+        kind=kind,
+        size=vocab.size,
+        joint=vocabs.joint,
+        # Two vocabularies may differ in size; those of the run directory are used whatever their sizes.
+        source_model="" if vocabs.joint else "vocab/source.model",
+        target_model="" if vocabs.joint else "vocab/target.model",
+        byte_fallback=settings.byte_fallback,
+        normalization=normalization if normalization in known else default.normalization,
+        pad_id=vocab.pad_id,
+        bos_id=next(i for i in (vocab.bos_id, *range(4)) if i not in taken),
+        eos_id=vocab.eos_id,
+        unk_id=vocab.unk_id,
+    )
+
+
+def _make_search_config(folder: Path, facts: dict[str, Any]) -> SearchConfig:
+    told = facts
+    if (folder / _GENERATION).is_file():
+        try:
+            told = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{folder / _GENERATION} is damaged: {error}") from error
+    beams = told.get("num_beams") or 1
+    penalty = told.get("length_penalty")
+    penalty = 1.0 if penalty is None else float(penalty)
+    return SearchConfig(
+        method="beam" if beams > 1 else "greedy",
+        beam_size=beams if beams > 1 else SearchConfig().beam_size,
+        length_penalty=max(0.0, round(penalty * (5 + _TYPICAL_LENGTH) / _TYPICAL_LENGTH, 6)),
+    )

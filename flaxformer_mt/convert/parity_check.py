@@ -1,0 +1,126 @@
+"""Whether a foreign system computes from our files what we compute: the largest difference on real batches.
+
+Owns the choice of the batches and the comparison. Knows no format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.format_interface import Outputs, Weights
+from flaxformer_mt.corpus.reader import has_split, read_pairs
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocab, Vocabs
+
+# Pairs that are compared, in batches of this many, so that rows are padded.
+_PAIRS, _ROWS = 16, 8
+
+# Where they are from: the first that the run's data has.
+_SPLITS: tuple[Literal["valid", "test", "train"], ...] = ("valid", "test", "train")
+
+Ids = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The largest absolute difference of any number at a real target token, and what was compared."""
+
+    largest_difference: float
+    quantity: str
+    tokens: int
+    checked_on: str
+
+
+def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
+    """Compares what both systems make of the same batches, in float32."""
+    batches, checked_on = make_batches(weights)
+    largest, tokens = 0.0, 0
+    for batch in batches:
+        ours = our_outputs(weights, batch, quantity=quantity)
+        difference = np.abs(ours - theirs(batch))[batch.target_mask]
+        # what is not a number in either is no agreement
+        largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
+        tokens += int(batch.target_mask.sum())
+    return Parity(largest, quantity, tokens, checked_on)
+
+
+def our_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
+    """Our logits [B, T, V], or log-probabilities [B, T] of target_out, computed in full float32."""
+    model = weights.make_model()
+
+    @jax.jit
+    def run(params: dict, batch: Batch) -> jax.Array:
+        logits = model.apply({"params": params}, batch, deterministic=True)
+        if quantity == "logits":
+            return logits
+        picked = jnp.take_along_axis(logits, batch.target_out[..., None], axis=-1)[..., 0]
+        return picked - jax.nn.logsumexp(logits, axis=-1)
+
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(run(weights.params, batch))
+
+
+def make_batches(weights: Weights) -> tuple[list[Batch], str]:
+    """The first validation pairs of the run's data; random tokens where the data cannot be read."""
+    config, vocabs = weights.config, weights.vocabs
+    try:
+        split = next(name for name in _SPLITS if has_split(config.data, name))
+        pairs = read_pairs(config.data, split)
+        chosen = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
+        sources = [vocabs.source.tokenize(pair.source) for pair in chosen]
+        targets = [vocabs.target.tokenize(pair.target) for pair in chosen]
+        what = f"{len(chosen)} pairs of the {split} set"
+    except UserError as error:
+        sources, targets = _random_ids(vocabs)
+        what = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
+    sources, targets = _shorten(config, sources, targets)
+    batches = [
+        make_batch(sources[start : start + _ROWS], targets[start : start + _ROWS], vocabs, config=config)
+        for start in range(0, len(sources), _ROWS)
+    ]
+    return batches, what
+
+
+def make_batch(sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config) -> Batch:
+    """Sentence pairs, each ending in eos, as one padded batch; without sources it has none."""
+    source, source_mask = _pad(
+        sources if config.data.source_language else [[] for _ in sources], vocabs.source.pad_id
+    )
+    target_out, target_mask = _pad(targets, vocabs.target.pad_id)
+    target_in, _ = _pad([[vocabs.target.bos_id, *ids[:-1]] for ids in targets], vocabs.target.pad_id)
+    return Batch(source, target_in, target_out, source_mask, target_mask)
+
+
+def _pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.array([len(row) for row in rows])
+    mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, np.int32)
+    ids[mask] = np.concatenate([np.asarray(row, np.int32) for row in rows]) if mask.any() else 0
+    return ids, mask
+
+
+def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:
+    random = np.random.default_rng(0)
+
+    def sentence(vocab: Vocab) -> list[int]:
+        return [*random.integers(4, vocab.size, random.integers(1, 12)).tolist(), vocab.eos_id]
+
+    return [sentence(vocabs.source) for _ in range(_PAIRS)], [sentence(vocabs.target) for _ in range(_PAIRS)]
+
+
+def _shorten(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
+    """Cuts sentences to what the model was trained on; they still end in eos."""
+
+    def cut(ids: list[int], longest: int) -> list[int]:
+        return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
+
+    return (
+        [cut(ids, config.data.max_source_length) for ids in sources],
+        [cut(ids, config.data.max_target_length) for ids in targets],
+    )

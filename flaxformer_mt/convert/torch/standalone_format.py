@@ -1,0 +1,164 @@
+"""Format torch: safetensors and one file of Python that needs only PyTorch, for every model of ours.
+
+Owns the names in model.safetensors (listed in `modeling`, which travels with it), and which of them are left
+out because another holds the same numbers. The network itself is in modeling.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert.array_layouts import (
+    CONVOLUTION_TO_LINEAR,
+    FLAT,
+    HEADS_IN,
+    HEADS_OUT,
+    SAME,
+    TRANSPOSED,
+)
+from flaxformer_mt.convert.format_interface import (
+    VOCAB_NAME,
+    Format,
+    Given,
+    Outputs,
+    Weights,
+    find_config,
+    find_vocabs,
+    shapes_of,
+    write_facts,
+)
+from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
+from flaxformer_mt.convert.torch import modeling
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocabs
+
+TENSORS_NAME = "model.safetensors"
+MODELING_NAME = "modeling.py"
+
+_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+_TABLE = [Rule("/embedding", ".weight"), Rule("/bias", ".bias")]
+_ATTENTION = [
+    *(Rule(f"/{name}/kernel", f".{name}.weight", HEADS_IN) for name in ("query", "key", "value")),
+    *(Rule(f"/{name}/bias", f".{name}.bias", FLAT) for name in ("query", "key", "value")),
+    Rule("/output/kernel", ".output.weight", HEADS_OUT),
+    Rule("/output/bias", ".output.bias"),
+]
+
+
+def make_table(config: Config, vocabs: Vocabs) -> Table:
+    """The table of a model, tied names included."""
+    model = config.model
+    shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
+    feedforward = [
+        *(Rule(f"/{name}/kernel", f".{name}.weight", layout) for name in ("input", "gate", "output")),
+        *(Rule(f"/{name}/bias", f".{name}.bias") for name in ("input", "gate", "output")),
+    ]
+    layers = [("encoder/layers_{n}/", "encoder.layers.{n}."), ("decoder/layers_{n}/", "decoder.layers.{n}.")]
+    rules = _embedding_rules(model)
+    for stack in ("encoder", "decoder"):
+        rules += rules_for([(f"{stack}/positions", f"{stack}.positions")], _TABLE)
+        for norm in ("embedding_norm", "final_norm"):
+            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], _NORM)
+    for ours, theirs in layers:
+        for attention in ("self_attention", "cross_attention"):
+            rules += rules_for([(ours + attention, theirs + attention)], _ATTENTION)
+        rules += rules_for([(f"{ours}feedforward", f"{theirs}feedforward")], feedforward)
+        for sublayer in ("self_attention", "cross_attention", "feedforward"):
+            rules += rules_for([(f"{ours}{sublayer}_residual/norm", f"{theirs}{sublayer}_norm")], _NORM)
+    return Table(shapes, rules, what=FORMAT.name)
+
+
+def _embedding_rules(model: ModelConfig) -> list[Rule]:
+    target = {"all": "shared_embedding", "embeddings": "shared_embedding"}.get(
+        model.tying, "target_embedding"
+    )
+    source = target if target == "shared_embedding" else "source_embedding"
+    if model.architecture == "decoder_only":
+        source = target = "token_embedding"
+    rules = rules_for([(target, "target_embedding")], _TABLE)
+    if model.architecture != "decoder_only":
+        rules += rules_for([(source, "source_embedding")], _TABLE)
+    if "output.weight" in _ties(model):
+        rules.append(Rule(f"{target}/embedding", "output.weight", SAME))
+    return [
+        *rules,
+        Rule("output_kernel", "output.weight", TRANSPOSED),
+        Rule("output_bias", "output.bias"),
+    ]
+
+
+def _ties(model: ModelConfig) -> list[str]:
+    """The names that the file leaves out: each has the numbers of target_embedding."""
+    names = []
+    decoder_only = model.architecture == "decoder_only"
+    if model.tying in ("all", "embeddings") and not decoder_only:
+        names += ["source_embedding.weight", "source_embedding.bias"]
+    if model.tying in ("all", "target_output") or (decoder_only and model.tying != "none"):
+        names.append("output.weight")
+    return names
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    model, vocabs = weights.config.model, weights.vocabs
+    tensors = make_table(weights.config, vocabs).to_theirs(weights.leaves)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in _ties(model)}
+    save_file(kept, folder / TENSORS_NAME, metadata={"format": "pt"})
+    vocabs.save(folder / VOCAB_NAME)
+    facts: dict[str, Any] = {
+        "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
+        "special_ids": {
+            "pad": vocabs.target.pad_id,
+            "bos": vocabs.target.bos_id,
+            "eos": vocabs.target.eos_id,
+        },
+    }
+    write_facts(weights, folder, FORMAT.name, facts)
+    (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
+
+
+def _open(folder: Path) -> Outputs:
+    module = modeling.Transformer.load(folder)
+
+    def outputs(batch: Batch) -> np.ndarray:
+        arrays = [batch.source, batch.target_in, batch.source_mask, batch.target_mask]
+        with torch.no_grad():
+            return module(*(torch.from_numpy(np.array(array)) for array in arrays)).numpy()
+
+    return outputs
+
+
+def _read(path: Path, given: Given) -> Weights:
+    folder = path if path.is_dir() else path.parent
+    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
+    leaves = make_table(config, vocabs).to_ours(tensors, tied=_ties(config.model), origin=str(path))
+    return Weights(config, vocabs, leaves)
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Reads a safetensors file as float32 arrays, whatever type it has.
+
+    Raises:
+      UserError: the file is absent or damaged.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"{path} does not exist; give the folder that holds {TENSORS_NAME}, or the file itself"
+        )
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+    return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+
+
+# All that a ModelConfig can say has its place in modeling: nothing is refused.
+FORMAT = Format("torch", lambda config: [], _write, _open, _read)

@@ -1,0 +1,135 @@
+"""PyTorch state dicts: their files, and what the formats that consist of one have in common.
+
+Owns state_dict.pt, written by torch.save and read without unpickling anything but tensors, and the way from a
+table of names and a PyTorch module to a Format. Knows no format's names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.format_interface import (
+    VOCAB_NAME,
+    Format,
+    Given,
+    Outputs,
+    Weights,
+    find_config,
+    find_vocabs,
+    read_facts,
+    shapes_of,
+    write_facts,
+)
+from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocabs
+
+STATE_NAME = "state_dict.pt"
+
+
+@dataclass(frozen=True)
+class StateDictFormat:
+    """A format that is a state dict of one PyTorch class.
+
+    problems: from a config to what the class cannot express.
+    rules: from a config and the shapes of its parameters to the table.
+    arguments: of the class, for a config and its vocabularies; config.json holds them for whoever builds it.
+    make_module: the class, or a function of the same arguments.
+    run: logits [B, T, V] of the module for a batch; the third argument are all tensors of all files.
+    file_of: which file holds the tensor of a name.
+    write_more: further files, given the weights, the tensors and the folder.
+    """
+
+    name: str
+    problems: Callable[[Config], list[str]]
+    rules: Callable[[Config, Shapes], list[Rule | Constant]]
+    arguments: Callable[[Config, Vocabs], dict[str, Any]]
+    make_module: Callable[..., torch.nn.Module]
+    run: Callable[[torch.nn.Module, Batch, dict[str, torch.Tensor]], torch.Tensor]
+    file_of: Callable[[str], str] = lambda name: STATE_NAME
+    write_more: Callable[[Weights, Tensors, Path], None] | None = None
+
+    def make_format(self) -> Format:
+        """The interface that the commands use."""
+        return Format(self.name, self.problems, self._write, self._open, self._read)
+
+    def make_table(self, config: Config, vocabs: Vocabs) -> Table:
+        """The table of a model."""
+        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        return Table(shapes, self.rules(config, shapes), what=self.name)
+
+    def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
+        tensors = self.make_table(weights.config, weights.vocabs).to_theirs(weights.leaves)
+        for file in {self.file_of(name): None for name in tensors}:
+            save_tensors({n: a for n, a in tensors.items() if self.file_of(n) == file}, folder / file)
+        (folder / VOCAB_NAME).mkdir()
+        weights.vocabs.save(folder / VOCAB_NAME)
+        arguments = self.arguments(weights.config, weights.vocabs)
+        write_facts(weights, folder, self.name, {"arguments": arguments})
+        if self.write_more is not None:
+            self.write_more(weights, tensors, folder)
+
+    def _open(self, folder: Path) -> Outputs:
+        config, vocabs = find_config(folder, Given()), find_vocabs(folder, Given())
+        files = {self.file_of(name) for name in self.make_table(config, vocabs).names}
+        states = {file: torch.load(folder / file, weights_only=True) for file in files}
+        module = self.make_module(**read_facts(folder)["arguments"])
+        module.load_state_dict(states[STATE_NAME], strict=True)
+        module.eval()
+        tensors = {name: tensor for state in states.values() for name, tensor in state.items()}
+
+        def outputs(batch: Batch) -> np.ndarray:
+            with torch.no_grad():
+                return self.run(module, batch, tensors).numpy()
+
+        return outputs
+
+    def _read(self, path: Path, given: Given) -> Weights:
+        folder = path if path.is_dir() else path.parent
+        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        problems = self.problems(config)
+        if problems:
+            raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
+        table = self.make_table(config, vocabs)
+        tensors: Tensors = {}
+        for file in {self.file_of(name): None for name in table.names}:
+            named = path if file == STATE_NAME and path.is_file() else folder / file
+            tensors |= load_tensors(named)
+        return Weights(config, vocabs, table.to_ours(tensors, origin=str(path)))
+
+
+def tensor_of(ids: Any) -> torch.Tensor:
+    """Ids of a batch as PyTorch wants them."""
+    return torch.from_numpy(np.asarray(ids, np.int64))
+
+
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    """Writes a state dict; the same array under two names is stored once, as PyTorch stores tied tensors."""
+    once: dict[int, torch.Tensor] = {}
+    torch.save(
+        {n: once.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
+        path,
+    )
+
+
+def load_tensors(path: Path) -> Tensors:
+    """Reads a state dict as float32 arrays, or whatever type it has; executes nothing that is in the file.
+
+    Raises:
+      UserError: the file is absent, damaged, or holds anything but tensors by name.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give the folder that holds it, or the file itself")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and storage errors of many kinds, all of them the file's
+        raise UserError(f"{path} is no state dict that can be read safely: {error}".split("\n")[0]) from error
+    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        raise UserError(f"{path} is no state dict: it should hold tensors by name, and nothing else")
+    return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}

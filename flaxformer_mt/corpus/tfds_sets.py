@@ -1,0 +1,162 @@
+"""Translation sets that TFDS knows by name, as `wmt14_translate/de-en`: read, or built where possible.
+
+Owns finding a prepared set and saying what to do when there is none. Reading needs no TensorFlow; building
+does. Imports TFDS, so import it late.
+"""
+
+import difflib
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
+from flaxformer_mt.errors import UserError
+
+# Sets of sentence pairs; their configs are read from TFDS itself.
+_FAMILIES = (
+    *(f"wmt{year}_translate" for year in range(13, 20)),
+    "wmt_t2t_translate",
+    "ted_hrlr_translate",
+    "para_crawl",
+)
+_NAME = re.compile(r"(?P<set>\w+)(/(?P<config>[\w.+-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
+_INFO = "dataset_info.json"
+_ENDS = 1 << 16  # bytes at each shard's start and end that enter its identity
+
+
+def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
+    """Opens one split of the set `name` prepared under `folder`; builds it first if TensorFlow is installed.
+
+    `split` may be a slice, as `train[:1%]`; `valid` and `validation` stand for each other. Languages are
+    names of the set's features; without a source language any set with a feature of text will do.
+
+    Raises:
+      UserError: the set is unknown, not prepared, not ArrayRecord, or has no such split or language.
+    """
+    builder = _open_builder(name, folder)
+    _check_languages(name, builder.info.features, languages)
+    real_split, rows = open_split(builder, name, split)
+    side = f"{name} {real_split}"
+    return RawSplit(
+        name=name,
+        identity=f"{_identify(Path(builder.data_dir))}-{real_split}",
+        rows=rows,
+        languages=languages,
+        sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
+        unit="pair",
+        facts={"folder": str(builder.data_dir), "split": real_split},
+    )
+
+
+def _check_languages(name: str, features: Any, languages: tuple[str, str]) -> None:
+    texts = sorted(key for key, feature in features.items() if isinstance(feature, tfds.features.Text))
+    missing = [language for language in languages if language and language not in texts]
+    if missing:
+        source = "--config.data.source_language and " if languages[0] else ""
+        raise UserError(
+            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(texts) or 'no text'}: "
+            f"set {source}--config.data.target_language"
+        )
+
+
+def has_named_split(name: str, split: str, *, folder: Path) -> bool:
+    """Whether the set has such a split. Raises UserError as `open_named`."""
+    return match_split(split, _open_builder(name, folder).info.splits) is not None
+
+
+def _open_builder(name: str, folder: Path) -> Any:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserError(
+            f"{name!r} is no name of a data set; write toy_de_en, parallel_text or SET/CONFIG as TFDS does"
+        )
+    prepared = _find_prepared(folder, match)
+    if prepared is None:
+        return _build(name, folder)
+    facts = json.loads((prepared / _INFO).read_text(encoding="utf-8"))
+    formats = [facts.get("fileFormat", "tfrecord"), *facts.get("alternativeFileFormats", [])]
+    if "array_record" not in formats:
+        raise UserError(
+            f"{name} in {prepared} is prepared as {formats[0]}, which has no random access; convert it with "
+            f"`tfds convert_format --dataset_version_dir={prepared} --out_file_format=array_record` (needs "
+            "pip install 'flaxformer_mt[tfds-build]'), or set --config.data.tfds_data_dir to another folder"
+        )
+    with quiet():
+        return tfds.builder_from_directory(prepared, file_format="array_record")
+
+
+def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
+    """The newest prepared version of a set: `folder/set[/config]/version`."""
+    home = folder / match["set"] / (match["config"] or "")
+    versions = [path.parent for path in home.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
+    return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
+
+
+def _build(name: str, folder: Path) -> Any:
+    """Has TFDS download and prepare a set that is not there, or says why that cannot be."""
+    plain, _, version = name.partition(":")
+    with quiet():
+        try:
+            builder = _make_builder(plain, folder)
+        except (tfds.core.DatasetNotFoundError, ValueError) as error:
+            raise UserError(_unknown(plain, folder)) from error
+    if version not in ("", str(builder.version)):
+        raise UserError(f"{name} is not prepared in {folder}, and TFDS builds version {builder.version} only")
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UserError(
+            f"{name} is not prepared in {folder} (looked for {builder.data_dir}), and building it needs "
+            "TensorFlow: pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...; "
+            "or set --config.data.tfds_data_dir to where it is prepared"
+        )
+    try:
+        return build_once(lambda: _make_builder(plain, folder))
+    except UserError:
+        raise
+    except Exception as error:  # a download, an archive, a full disk: whatever TFDS met is the user's to read
+        raise UserError(
+            f"TFDS could not build {name} in {folder}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _make_builder(name: str, folder: Path) -> Any:
+    import tensorflow_datasets.translate  # noqa: F401 - registers the sets of this family
+
+    return tfds.builder(name, data_dir=folder, file_format="array_record")
+
+
+def _unknown(name: str, folder: Path) -> str:
+    """What to say of a name that TFDS does not know: near ones, or the same pair in the other direction."""
+    family, _, config = name.partition("/")
+    prepared = sorted(
+        {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
+    )
+    near = difflib.get_close_matches(name, ["toy_de_en", "parallel_text", *prepared], n=2, cutoff=0.75)
+    for each in difflib.get_close_matches(family, _FAMILIES, n=1, cutoff=0.75):
+        configs = list(tfds.builder_cls(each).builder_configs)
+        reverse = "-".join(reversed(config.split("-")))
+        chosen = [c for c in (config, reverse) if c in configs] or difflib.get_close_matches(
+            config, configs, n=3
+        )
+        near += [f"{each}/{c}" for c in chosen or configs[:8]]
+    if near:
+        return f"there is no data set {name}; did you mean {' or '.join(dict.fromkeys(near))}?"
+    known = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))
+    return f"there is no data set {name}; there are {known} and other TFDS sets"
+
+
+def _identify(folder: Path) -> str:
+    """Digest of a prepared set that moves with it: of its facts, and size, start and end of every shard."""
+    content = hashlib.blake2b((folder / _INFO).read_bytes(), digest_size=16)
+    for path in sorted(folder.glob("*.array_record-*")):
+        size = path.stat().st_size
+        with path.open("rb") as shard:
+            content.update(f"{path.name} {size} ".encode() + shard.read(_ENDS))
+            shard.seek(max(0, size - _ENDS))
+            content.update(shard.read(_ENDS))
+    return content.hexdigest()

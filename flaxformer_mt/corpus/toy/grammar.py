@@ -1,0 +1,197 @@
+"""Growing sentences of toy_de_en at random, and the pairs that come of them.
+
+Owns the kinds of sentence and how tenses go together. Everything random comes from one seed, so the text is
+the same on every machine. Phrases and clauses are toy_phrases', the languages themselves toy_german's and
+toy_english's.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from flaxformer_mt.corpus.toy.english import to_english
+from flaxformer_mt.corpus.toy.german import to_german
+from flaxformer_mt.corpus.toy.lexicon import VERBS, Adverb
+from flaxformer_mt.corpus.toy.phrases import (
+    PEOPLE,
+    STATES,
+    Dice,
+    Moods,
+    fill_clause,
+    grow_clause,
+    grow_subject,
+)
+from flaxformer_mt.corpus.toy.syntax import (
+    Clause,
+    Compound,
+    Gap,
+    NounPhrase,
+    Question,
+    Sentence,
+    Statement,
+    WithInfinitive,
+)
+
+SEED = 20_110
+SHORTEST, LONGEST = 4, 16  # words, on both sides
+
+_REASONS = (Adverb("weil", "because"), Adverb("obwohl", "although"))
+_IF, _BEFORE, _THAT = Adverb("wenn", "if"), Adverb("bevor", "before"), Adverb("dass", "that")
+_COORDINATIONS = (Adverb("aber", "but"), Adverb("und", "and"))
+_INDIRECT = (Adverb("ob", "whether"), Adverb("warum", "why"), Adverb("wann", "when"))
+_WHO, _WHOM, _WHAT = Adverb("wer", "who"), Adverb("wen", "who"), Adverb("was", "what")
+_TO_WHOM = Adverb("wem", "who")
+_WHERE, _WHERE_TO = Adverb("wo", "where"), Adverb("wohin", "where")
+_WHEN, _WHY = Adverb("wann", "when"), Adverb("warum", "why")
+
+
+def grow_sentence(dice: Dice) -> Sentence:
+    """A sentence of a random kind."""
+    kinds: dict[Callable[[Dice], Sentence], float] = {
+        _grow_statement: 9,
+        _grow_question: 3,
+        _grow_subordinate: 3,
+        _grow_that: 2,
+        _grow_indirect_question: 0.7,
+        _grow_infinitive: 1.2,
+        _grow_coordination: 1.2,
+    }
+    return dice.weigh(kinds)(dice)
+
+
+def _grow_statement(dice: Dice) -> Statement:
+    clause = grow_clause(dice, rich=True)
+    accusative = clause.accusative
+    if clause.time and dice.chance(0.45):
+        return Statement(clause, "time")
+    if clause.place and clause.verb.frame != "goal" and dice.chance(0.3):
+        return Statement(clause, "place")
+    if isinstance(accusative, NounPhrase) and accusative.noun.gender == "m" and not accusative.plural:
+        if dice.chance(0.15):  # "den" tells the object from the subject; die and das would not
+            return Statement(clause, "accusative")
+    return Statement(clause)
+
+
+def _grow_question(dice: Dice) -> Question:
+    kinds: dict[Callable[[Dice], Question], float] = {
+        _ask_whether: 4,
+        _ask_who: 1.5,
+        _ask_whom: 2,
+        _ask_where: 1.5,
+        _ask_when_or_why: 2,
+    }
+    return dice.weigh(kinds)(dice)
+
+
+def _ask_whether(dice: Dice) -> Question:
+    return Question(grow_clause(dice))
+
+
+def _ask_who(dice: Dice) -> Question:
+    verb = dice.pick(
+        [verb for verb in VERBS if "person" in verb.subjects and verb.frame not in ("dass", "zu")]
+    )
+    return Question(fill_clause(dice, Gap(), verb), _WHO)
+
+
+def _ask_whom(dice: Dice) -> Question:
+    verb = dice.pick([verb for verb in VERBS if verb.frame in ("acc", "dat")])
+    role = "accusative" if verb.frame == "acc" else "dative"
+    word = _TO_WHOM
+    if role == "accusative":
+        word = _WHOM if "person" in verb.objects else _WHAT
+    return Question(fill_clause(dice, grow_subject(dice, verb.subjects), verb, hole=role), word)
+
+
+def _ask_where(dice: Dice) -> Question:
+    clause = grow_clause(dice, frames=("place", "goal"))
+    word = _WHERE_TO if clause.verb.frame == "goal" else _WHERE
+    return Question(replace(clause, place=None, negated=False), word)
+
+
+def _ask_when_or_why(dice: Dice) -> Question:
+    clause = grow_clause(dice)
+    if clause.negated or dice.chance(0.4):  # why not is asked, when not is not
+        return Question(clause, _WHY)
+    return Question(replace(clause, time=None, frequency=None), _WHEN)
+
+
+def _grow_subordinate(dice: Dice) -> Compound:
+    """Because, although, if, before: the two clauses in tenses that go together, in either order."""
+    kind = dice.weigh({"reason": 5, "if": 2, "before": 1.5})
+    conjunction = {"reason": dice.pick(_REASONS), "if": _IF, "before": _BEFORE}[kind]
+    first: Moods = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
+    if kind != "reason":
+        first = {"present": 2, "future": 2, "modal": 1} if kind == "if" else {"present": 1, "past": 1}
+    main = grow_clause(dice, moods=first)
+    second: Moods = {"present": 1}
+    if main.tense == "past":
+        second = {"past": 1}
+    elif kind == "reason":
+        second = {"present": 3, "past": 1, "modal": 1}
+    return Compound(main, conjunction, grow_clause(dice, moods=second), second_first=dice.chance(0.35))
+
+
+def _grow_that(dice: Dice) -> Compound:
+    main = _grow_bare(dice, "dass", past=dice.chance(0.3))
+    second = grow_clause(
+        dice, moods={"past": 1} if main.tense == "past" else {"present": 3, "past": 2, "future": 1}
+    )
+    return Compound(main, _THAT, second)
+
+
+def _grow_indirect_question(dice: Dice) -> Compound:
+    verb = next(verb for verb in VERBS if verb.infinitive == "wissen")
+    main = Clause(grow_subject(dice, PEOPLE), verb)
+    if getattr(main.subject, "determiner", "") not in ("no", "every"):
+        main = replace(main, negated=True)
+    word = dice.pick(_INDIRECT)
+    second = grow_clause(dice)
+    if word.german == "wann":
+        second = replace(second, time=None, frequency=None)
+    return Compound(main, word, second)
+
+
+def _grow_bare(dice: Dice, frame: str, *, past: bool) -> Clause:
+    """A clause of subject and verb alone."""
+    verb = dice.pick([verb for verb in VERBS if verb.frame == frame])
+    return Clause(grow_subject(dice, PEOPLE), verb, "past" if past else "present")
+
+
+def _grow_infinitive(dice: Dice) -> WithInfinitive:
+    main = _grow_bare(dice, "zu", past=dice.chance(0.5))
+    frames = ("-", "acc", "dat", "dat+acc")
+    verbs = [verb for verb in VERBS if verb.frame in frames and "person" in verb.subjects]
+    verb = dice.pick([verb for verb in verbs if verb.infinitive not in (*STATES, "vergessen", "verlieren")])
+    # Grown with the main subject, so that no object is that subject itself.
+    clause = fill_clause(dice, main.subject, verb, moods={"present": 1}, bare=True)
+    return WithInfinitive(main, replace(clause, subject=Gap()))
+
+
+def _grow_coordination(dice: Dice) -> Compound:
+    main = grow_clause(dice, moods={"present": 2, "past": 2})
+    second = grow_clause(dice, moods={main.tense: 1})
+    return Compound(main, dice.pick(_COORDINATIONS), second, coordinate=True)
+
+
+def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[tuple[str, str]]]:
+    """Lists of (German, English) of these sizes; no sentence of either language occurs twice in them."""
+    dice = Dice(seed)
+    pairs: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    while len(pairs) < sum(sizes):
+        sentence = grow_sentence(dice)
+        pair = to_german(sentence), to_english(sentence)
+        if not all(SHORTEST <= len(text.split()) <= LONGEST for text in pair) or not seen.isdisjoint(pair):
+            continue
+        seen.update(pair)
+        pairs.append(pair)
+    dice.shuffle(pairs)  # late pairs are longer, because the short ones run out
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [pairs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def digest_pairs(splits: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Hex digest of all the text, to tell one version of the grammar from another."""
+    lines = (f"{german}\t{english}\n" for pairs in splits for german, english in pairs)
+    return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,101 @@
+"""From a config to everything that training reads: pairs, vocabularies, token stores, and a report on them.
+
+Rows 1 to 3 of the data path, in order. Knows nothing of models or devices.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
+from flaxformer_mt.data.batching import plan_epoch, plan_summary
+from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.runs.run_directory import check_run, open_run
+from flaxformer_mt.vocab import Vocabs, make_vocabs
+
+
+class Prepared(NamedTuple):
+    """Data ready to train on. `valid` and `test` are None where the data set has no such split."""
+
+    vocabs: Vocabs
+    train: EpochStores
+    valid_pairs: Pairs | None
+    valid: TokenStore | None
+    test_pairs: Pairs | None
+    report: dict[str, Any]
+
+
+def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | None = None) -> Prepared:
+    """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
+
+    Without a source language there is one vocabulary, of the target; sources and their numbers are empty.
+
+    Args:
+      run_dir: gets the config and a copy of the vocabularies, and keeps those it has.
+      own_store: where a process that shares its work with others puts what they must not touch.
+
+    Raises:
+      UserError: whatever is wrong with the data or the vocabulary.
+    """
+    if run_dir is not None:
+        check_run(run_dir, config)
+    root = cache_dir(config.data)
+    train_pairs = read_pairs(config.data, "train")
+    valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
+    test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
+    vocabs = _find_vocabs(config, train_pairs, root, run_dir)
+
+    tokens = root / "tokens"
+    train = EpochStores(
+        train_pairs,
+        vocabs,
+        tokens,
+        sampling=config.vocab.sampling,
+        seed=config.seed,
+        own_root=own_store,
+    )
+    valid = TokenStore.build(valid_pairs, vocabs, tokens) if valid_pairs is not None else None
+    report = {
+        "train": train_pairs.report,
+        "valid": valid_pairs.report if valid_pairs is not None else None,
+        "test": test_pairs.report if test_pairs is not None else None,
+        "vocabulary": {
+            "kind": config.vocab.kind,
+            "joint": vocabs.joint,
+            "source_size": vocabs.source.size if train_pairs.has_source else 0,
+            "target_size": vocabs.target.size,
+        },
+        "batches": _plan_first_epoch(config, train),
+    }
+    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+
+
+def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
+    if run_dir is not None and (run_dir / "vocab").is_dir():
+        open_run(run_dir, config)
+        return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
+    # A vocabulary is a function of the text, of its settings, and of the bytes of models that are given.
+    settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
+    digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
+    for model in (config.vocab.source_model, config.vocab.target_model):
+        if model and Path(model).is_file():
+            digest.update(Path(model).read_bytes())
+    folder = root / "vocabularies" / digest.hexdigest()
+    vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+    if run_dir is not None:
+        open_run(run_dir, config)
+        vocabs.save(run_dir / "vocab")
+    return vocabs
+
+
+def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
+    lengths = train.base.source_lengths, train.base.target_lengths
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=bool(train.sampling))
+    plan = plan_epoch(
+        *lengths, config=config.data, seed=config.seed, epoch=0, parts=train.base.parts, shapes=shapes
+    )
+    return plan_summary(plan)

@@ -1,0 +1,273 @@
+"""Is one run better than another? Paired tests of translations of one set.
+
+Owns what a run may be compared with, that all translate the same sentences, and the files and tables of a
+comparison. Knows nothing of how the tests compute: that is sacreBLEU's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
+from flaxformer_mt.evaluation.metrics import Resampling, score_sentences
+from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
+from flaxformer_mt.translation.translator import Translator
+
+# Sentences that the file of differences shows of each comparison.
+_SHOWN_DIFFERENCES = 100
+_HEADING = (
+    "against",
+    "line",
+    "chrF",
+    "chrF against",
+    "source",
+    "reference",
+    "translation",
+    "translation against",
+)
+_TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What a run is compared with: another run, or a file of translations."""
+
+    # As it was asked for.
+    name: str
+    # The run directory; None: a file.
+    run: Path | None
+    # Of the run: best, last, average or a step. None: as its config says.
+    checkpoint: str | None = None
+    # Of the run: options instead of those of its config.
+    search: SearchConfig | None = None
+
+
+def find_rival(name: str) -> Rival:
+    """What RUN, RUN@CHECKPOINT or FILE means.
+
+    Raises:
+      UserError: there is none of that name, or it is a folder that is no run, or a language model.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return Rival(name, None)
+    run, _, checkpoint = str(path).rpartition("@")
+    if path.is_dir() or not run:  # folders may have an @ in their names
+        run, checkpoint = str(path), ""
+    if not Path(run).is_dir():
+        raise UserError(
+            f"--against={name} is neither a run directory nor a file of translations; give RUN, "
+            "RUN@CHECKPOINT or FILE"
+        )
+    if not read_config(Path(run) / "config.json").data.source_language:
+        raise UserError(
+            f"--against={name} is a language model (its data.source_language is empty) and translates "
+            "nothing; compare runs that translate, or files of translations"
+        )
+    return Rival(name, Path(run), checkpoint or None)
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How sure the scores shall be: how many samples, and which test compares two systems.
+
+    Raises:
+      UserError: numbers that make no test.
+    """
+
+    # Of the bootstrap, for intervals and for the paired test of that name; 0: none.
+    samples: int = 0
+    paired: Literal["bootstrap", "approximate"] = "bootstrap"
+    # Of approximate randomization.
+    trials: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.samples != 0 and self.samples < 2:
+            raise UserError(f"--bootstrap is {self.samples}; it must be 0 for no intervals, or at least 2")
+        if self.trials < 1:
+            raise UserError(f"--trials is {self.trials}; it must be at least 1")
+
+
+def make_resamples(
+    bootstrap: int | None,
+    paired: Literal["bootstrap", "approximate"] | None,
+    trials: int | None,
+    *,
+    compared: Sequence[str],
+) -> Resamples:
+    """What the flags of these names ask for; None: 1000 samples, paired bootstrap, 10000 trials.
+
+    Args:
+      compared: the names that --against gives.
+
+    Raises:
+      UserError: numbers that make no test, flags without an effect, or one rival twice.
+    """
+    if paired is not None and not compared:
+        raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
+    if trials is not None and paired != "approximate":
+        raise UserError(
+            f"--trials={trials} has no effect without --against=RUN --paired=approximate; leave it out"
+        )
+    if twice := [name for name in compared if compared.count(name) > 1]:
+        raise UserError(f"--against names {twice[0]} twice; name it once")
+    resamples = Resamples(
+        1000 if bootstrap is None else bootstrap, paired or "bootstrap", 10_000 if trials is None else trials
+    )
+    if compared and resamples.paired == "bootstrap" and not resamples.samples:
+        raise UserError(
+            "--bootstrap is 0, but comparing by paired bootstrap needs samples; give --bootstrap=1000 or "
+            "--paired=approximate"
+        )
+    return resamples
+
+
+def read_rivals(
+    rivals: Sequence[Rival],
+    own: tuple[Path, Config, ScoredSet],
+    *,
+    split: Literal["test", "valid"] | None,
+) -> dict[str, tuple[str, ...]]:
+    """The translations of those rivals that are files, by name, after all rivals have been checked.
+
+    Args:
+      own: the run that they are compared with, its config, and what is scored.
+      split: which split that is; None: files, which everyone can translate.
+
+    Raises:
+      UserError: a run whose split is another set, or a file of another number of lines.
+    """
+    found = {}
+    for rival in rivals:
+        if rival.run is not None:
+            if split is not None:
+                check_same_set(split, own, (rival.run, read_config(rival.run / "config.json")))
+            continue
+        lines = read_sentences(rival.name)
+        count = len(own[2].sources)
+        if len(lines) != count:
+            raise UserError(
+                f"{rival.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
+                "be the translation of sentence N"
+            )
+        found[rival.name] = tuple(lines)
+    return found
+
+
+def translate_rivals(
+    rivals: Sequence[Rival], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
+    """Everyone's translations by name, and for each a description as JSON values, in the order given.
+
+    The models are loaded one after the other.
+    """
+    translations, described = dict[str, tuple[str, ...]](), []
+    for rival in rivals:
+        facts: dict[str, Any] = {"name": rival.name}
+        if rival.run is None:
+            translations[rival.name] = from_files[rival.name]
+        else:
+            translator = Translator.load(
+                rival.run, checkpoint=rival.checkpoint, search=rival.search, spread=True
+            )
+            texts = tuple(translation.text for translation in translator.translate(sources))
+            translations[rival.name] = texts
+            search = translator.config.search
+            facts |= {
+                "checkpoint": translator.checkpoint,
+                "method": search.method,
+                "beam_size": 1 if search.method == "greedy" else search.beam_size,
+                "length_penalty": search.length_penalty,
+            }
+        described.append(facts)
+    return translations, described
+
+
+def keep_differences(
+    run_dir: Path,
+    name: str,
+    own: Translations,
+    others: Mapping[str, Sequence[str]],
+    *,
+    lowercase: bool,
+) -> None:
+    """Writes the sentences whose chrF differs most from that of each other, at most 100 of each.
+
+    Those that are translated alike are not shown.
+    """
+    rows = []
+    for other, hypotheses in others.items():
+        unlike = [i for i, text in enumerate(hypotheses) if text != own.hypotheses[i]]
+        references = [own.references[i] for i in unlike]
+        ours = score_sentences([own.hypotheses[i] for i in unlike], references, lowercase=lowercase)
+        theirs = score_sentences([hypotheses[i] for i in unlike], references, lowercase=lowercase)
+        ranked = sorted(zip(unlike, ours, theirs, strict=True), key=lambda row: -abs(row[1] - row[2]))
+        rows += [
+            (
+                other,
+                str(i + 1),
+                f"{our:.2f}",
+                f"{their:.2f}",
+                own.sources[i],
+                own.references[i],
+                own.hypotheses[i],
+                hypotheses[i],
+            )
+            for i, our, their in ranked[:_SHOWN_DIFFERENCES]
+        ]
+    save_differences(run_dir, name, _HEADING, rows)
+
+
+def report_confidence(resampling: Resampling, *, samples: int) -> dict[str, Any]:
+    """Mean and half of the 95% interval of each of the first system's scores, as JSON values."""
+    return {"level": 95, "samples": samples} | {
+        metric: {"mean": found.mean, "ci": found.ci, "signature": resampling.signatures[metric]}
+        for metric, found in resampling.systems[0].items()
+    }
+
+
+def report_rivals(
+    resampling: Resampling,
+    described: Sequence[Mapping[str, Any]],
+    own: Sequence[str],
+    others: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+    """What the paired tests found of each rival, as JSON values; its own facts come first."""
+    return [
+        {
+            **facts,
+            "differing": sum(a != b for a, b in zip(own, others[facts["name"]], strict=True)),
+            **{metric: found._asdict() for metric, found in scores.items()},
+        }
+        for facts, scores in zip(described, resampling.systems[1:], strict=True)
+    ]
+
+
+def describe_scores(name: str, result: Mapping[str, Any]) -> str:
+    """Scores of a run and its rivals as a table: each with its interval, and the probability of chance.
+
+                 BLEU                       chrF                        TER
+    runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
+    runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
+    """
+    confidence, rivals = result.get("confidence", {}), result.get("against", [])
+    own = {
+        metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
+    }
+    rows = [(name, own), *((rival["name"], rival) for rival in rivals)]
+    width = max(len(row) for row, _ in rows)
+    lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
+    for row, scores in rows:
+        lines.append(f"{row:<{width}}" + "".join(_cell(scores[metric]) for metric in _TITLES))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(found: Mapping[str, Any]) -> str:
+    """A score in 27 characters."""
+    interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
+    chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
+    return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"

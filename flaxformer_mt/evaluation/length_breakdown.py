@@ -1,0 +1,67 @@
+"""Scores by the length of the source: where a model is good, and where it leaves off.
+
+Owns the buckets and their table for humans. Length is counted in words between spaces, so that the buckets
+are the same whatever a run's vocabulary; of a language without spaces, all sentences are short.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flaxformer_mt.evaluation.metrics import score_translations
+from flaxformer_mt.evaluation.translation_files import Translations
+
+# The longest source of each bucket, in words; the last one has no longest.
+_LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
+
+
+def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
+    """BLEU, chrF and mean lengths in words of the sentences of each bucket, as JSON values.
+
+    Buckets without sentences are left out. An item, of which `to` is None in the last bucket there can be:
+
+        {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,
+         "hypothesis_length": 8.2, "reference_length": 8.4}
+    """
+    edges = [*_LONGEST, None]
+    starts = [0, *(longest + 1 for longest in _LONGEST)]
+    lengths = [len(source.split()) for source in translations.sources]
+    rows = []
+    for start, end in zip(starts, edges, strict=True):
+        indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
+        if not indices:
+            continue
+        hypotheses = [translations.hypotheses[index] for index in indices]
+        references = [translations.references[index] for index in indices]
+        scores = score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
+        rows.append(
+            {
+                "from": start,
+                "to": end,
+                "sentences": len(indices),
+                "bleu": scores.bleu,
+                "chrf": scores.chrf,
+                "hypothesis_length": round(_mean_length(hypotheses), 2),
+                "reference_length": round(_mean_length(references), 2),
+            }
+        )
+    return rows
+
+
+def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
+    """The buckets as a table, one a line.
+
+    source words  sentences    BLEU    chrF  words in translation  in reference
+            6-10         72   35.10   58.00                   8.2           8.4
+    """
+    lines = ["source words  sentences    BLEU    chrF  words in translation  in reference"]
+    for row in rows:
+        words = f"{row['from']} or more" if row["to"] is None else f"{row['from']}-{row['to']}"
+        lines.append(
+            f"{words:>12}  {row['sentences']:>9}  {row['bleu']:>6.2f}  {row['chrf']:>6.2f}  "
+            f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _mean_length(lines: Sequence[str]) -> float:
+    return sum(len(line.split()) for line in lines) / len(lines)

@@ -1,0 +1,310 @@
+"""Checkpoints: named trees of arrays, and how training stood, in RUN/checkpoints/STEP/.
+
+Row 11 of the data path, and the only door to orbax. Knows nothing of models, optimizers or meshes: it takes
+trees to the host to write them, and puts what it reads wherever the target's sharding says.
+
+    RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item a tree, as nested dicts of arrays
+                          progress.json            what the trainer wants back
+                          manifest.json            every file's size and digest; every leaf's type and shape
+    RUN/checkpoints/average/                       the mean of several, in the same form
+"""
+
+import json
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel.processes import wait_for_all
+from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.trees import (
+    Leaves,
+    PyTree,
+    Specs,
+    average_leaves,
+    compare_specs,
+    copy_to_host,
+    flatten_tree,
+    is_empty,
+    make_empty,
+    make_specs,
+    nest_leaves,
+    place_leaf,
+    unflatten_like,
+)
+
+# What evaluation and translation use: the first of these trees that a checkpoint has.
+_INFERENCE_TREES = ("ema_params", "params")
+
+_USE_ITS_CONFIG = "use the config that it was trained with, or another run directory"
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    `save` returns once the arrays are on the host and writes in a thread; every other call waits for that
+    thread and raises what went wrong in it. One process writes to a run at a time; others may read meanwhile.
+    With several JAX processes all of them call `save`, `average` and `wait`; the first one writes, to a
+    folder that all can read.
+    """
+
+    def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
+        """Touches nothing on the disk.
+
+        Args:
+          run_dir: the run, whose folder `checkpoints` may be absent.
+          keep_last: how many of the last checkpoints to keep, beside the best.
+          best_metric: the entry of `progress["metrics"]` that tells the best; higher is better, except for
+            loss.
+        """
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
+        # Which checkpoints the last `newest_good` passed over and why; "" when none.
+        self.warning = ""
+        self._index = CheckpointIndex(run_dir, best_metric=best_metric)
+        self.directory = self._index.directory
+        self._keep_last = keep_last
+        self._swept = False
+        self._writer: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
+        """Saves checkpoint `step`, and then deletes those that need not be kept.
+
+        Args:
+          step: a checkpoint of that step is replaced.
+          trees: by name, as {"params": ..., "opt_state": ...}; leaves are arrays of any sharding, or numbers.
+            Their buffers may be donated or overwritten as soon as this returns.
+          progress: JSON values; `restore` returns them.
+
+        Raises:
+          UserError: an earlier checkpoint could not be written, as when the disk is full.
+        """
+        self._join_writer()
+        progress_text = json.dumps(progress, indent=1)
+        leaves = {name: copy_to_host(flatten_tree(tree)) for name, tree in trees.items()}
+        if jax.process_index() == 0:
+            arguments = (step, leaves, progress_text)
+            self._writer = threading.Thread(target=self._write_and_prune, args=arguments, name=f"save-{step}")
+            self._writer.start()
+
+    def wait(self) -> None:
+        """Returns when the last `save` is on the disk; with several processes, on every one of them."""
+        self.finish_writing()
+        wait_for_all("checkpoint")
+
+    def finish_writing(self) -> None:
+        """Returns when what this process has to write is on the disk; the others are not waited for."""
+        self._join_writer()
+
+    def restore(
+        self, which: int | str, targets: dict[str, PyTree]
+    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        """Reads trees, bit for bit, onto the shardings of `targets`; returns them and the progress.
+
+        Args:
+          which: "best", "last", "average" or a step.
+          targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding go to the
+            default device; numpy leaves stay on the host. Trees that are stored but not asked for are not
+            read.
+
+        Raises:
+          UserError: the checkpoint is absent, damaged, or differs from the targets in structure, shape or
+          type.
+        """
+        folder = self.resolve(which)
+        wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
+        self._check_fit(folder, wanted)
+        trees = {}
+        for name, target in targets.items():
+            leaves = _read_leaves(folder, name, wanted[name])
+            likes = flatten_tree(target)
+            trees[name] = unflatten_like(
+                target, {path: place_leaf(leaves[path], likes[path]) for path in likes}
+            )
+        return trees, read_progress(folder)
+
+    def restore_params(self, which: int | str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters that evaluation and translation use, and the progress.
+
+        They are the moving average where there is one, as nested dicts of arrays on the default device,
+        whatever devices they were saved from.
+
+        Raises:
+          UserError: the checkpoint is absent or damaged.
+        """
+        folder = self.resolve(which)
+        name, specs = self._inference_tree(folder)
+        leaves = _read_leaves(folder, name, specs)
+        return nest_leaves({path: jnp.asarray(leaf) for path, leaf in leaves.items()}), read_progress(folder)
+
+    def average(self, last: int) -> Path:
+        """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
+
+        Sums in float64 and returns to the parameters' type; leaves that are not floating-point are the
+        newest's. Its progress is {"step": newest, "averaged_steps": [...], "averaged_tree": "params" or
+        "ema_params"}.
+
+        Raises:
+          UserError: fewer checkpoints than `last`, or one of them is damaged or differs in shape.
+        """
+        steps = self.steps()
+        if not 1 <= last <= len(steps):
+            possible = f"only 1 to {len(steps)}" if steps else "as there are none"
+            raise UserError(f"cannot average {last} checkpoints, {possible}; {self._index.describe()}")
+        steps = steps[-last:]
+        name, specs = self._inference_tree(self._index.folder(steps[-1]))
+        for step in steps:
+            self._check_fit(self._index.folder(step), {name: specs})
+        final = self._index.folder(AVERAGE_NAME)
+        if jax.process_index() == 0:
+            tables = (_read_leaves(self._index.folder(step), name, specs) for step in steps)
+            progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
+            _write_checkpoint(final, {"params": average_leaves(tables)}, json.dumps(progress, indent=1))
+        return final
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in order, damaged ones too."""
+        self._join_writer()
+        return self._index.steps()
+
+    def latest(self) -> int | None:
+        """The newest step; None when there is no checkpoint."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The step with the best `best_metric`, the earliest of equals; None when none has been evaluated."""
+        self._join_writer()
+        return self._index.best()
+
+    def newest_good(self) -> int | None:
+        """The newest undamaged step, from which to resume; None when there is no checkpoint at all.
+
+        First clears what a killed process left behind, so only the process that trains may call this. When
+        newer ones are damaged, `warning` names them.
+
+        Raises:
+          UserError: there are checkpoints, but all of them are damaged.
+        """
+        self._join_writer()
+        self._sweep()
+        step, self.warning = self._index.find_good()
+        return step
+
+    def resolve(self, which: int | str) -> Path:
+        """The folder of checkpoint "best", "last", "average" or a step (a number or its digits).
+
+        Raises:
+          UserError: it is absent; the message lists those there are.
+        """
+        self._join_writer()
+        return self._index.resolve(which)
+
+    def _join_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if isinstance(error, OSError):
+            raise UserError(
+                f"a checkpoint could not be written: {error}; "
+                f"make room or mend the folder, and train again; {self._index.describe()}"
+            ) from error
+        if error is not None:
+            raise error
+
+    def _write_and_prune(self, step: int, trees: dict[str, Leaves], progress_text: str) -> None:
+        try:
+            self._sweep()
+            _write_checkpoint(self._index.folder(step), trees, progress_text)
+            for other in self._index.removable(step, keep_last=self._keep_last):
+                atomic_folder.remove_folder(self._index.folder(other))
+        except Exception as error:  # raised by `_join_writer` in the thread that trains
+            self._error = error
+
+    def _sweep(self) -> None:
+        # only before the first save: whoever reads must not clear what another process is writing
+        if not self._swept and jax.process_index() == 0:
+            atomic_folder.sweep_folders(self.directory)
+        self._swept = True
+
+    def _check_fit(self, folder: Path, wanted: dict[str, Specs]) -> None:
+        self._index.check_sound(folder, wanted)
+        stored = atomic_folder.read_facts(folder)["trees"]
+        what = f"checkpoint {folder.name} of {self.directory}"
+        absent = [name for name in wanted if name not in stored]
+        if absent:
+            raise UserError(
+                f"{what} has no {' and no '.join(absent)}, only {', '.join(stored)}; {_USE_ITS_CONFIG}"
+            )
+        lines = [f"  {name}/{line}" for name in wanted for line in compare_specs(stored[name], wanted[name])]
+        if lines:
+            raise UserError(
+                "\n".join([f"{what} does not fit: {len(lines)} arrays differ; {_USE_ITS_CONFIG}", *lines])
+            )
+
+    def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
+        self._index.check_sound(folder, ())
+        stored = atomic_folder.read_facts(folder)["trees"]
+        name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
+        if name is None:
+            raise UserError(f"checkpoint {folder.name} of {self.directory} has no params to translate with")
+        self._index.check_sound(folder, [name])
+        return name, stored[name]
+
+
+def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
+    folder = atomic_folder.begin_folder(final)
+    for name, leaves in trees.items():
+        # orbax stores no empty arrays and no empty trees; the manifest's specs say all there is to them
+        filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
+        if filled:
+            _save_item(folder / name, filled)
+    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
+    atomic_folder.seal_folder(folder, {"trees": {name: make_specs(leaves) for name, leaves in trees.items()}})
+    atomic_folder.publish_folder(final)
+
+
+def _save_item(folder: Path, leaves: Leaves) -> None:
+    try:
+        _make_checkpointer().save(folder, nest_leaves(leaves))
+    except ValueError as error:
+        # the storage below orbax says in its message alone that the disk is full or not writable
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+
+
+def _read_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    filled = {
+        path: ocp.RestoreArgs(restore_type=np.ndarray) for path, spec in specs.items() if not is_empty(spec)
+    }
+    leaves = {path: make_empty(spec) for path, spec in specs.items() if path not in filled}
+    if filled:
+        arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
+        leaves.update(flatten_tree(_make_checkpointer().restore(folder / name, args=arguments)))
+    return leaves
+
+
+def _make_checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # orbax logs its progress, and tracebacks of what it raises as well; what matters is in the exception
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # every process reads and writes for itself: the one that writes has gathered all arrays on its host
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+    )

@@ -1,0 +1,71 @@
+"""The end of a run: the test score, ten translations, and what to try next.
+
+Owns report.json's content and its summary for humans. Knows nothing of training.
+"""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.data.prepare import Prepared
+from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.evaluation.translation_files import load_translations, side_by_side
+from flaxformer_mt.training.train_progress import Progress
+
+
+def make_report(
+    config: Config, run_dir: Path, prepared: Prepared, progress: Progress, *, parameters: int, hardware: str
+) -> dict[str, Any]:
+    """Scores the final checkpoint on the test set, if there is one, and gathers the facts of the run."""
+    report: dict[str, Any] = {
+        "step": progress.step,
+        "stopped_early": progress.step < config.train.steps,
+        "train_seconds": round(progress.train_seconds, 1),
+        "target_tokens": progress.target_tokens,
+        "parameters": parameters,
+        "hardware": hardware,
+        "python": platform.python_version(),
+        "best": {"step": progress.best_step, config.train.best_metric: progress.best_value},
+    }
+    if prepared.test_pairs is not None:
+        report["test"] = evaluate_run(run_dir, split="test")
+    return report
+
+
+def describe_report(report: dict[str, Any], run_dir: Path) -> str:
+    """The report for a human: what was trained, the scores, ten translations, and what to try next.
+
+    Of a language model there are no translations, and its score is the perplexity.
+    """
+    minutes = report["train_seconds"] / 60
+    lines = [
+        f"trained {report['step']:,} steps ({report['target_tokens']:,} target tokens) in {minutes:.1f} "
+        f"minutes on {report['hardware']}; {report['parameters']:,} parameters"
+    ]
+    test = report.get("test")
+    if not read_config(run_dir / "config.json").data.source_language:
+        if test is not None:
+            lines.append(
+                f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats a token over "
+                f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
+            )
+        evaluate = f"  python -m flaxformer_mt evaluate --run={run_dir} --reference=FILE"
+        return "\n".join([*lines, "Try next:", evaluate])
+    if test is not None:
+        lines += [
+            f"test BLEU {test['bleu']:.2f}   {test['signature']}",
+            f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",
+            *([f"test TER {test['ter']:.2f}   {test['ter_signature']}"] if "ter" in test else []),
+            f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
+            f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
+        ]
+        if (run_dir / "translations" / f"{test['name']}.hypothesis").exists():
+            lines += ["", side_by_side(load_translations(run_dir, test["name"])), ""]
+    lines += [
+        "Try next:",
+        f"  python -m flaxformer_mt translate --run={run_dir} --input=FILE",
+        f"  python -m flaxformer_mt evaluate --run={run_dir} --beam_size=8",
+    ]
+    return "\n".join(lines)

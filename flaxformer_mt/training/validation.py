@@ -1,0 +1,77 @@
+"""What training measures on the validation set: likelihood, and scores of greedy translations.
+
+Owns what is kept from one evaluation to the next. Knows nothing of when one is due.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.data.loader import RowShare, valid_batches
+from flaxformer_mt.data.prepare import Prepared
+from flaxformer_mt.evaluation.evaluate import evaluate_lines
+from flaxformer_mt.evaluation.perplexity import measure
+from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.parallel import Parallel, place_locally
+from flaxformer_mt.training.update import make_evaluation_step
+from flaxformer_mt.translation.translator import Translator
+
+
+class Evaluation:
+    """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
+
+    Of a language model, which has nothing to search, loss, accuracy and perplexity.
+    """
+
+    def __init__(self, config: Config, prepared: Prepared, model: Any, parallel: Parallel) -> None:
+        assert prepared.valid_pairs is not None and prepared.valid is not None
+        vocab = prepared.vocabs.target
+        self._config = config
+        self._batches = valid_batches(
+            prepared.valid,
+            config.data,
+            pad_id=vocab.pad_id,
+            bos_id=vocab.bos_id,
+            share=RowShare(parallel.layout.row_parts, parallel.row_share),
+        )
+        self._parallel = parallel
+        self._step = parallel.compile(make_evaluation_step(model), batch=1)
+        self._unstack = jax.jit(unstack_layers)
+        self._translator = None
+        if not prepared.valid_pairs.has_source:
+            return
+        self._sources = [pair.source for pair in prepared.valid_pairs]
+        self._references = [pair.target for pair in prepared.valid_pairs]
+        greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
+        quiet: list[str] = []  # lines that are cut are the same at every evaluation: `prepare` reports them
+        # Decoding knows one layout of parameters, a tree for each layer.
+        single = dataclasses.replace(config.model, scan_layers=False)
+        self._translator = Translator(
+            dataclasses.replace(config, search=greedy, model=single),
+            None,
+            prepared.vocabs,
+            spread=True,
+            warn=quiet.append,
+        )
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """The scores of these parameters, by name."""
+        start = time.monotonic()
+        likelihood = measure(self._step, params, self._batches, put=self._parallel.put)
+        values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
+        if self._translator is None:
+            return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
+        train = self._config.train
+        evaluation = evaluate_lines(
+            self._translator,
+            self._sources,
+            self._references,
+            lowercase=train.lowercase,
+            tokenize=train.bleu_tokenize,
+            params=place_locally(self._unstack(params) if self._config.model.scan_layers else params),
+        )
+        scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
+        return values | scores | {"seconds": evaluation.seconds}

@@ -1,0 +1,63 @@
+"""The benchmark of translation: how batches for the peers are planned, and that all three systems run."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt.config import SearchConfig
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "translate.py"
+TINY = ["--tiny", "--rounds=1", "--lines=9"]
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
+    spec = importlib.util.spec_from_file_location("benchmark_translate", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FILE.parent))
+    del sys.modules[spec.name]
+
+
+def test_batches_are_sorted_and_within_the_budget(benchmark):
+    search = SearchConfig(beam_size=4, batch_tokens=100, max_length_ratio=1.0, max_length_offset=2)
+    batches = benchmark.plan_batches([3, 10, 4, 5], search, forced=False)
+    # 10 + 4 * 12 leaves no room for a second row; 5 + 4 * 7 fits three times.
+    assert batches == [{"indices": [1], "limit": 12}, {"indices": [3, 2, 0], "limit": 7}]
+    forced = benchmark.plan_batches([3, 10, 4, 5], search, forced=True)
+    assert [batch["limit"] for batch in forced] == [10, 4]  # 10 + 4 * 10 fits twice
+
+
+def test_made_up_news_has_the_lengths_and_as_many_words_as_pieces(benchmark):
+    pairs = benchmark.read_news(benchmark.parse_options([]))
+    lengths = sorted(len(text.split(" ")) for pair in pairs for text in pair)
+    assert len(pairs) == 3000 and lengths[0] >= 3 and lengths[-1] <= 91
+    assert abs(lengths[3000] - 23) <= 1
+    assert len({word for pair in pairs for text in pair for word in text.split(" ")}) > 32_000
+
+
+def test_all_systems_translate_all_sentences_to_the_forced_length(benchmark, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setattr(sys, "argv", [str(FILE), "--setting=news", *TINY])
+    benchmark.main()
+    found = json.loads(capsys.readouterr().out)
+    systems = found["systems"]
+    assert list(systems) == ["ours", "hugging_face", "ctranslate2"] and found["sentences"] == 9
+    produced = {
+        variant["target_tokens"] for system in systems.values() for variant in system["variants"].values()
+    }
+    # The end symbol may be the last token that is forced, and does not count.
+    assert max(produced) - min(produced) <= found["sentences"]
+    assert min(produced) >= found["source_tokens"] - found["sentences"]
+    rates = {name: system["target_tokens_per_second"] for name, system in systems.items()}
+    for peer in ("hugging_face", "ctranslate2"):
+        expected = pytest.approx(rates["ours"] / rates[peer], rel=0.05, abs=0.01)
+        assert found["ratios"]["as configured"][peer] == expected

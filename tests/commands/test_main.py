@@ -1,0 +1,687 @@
+"""The command line: flags reach the rooms, lines keep number and order, and mistakes cost one message."""
+
+import dataclasses
+import errno
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flaxformer_mt.commands import doctor
+from flaxformer_mt.commands.main import COMMANDS, main
+from flaxformer_mt.commands.options import TranslateOptions
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.files import flatten, save_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.translator import Translator
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "--config=wmt14_en_de_base"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Commands run in a working directory of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """What `train` hands to `fit`."""
+    calls = []
+    monkeypatch.setattr(
+        trainer, "fit", lambda config, run_dir, *, profile: calls.append((config, run_dir)) or {"step": 7}
+    )
+    return calls
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_config(Config(), folder / "config.json")
+    return folder
+
+
+class FakeTranslator:
+    """Turns text into capitals; offers as many hypotheses as it is asked for."""
+
+    def describe(self):
+        return {"checkpoint": "best"}
+
+    def pieces(self, tokens):
+        return [f"p{token}" for token in tokens]
+
+    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, **demands):
+        self.window, self.notes, self.first_line = window, notes, first_line
+        self.demands = {name: list(items) for name, items in demands.items()}
+        for line in lines:
+            best, *others = (
+                Translation(
+                    line.upper() + "!" * rank,
+                    -rank - 0.5,
+                    -rank - 1.0,
+                    (7, 2),
+                    token_log_probs=(-rank - 1.0, 0.0),
+                    alignment=((0, 0), (0, 1)),
+                )
+                for rank in range(n_best)
+            )
+            yield dataclasses.replace(best, alternatives=tuple(others))
+
+
+@pytest.fixture
+def translator(monkeypatch):
+    fake = FakeTranslator()
+
+    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines, spread):
+        fake.loaded, fake.ensemble, fake.long_lines = (run_dir, checkpoint, search), ensemble, long_lines
+        return fake
+
+    monkeypatch.setattr(Translator, "load", load)
+    return fake
+
+
+def feed(monkeypatch, data: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+
+
+def fail(capfd, *arguments) -> str:
+    """Runs a command that must fail as a user's mistake does, and gives its message."""
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("error: ") == 1 and err.endswith("\n")
+    assert "Traceback" not in err and "╭" not in err
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], f"no command given (commands: {', '.join(COMMANDS)})"),
+        (["trian"], f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
+        (["--run=x"], f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
+        (
+            ["train", "--config.model.model_dmi=64"],
+            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
+        ),
+        (
+            ["train", "--config.model.model_dmi", "64"],
+            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
+        ),
+        (
+            ["train", "--config.modle.model_dim=64"],
+            "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?",
+        ),
+        (["train", "--model_dim=64"], "unknown flag --model_dim; did you mean --config.model.model_dim?"),
+        (
+            ["train", "--model.model-dim=64"],
+            "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
+        ),
+        (["train", "--steps=9"], "unknown flag --steps; did you mean --config.train.steps?"),
+        (["train", "--zzzzzzzz"], "unknown flag --zzzzzzzz; --help lists all flags"),
+        (["train", "now"], "unexpected argument 'now'; values are given to flags, as --flag=value"),
+        (
+            ["train", "--config.model.model_dim=abc"],
+            "--config.model.model_dim is 'abc', which is no whole number",
+        ),
+        (
+            ["train", "--config.model.model_dim=1.5"],
+            "--config.model.model_dim is '1.5', which is no whole number",
+        ),
+        (
+            ["train", "--config.model.key_dim=abc"],
+            "--config.model.key_dim is 'abc', which is no whole number",
+        ),
+        (
+            ["train", "--config.model.dropout_rate=x"],
+            "--config.model.dropout_rate is 'x', which is no number",
+        ),
+        (
+            ["train", "--config.model.dropout_rate=nan"],
+            "--config.model.dropout_rate is 'nan', which is no number",
+        ),
+        (["train", "--config.data.weights=1,x"], "--config.data.weights is 'x', which is no number"),
+        (["train", "--config.vocab.joint=maybe"], "--config.vocab.joint is 'maybe' (allowed: True, False)"),
+        (
+            ["train", "--config.model.norm=leyer"],
+            "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
+        ),
+        (
+            ["train", "--config.model.model_dim"],
+            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
+        ),
+        (
+            ["train", "--config.model.model_dim", "--config.seed=3"],
+            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
+        ),
+        (["train", "--config"], "--config has no value; give --config=VALUE"),
+        (["train", "--run="], "--run has no value; give --run=VALUE"),
+        (
+            ["train", "--config=toy_de_ne"],
+            "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?",
+        ),
+        (["train", "--config=here/toy.py"], "config file here/toy.py does not exist"),
+        (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
+        (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
+        (["train", "--profile=0"], "--profile is 0; it must be at least 1: how many updates to record"),
+        (["train", "--profile=-3"], "--profile is -3; it must be at least 1: how many updates to record"),
+        (["train", "--profile=x"], "--profile is 'x', which is no whole number"),
+        (["evaluate"], "--run must be given; see --help"),
+        (["average"], "--run and --last must be given; see --help"),
+        (["average", "--run=gone", "--last=2"], "gone is not a run directory: it has no config.json"),
+        (["translate", "--run=gone"], "gone is not a run directory: it has no config.json"),
+        (["translate", "--run=gone", "--scoers"], "unknown flag --scoers; did you mean --scores?"),
+        (
+            ["translate", "--run=gone", "--method=bean"],
+            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample)",
+        ),
+        (["doctor", "--run=x"], "unknown flag --run; --help lists all flags"),
+    ],
+)
+def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
+    assert fail(capfd, *arguments) == message
+
+
+def test_width_and_heads_are_both_named(capfd):
+    message = fail(capfd, "train", CONFIG, "--config.model.model_dim=100", "--config.model.num_heads=8")
+    assert message.startswith(
+        "model.model_dim 100 is not divisible by model.num_heads 8; the nearest that is: "
+    )
+
+
+def test_several_problems_are_one_message_of_several_lines(capfd):
+    message = fail(capfd, "train", "--config.train.log_every=0", "--config.search.beam_size=0")
+    assert message.split("\n") == [
+        "train.log_every is 0; it must be at least 1",
+        "       search.beam_size is 0; it must be at least 1",
+    ]
+
+
+@pytest.mark.parametrize("width", ["20", "60", "200"])
+def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    assert fail(capfd, "train", "--config.model.norm=leyer") == (
+        "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"
+    )
+
+
+def test_errors_of_rooms_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
+    def raise_error(error):
+        def fit(config, run_dir, *, profile):
+            raise error
+
+        monkeypatch.setattr(trainer, "fit", fit)
+
+    raise_error(UserError("one\ntwo"))
+    assert fail(capfd, "train") == "one\n       two"
+    raise_error(PermissionError(errno.EACCES, "Permission denied", "runs/x"))
+    assert fail(capfd, "train") == "runs/x: Permission denied"
+    raise_error(OSError(errno.ENOSPC, "No space left on device", "runs/x"))
+    assert (
+        fail(capfd, "train") == "runs/x: No space left on device; free some space and run the command again"
+    )
+    raise_error(KeyboardInterrupt())
+    assert main(["train"]) == 130
+    assert capfd.readouterr() == ("", "interrupted\n")
+    for bug in (ValueError("a bug"), OSError(errno.EIO, "Input/output error")):
+        raise_error(bug)
+        with pytest.raises(type(bug)):
+            main(["train"])
+
+
+def test_a_run_directory_that_is_a_file(capfd, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert fail(capfd, "average", "--run=file", "--last=2") == "file/config.json: Not a directory"
+
+
+# ---- flags that reach the rooms ----
+
+
+def test_train_without_arguments_is_the_toy_job(capfd, fitted):
+    assert main(["train"]) == 0
+    ((config, run_dir),) = fitted
+    assert config.data.dataset == "toy_de_en" and run_dir == Path("runs/toy_de_en")
+    assert json.loads(capfd.readouterr().out) == {"step": 7}
+
+
+def test_how_many_updates_to_profile_is_handed_over(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trainer, "fit", lambda config, run_dir, *, profile: asked.append(profile))
+    assert [main(["train", *flags]) for flags in ([], ["--profile", "3"])] == [0, 0]
+    assert asked == [0, 3]
+
+
+def test_overrides_are_typed_in_both_forms(fitted):
+    flags = """
+        --config.model.model_dim=64 --config.model.num_heads 4 --config.optim.learning_rate=1 --config.seed 3
+        --config.data.dataset=a,b --config.data.weights=1,2.5 --config.data.text_dir=
+        --config.data.clean.empty=keep --config.vocab.joint=false --config.model.tying none
+        --config.model.key_dim=16 --config.model.value-dim=None
+    """
+    assert main(["train", CONFIG, *flags.split()]) == 0
+    ((config, run_dir),) = fitted
+    assert run_dir == Path("runs/wmt14_en_de_base")
+    changed = {
+        "model.model_dim": 64,
+        "model.num_heads": 4,
+        "optim.learning_rate": 1.0,
+        "seed": 3,
+        "data.dataset": "a,b",
+        "data.weights": (1.0, 2.5),
+        "vocab.joint": False,
+        "model.tying": "none",
+        "model.key_dim": 16,
+        "model.value_dim": None,
+        "data.text_dir": "",
+        "data.clean.empty": "keep",
+    }
+    from flaxformer_mt.config.find_config import choose_config
+
+    expected = flatten(choose_config("wmt14_en_de_base", None)[0]) | changed
+    assert flatten(config) == expected
+
+
+def test_a_weight_may_stand_in_words_of_its_own(fitted):
+    assert main(["train", "--config.data.dataset=a,b", "--config.data.weights", "1", "2"]) == 0
+    assert fitted[0][0].data.weights == (1.0, 2.0)
+
+
+def test_a_negative_number_is_a_value(capfd):
+    assert (
+        fail(capfd, "train", "--config.optim.learning_rate", "-1")
+        == "optim.learning_rate is -1.0; it must be above 0"
+    )
+
+
+def test_config_files_of_ones_own(fitted, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from flaxformer_mt.config import Config\ndef get_config():\n    return Config(seed=9)\n"
+    )
+    assert main(["train", "--config", "mine.py", "--run", "~/there"]) == 0
+    config, run = fitted[0]
+    assert config == Config(seed=9) and run == Path("~/there").expanduser()
+
+
+def test_a_run_directory_brings_its_config(fitted, run_dir):
+    save_config(Config(seed=42), run_dir / "config.json")
+    assert main(["train", f"--run={run_dir}", "--config.train.log_every=9"]) == 0
+    config, where = fitted[0]
+    assert (config.seed, config.train.log_every, where) == (42, 9, run_dir)
+
+
+def test_evaluate_hands_over_what_was_asked(capfd, monkeypatch, run_dir):
+    from flaxformer_mt.evaluation import evaluate
+
+    calls = []
+    monkeypatch.setattr(
+        evaluate, "evaluate_run", lambda *args, **kwargs: calls.append((args, kwargs)) or {"bleu": 1.5}
+    )
+    assert main(["evaluate", f"--run={run_dir}", "--lowercase", "--checkpoint=1500", "--beam_size=7"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"bleu": 1.5}
+    assert main(["evaluate", f"--run={run_dir}", "--source=a", "--reference", "b", "--method=greedy"]) == 0
+    (first, options), (_, files) = calls
+    assert first == (run_dir,)
+    assert (options["split"], options["lowercase"], options["checkpoint"]) == ("test", True, "1500")
+    assert (options["search"].beam_size, options["search"].length_penalty) == (
+        7,
+        Config().search.length_penalty,
+    )
+    assert (files["source"], files["reference"], files["lowercase"]) == (
+        "a",
+        "b",
+        None,
+    )  # None: as configured
+    assert files["search"].method == "greedy"
+
+
+def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
+    assert "--reference is missing" in fail(capfd, "evaluate", f"--run={run_dir}", "--source=a")
+    assert "--source is missing" in fail(capfd, "evaluate", f"--run={run_dir}", "--reference=a")
+    message = fail(capfd, "evaluate", f"--run={run_dir}", "--split=valid", "--source=a", "--reference=b")
+    assert message == "--split=valid and --source=a exclude each other; leave one out"
+    message = fail(capfd, "evaluate", f"--run={run_dir}", "--source=a", "--reference=b")
+    assert message == "input a does not exist"
+
+
+def test_average_names_what_there_is(capfd, run_dir):
+    message = fail(capfd, "average", f"--run={run_dir}", "--last=3")
+    assert "3 checkpoints" in message and "there are none" in message
+
+
+# ---- translate ----
+
+
+def test_one_line_for_each_line_in_order(capfd, monkeypatch, run_dir, translator):
+    source = "a\x85b\u2028c\n\n  \ntab\there\r\nx\x0by\nlast line, no end ä😀"
+    feed(monkeypatch, source.encode())
+    assert main(["translate", f"--run={run_dir}"]) == 0
+    out, err = capfd.readouterr()
+    assert out == "A\x85B\u2028C\n\n  \nTAB\tHERE\nX\x0bY\nLAST LINE, NO END Ä😀\n"
+    assert err == ""
+    assert translator.loaded == (run_dir, None, Config().search)
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"), [(b"", 0), (b"\n", 1), (b"\n\n", 2), (b"a", 1), (b"a\n", 1), (b"\xef\xbb\xbfa", 1)]
+)
+def test_the_number_of_lines_is_kept(capfd, monkeypatch, run_dir, translator, data, lines):
+    feed(monkeypatch, data)
+    assert main(["translate", f"--run={run_dir}"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("\n") == lines and "\ufeff" not in out
+
+
+def test_search_flags_override_the_runs_own(monkeypatch, run_dir, translator):
+    feed(monkeypatch, b"")
+    flags = ["--beam_size=9", "--length_penalty=0.25", "--batch_tokens=100", "--checkpoint=last"]
+    assert main(["translate", f"--run={run_dir}", *flags]) == 0
+    _, checkpoint, search = translator.loaded
+    assert (search.method, search.beam_size, search.length_penalty, search.batch_tokens) == (
+        "beam",
+        9,
+        0.25,
+        100,
+    )
+    assert search.max_length_ratio == Config().search.max_length_ratio and checkpoint == "last"
+
+
+def test_all_options_of_a_search_are_flags(monkeypatch, run_dir, translator):
+    feed(monkeypatch, b"")
+    flags = ["--method=sample", "--top_p=0.9", "--seed=7", "--suppress=a,12", "--allow_unknown=false"]
+    assert main(["translate", f"--run={run_dir}", *flags]) == 0
+    expected = {"method": "sample", "top_p": 0.9, "seed": 7, "suppress": ("a", "12"), "allow_unknown": False}
+    assert translator.loaded[2] == dataclasses.replace(Config().search, **expected)
+    missing = {f.name for f in dataclasses.fields(SearchConfig)} - {
+        f.name for f in dataclasses.fields(TranslateOptions)
+    }
+    assert not missing
+
+
+def test_files_ask_something_of_each_line(tmp_path, capfd, run_dir, translator):
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    (tmp_path / "starts").write_bytes(b"the\n\n")
+    (tmp_path / "phrases").write_bytes(b"\nred apples\tdog\n")
+    files = ["--input=in", "--prefix=starts", "--required=phrases", "--ensemble=x@3,y"]
+    assert main(["translate", f"--run={run_dir}", *files]) == 0
+    assert translator.demands == {"prefixes": ["the", ""], "required": [[""], ["red apples", "dog"]]}
+    assert translator.ensemble == ("x@3", "y")
+    assert capfd.readouterr().out == "A\nB\n"
+
+
+def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
+    feed(monkeypatch, b"a\nb\n")
+    assert main(["translate", f"--run={run_dir}", "--n_best=2"]) == 0
+    assert capfd.readouterr().out == (
+        "0 ||| A ||| -0.500000\n0 ||| A! ||| -1.500000\n1 ||| B ||| -0.500000\n1 ||| B! ||| -1.500000\n"
+    )
+    feed(monkeypatch, b"a\n")
+    assert main(["translate", f"--run={run_dir}", "--scores"]) == 0
+    assert capfd.readouterr().out == "-0.500000\tA\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
+        (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
+        (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
+        (["--n_best=0"], ["--n_best is 0"]),
+        (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
+        (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
+        (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
+        (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
+        (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
+        (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
+        (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
+        (["--prefix=-"], ["only one of --input, --prefix and --required"]),
+        (["--required=gone.txt"], ["input gone.txt does not exist"]),
+        (["--input=gone.txt"], ["input gone.txt does not exist"]),
+        (["--input=."], ["input . is a folder"]),
+        (["--output=no/where.txt"], ["output folder no does not exist"]),
+        (["--output=."], ["output . is a folder"]),
+    ],
+)
+def test_translate_refuses_what_cannot_be(capfd, monkeypatch, run_dir, translator, flags, words):
+    feed(monkeypatch, b"a\n")
+    message = fail(capfd, "translate", f"--run={run_dir}", *flags)
+    for word in words:
+        assert word in message
+
+
+def test_a_near_input_file_is_named(capfd, run_dir, tmp_path):
+    (tmp_path / "source.txt").write_text("a\n")
+    assert fail(capfd, "translate", f"--run={run_dir}", "--input=sorce.txt").endswith(
+        "did you mean source.txt?"
+    )
+
+
+def test_lines_that_are_not_utf8(capfd, monkeypatch, run_dir, translator):
+    data = b"good\nb\xe4d\ngood\n"
+    feed(monkeypatch, data)
+    assert main(["translate", f"--run={run_dir}"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "GOOD\n"  # what came before is not lost
+    assert (
+        err.startswith("error: standard input, line 2, is not UTF-8 (byte 0xe4 at 2)")
+        and "--invalid_utf8=replace" in err
+    )
+    feed(monkeypatch, data)
+    assert main(["translate", f"--run={run_dir}", "--invalid_utf8=replace"]) == 0
+    assert capfd.readouterr().out == "GOOD\nB\ufffdD\nGOOD\n"
+
+
+def test_an_output_file_has_its_name_only_when_it_is_whole(capfd, tmp_path, run_dir, translator):
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    assert main(["translate", f"--run={run_dir}", "--input=in", "--output=out"]) == 0
+    assert (tmp_path / "out").read_bytes() == b"A\nB\n" and not (tmp_path / "out.partial").exists()
+    assert capfd.readouterr().out == ""
+    (tmp_path / "in").write_bytes(b"c\n\xff\n")
+    fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
+    assert (tmp_path / "out").read_bytes() == b"A\nB\n"
+    assert (tmp_path / "out.partial").read_bytes() == b"C\n"
+
+
+def test_a_file_may_be_translated_onto_itself(tmp_path, run_dir, translator):
+    (tmp_path / "text").write_bytes(b"a\nb\n")
+    assert main(["translate", f"--run={run_dir}", "--input=text", "--output=text"]) == 0
+    assert (tmp_path / "text").read_bytes() == b"A\nB\n"
+
+
+# ---- help, show, doctor ----
+
+
+def test_overview_lists_all_commands(capfd):
+    assert main(["--help"]) == 0
+    out = capfd.readouterr().out
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", out, re.M)
+
+
+def test_help_documents_every_field(capfd):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", CONFIG, "--help"])
+    assert stop.value.code == 0
+    out = capfd.readouterr().out
+    for name in flatten(Config()):
+        assert f"--config.{name} " in out
+    assert (
+        "default: 37000" in out and "default: runs/wmt14_en_de_base" in out
+    )  # the chosen config's, not the class's
+    assert "--config=FILE" in out and "toy_de_en" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(capfd, name):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert COMMANDS[name].summary in " ".join(capfd.readouterr().out.split())
+
+
+def run_process(*arguments, **kwargs):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, env=environment, timeout=300, **kwargs
+    )
+
+
+def test_the_launcher_runs_from_anywhere(tmp_path):
+    done = run_process(str(ROOT / "train.py"), "--config.model.norm=leyer", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: --config.model.norm is 'leyer'")
+
+
+def test_a_reader_who_leaves_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as broken:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "flaxformer_mt", "--help"]
+        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE, env=environment, timeout=300)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_show_prints_what_a_run_amounts_to(capfd):
+    small = [
+        "--config.vocab.size=1000",
+        "--config.model.num_encoder_layers=1",
+        "--config.model.num_decoder_layers=1",
+    ]
+    assert main(["show", CONFIG, *small]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    # Width 512, FFN 2048: attention 4 * (D*D + D), FFN 2*D*F + F + D, a norm 2*D; tied embeddings V*D.
+    attention, ffn, norm = 4 * (512 * 512 + 512), 2 * 512 * 2048 + 2048 + 512, 2 * 512
+    encoder, decoder = attention + ffn + 2 * norm, 2 * attention + ffn + 3 * norm
+    assert shown["parameters"]["total"] == 1000 * 512 + encoder + decoder
+    assert shown["parameters"]["modules"]["encoder/layers_0"] == encoder
+    assert shown["config"]["model"]["num_encoder_layers"] == 1
+    assert (
+        shown["longest_batch"]["rows"] * shown["longest_batch"]["target_length"]
+        == shown["step"]["target_tokens"]
+    )
+    assert shown["step"]["memory_mib"]["optimizer"] == pytest.approx(
+        2 * shown["parameters"]["total"] * 4 / 2**20, abs=0.1
+    )
+    assert shown["batches"] is None
+    # 6 for each weight of a matrix and token that it multiplies, and attention's pairs: keys and values 1024.
+    rows, source, target = shown["longest_batch"].values()
+    matrices = {"stack": 4 * 512 * 512 + 2 * 512 * 2048, "cross": 2 * 512 * 512}
+    products = rows * (
+        (source + target) * (matrices["stack"] + matrices["cross"])
+        + target * 1000 * 512
+        + (source * source + target * target + target * source) * 1024
+    )
+    assert shown["step"]["teraflops"] == shown["step"]["traced_teraflops"] == round(6 * products / 1e12, 4)
+    assert shown["at_peak"] is None  # what a CPU could do is not known
+
+
+def test_show_tells_the_time_at_a_peak_that_is_known(capfd):
+    small = ["--config.vocab.size=100", "--config.model.num_encoder_layers=1"]
+    small += ["--config.model.num_decoder_layers=1", "--config.train.peak_flops=2e12"]
+    assert main(["show", CONFIG, *small, "--config.train.steps=7200"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    at_peak = shown["at_peak"]
+    assert (at_peak["device"], at_peak["teraflops_a_second"]) == ("cpu", 2)
+    assert at_peak["seconds_a_step"] == pytest.approx(shown["step"]["teraflops"] / 2, rel=1e-3)
+    assert at_peak["device_hours"] == pytest.approx(2 * at_peak["seconds_a_step"], rel=1e-3)
+
+
+def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypatch, run_dir):
+    from flaxformer_mt.data import prepare
+
+    report = {"vocabulary": {"source_size": 500, "target_size": 300}, "batches": {"shapes": [[8, 16, 16]]}}
+    asked = []
+    monkeypatch.setattr(
+        prepare, "prepare", lambda config, where: asked.append(where) or SimpleNamespace(report=report)
+    )
+    flags = [f"--run={run_dir}", "--config.model.tying=target_output"]
+    sizes = ["num_encoder_layers", "num_decoder_layers"]
+    flags += [f"--config.model.{name}=1" for name in sizes]
+    assert main(["show", *flags]) == 0
+    assert (
+        json.loads(capfd.readouterr().out)["batches"] is None and asked == []
+    )  # nothing is prepared for a look
+    (run_dir / "vocab").mkdir()
+    assert main(["show", *flags]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert asked == [run_dir]
+    assert shown["batches"] == report["batches"]
+    modules = shown["parameters"]["modules"]
+    assert modules["source_embedding/embedding"] == 500 * Config().model.model_dim
+    assert modules["target_embedding/embedding"] == 300 * Config().model.model_dim
+
+
+def test_flops_of_products_are_counted_through_loops_and_gradients():
+    import jax
+    import jax.numpy as jnp
+
+    from flaxformer_mt.commands.show import count_product_flops
+
+    def count(function, *shapes):
+        return count_product_flops(jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes)).jaxpr)
+
+    product = 2 * 3 * 5 * 7
+    assert count(jnp.matmul, (3, 5), (5, 7)) == product
+    assert count(lambda a, b: jnp.einsum("ij,jk->ik", a, b), (3, 5), (5, 7)) == product
+    assert count(lambda a, b: jnp.matmul(a, b), (2, 3, 5), (2, 5, 7)) == 2 * product
+    assert (
+        count(jax.grad(lambda b, a: jnp.matmul(a, b).sum()), (5, 7), (3, 5)) == 2 * product
+    )  # forward, and one gradient
+    assert count(jax.jit(jax.checkpoint(jnp.matmul)), (3, 5), (5, 7)) == product
+
+    def convolve(a, b):  # [N, length, in] with a kernel [width, in, out]
+        return jax.lax.conv_general_dilated(a, b, (1,), "VALID", dimension_numbers=("NHC", "HIO", "NHC"))
+
+    assert count(convolve, (2, 9, 5), (3, 5, 7)) == 2 * (2 * 7 * 7) * (3 * 5)
+
+    def loop(a, b):
+        return jax.lax.scan(lambda carry, _: (carry, jnp.matmul(a, b)), 0, None, length=4)[1]
+
+    assert count(loop, (3, 5), (5, 7)) == 4 * product
+
+    def branch(a, b):
+        return jax.lax.cond(a.sum() > 0, lambda: jnp.matmul(a, b), lambda: jnp.zeros((3, 7)))
+
+    assert count(branch, (3, 5), (5, 7)) == product
+
+
+def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "file").write_bytes(b"x" * 2**21)
+    assert main(["doctor"]) == 0
+    out, err = capfd.readouterr()
+    report = json.loads(out)
+    assert err == "" and report["problems"] == []
+    assert all(report["packages"].values()) and report["devices"]["count"] >= 1
+    assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
+    assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(doctor, "REQUIRED", {"jax": "jax", "nothing-of-the-sort": "nothing_of_the_sort"})
+    monkeypatch.setattr(
+        doctor, "EXTRAS", {"gpu": ("GPUs", ("nothing-of-the-sort",)), "test": ("tests", ("pytest",))}
+    )
+    report = doctor.doctor()
+    assert report["packages"]["nothing-of-the-sort"] is None
+    package, cache = report["problems"]
+    assert f"{sys.executable} -m pip install" in package and "nothing-of-the-sort" in package
+    assert "FLAXFORMER_MT_CACHE" in cache and not report["cache"]["writable"]
+    assert report["extras"]["test"] == {"for": "tests", "installed": True}
+    assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install '{ROOT}[gpu]'"

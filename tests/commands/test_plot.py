@@ -1,0 +1,306 @@
+"""The command plot on tiny untrained runs: which files it writes, and that their numbers are the run's."""
+
+import dataclasses
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands import plot as plot_module
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.plot import plot, position_tables, training_panels
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.model.positions import sinusoidal_table
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.translator import Translation, Translator
+from flaxformer_mt.vocab import load_vocabs, make_vocabs
+
+WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
+SOURCE = "zwei acht"
+LONGEST = 12
+
+MODEL = ModelConfig(
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    model_dim=8,
+    num_heads=2,
+    ffn_dim=12,
+    first_position=1,
+    dropout_rate=0.0,
+)
+
+METRICS = [
+    {"step": 50, "split": "train", "loss": 5.0, "learning_rate": 0.1},
+    {"step": 100, "split": "train", "loss": 4.0, "learning_rate": 0.2},
+    {"step": 100, "split": "valid", "loss": 4.5, "bleu": 1.0},
+    {"step": 150, "split": "train", "loss": 9.0, "learning_rate": 0.3},
+    # Training went on from step 50.
+    {"step": 100, "split": "train", "loss": 3.0, "learning_rate": 0.25},
+    {"step": 100, "split": "valid", "loss": None, "bleu": 2.0},
+    {"step": 100, "split": "epoch", "loss": 7.0},
+]
+
+
+def make_run(folder, model, *, source_language="de"):
+    """A run of an untrained model, evaluated at step 7; what it says stops within a few tokens."""
+    folder.mkdir()
+    config = Config(
+        data=DataConfig(
+            dataset="parallel_text",
+            source_language=source_language,
+            cache_dir=str(folder.parent / "cache"),
+            max_source_length=LONGEST,
+            max_target_length=LONGEST,
+        ),
+        vocab=VocabConfig(kind="char", size=22, byte_fallback=False),
+        model=model,
+        search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=0.0, max_length_offset=5),
+    )
+    save_config(config, folder / "config.json")
+    pairs = [
+        SimpleNamespace(source=f"{a} {b}", target=f"{WORDS[a]} {WORDS[b]}") for a in WORDS for b in WORDS
+    ]
+    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
+    network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    params = init_params(network, jax.random.key(0))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(7, {"params": params}, {"step": 7, "metrics": {"bleu": 1.0}})
+    checkpoints.wait()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An encoder and a decoder with sinusoidal positions, and metrics."""
+    folder = make_run(tmp_path_factory.mktemp("runs") / "run", MODEL)
+    lines = [json.dumps(record) for record in METRICS]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_stack(tmp_path_factory):
+    """A decoder-only model with learned positions, without metrics."""
+    model = dataclasses.replace(MODEL, architecture="decoder_only", positions="learned", max_positions=30)
+    return make_run(tmp_path_factory.mktemp("runs") / "one_stack", model)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every figure by the name of its file; they are written all the same."""
+    figures, save = {}, plot_module.save_figure
+
+    def keep(figure, path):
+        figures[path.name] = figure
+        save(figure, path)
+
+    monkeypatch.setattr(plot_module, "save_figure", keep)
+    return figures
+
+
+def panels_of(figure):
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def weights_of(figure):
+    return np.stack([np.asarray(axes.images[0].get_array()) for axes in panels_of(figure)])
+
+
+def labels_of(figure):
+    """Pieces down the first head and across it."""
+    axes = panels_of(figure)[0]
+    return [[label.get_text() for label in axis.get_ticklabels()] for axis in (axes.yaxis, axes.xaxis)]
+
+
+def run_plot(capfd, *flags):
+    assert main(["plot", *flags]) == 0
+    out, told = capfd.readouterr()
+    return json.loads(out), told
+
+
+# ---- the command ----
+
+
+def test_positions_and_training_are_files_that_the_json_names(run, tmp_path, capfd, drawn):
+    output = tmp_path / "new" / "pictures"
+    result, _ = run_plot(capfd, f"--run={run}", f"--output={output}")
+    names = ["positions.png", "position_table.png", "training.png"]
+    assert result == {"files": [str(output / name) for name in names]}
+    assert sorted(path.name for path in output.iterdir()) == sorted(names)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
+    table = sinusoidal_table(101, 8)[1:]  # model.first_position is 1
+    (axes,) = drawn["positions.png"].axes
+    for index, line in zip((4, 5, 6, 7), axes.lines, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 101))
+        np.testing.assert_array_equal(line.get_ydata(), table[:, index])
+    np.testing.assert_array_equal(panels_of(drawn["position_table.png"])[0].images[0].get_array(), table)
+    loss, bleu, rate = drawn["training.png"].axes
+    assert [axes.get_ylabel() for axes in (loss, bleu, rate)] == ["loss", "BLEU", "learning rate"]
+    # At step 100 validation gave no number the second time, so there is no such curve.
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training, label smoothing 0.1"]
+    assert list(loss.lines[0].get_ydata()) == [5.0, 3.0, 9.0]
+
+
+def test_a_sentence_shows_the_attention_of_its_translation(run, tmp_path, capfd, drawn):
+    result, _ = run_plot(capfd, f"--run={run}", f"--source={SOURCE}", f"--output={tmp_path}")
+    names = [f"attention_{part}.png" for part in ("cross", "encoder", "decoder")]
+    assert result["files"][3:] == [str(tmp_path / name) for name in names]
+    assert all((tmp_path / name).stat().st_size > 1000 for name in names)
+    assert result["checkpoint"] == "best"
+    vocabs = load_vocabs(run / "vocab")
+    source = vocabs.source.tokenize(SOURCE)
+    written, read_from = labels_of(drawn["attention_cross.png"])
+    assert read_from == vocabs.source.pieces(source)
+    assert labels_of(drawn["attention_encoder.png"]) == [read_from, read_from]
+    read = ["<s>", *written[:-1]]
+    assert labels_of(drawn["attention_decoder.png"]) == [read, read]
+    ids = {piece: number for number, piece in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
+    target = [ids[piece] for piece in written]
+    assert 1 <= len(target) <= 5
+    assert vocabs.target.detokenize(target) == result["translation"]
+    # The weights are those of the model, computed here without the command.
+    arrays = [np.asarray([row], np.int32) for row in (source, [ids["<s>"], *target[:-1]], target)]
+    batch = Batch(*arrays, np.ones(arrays[0].shape, bool), np.ones(arrays[1].shape, bool))
+    trained = load_trained(run, warn=print)
+    model = trained.make_model()
+    maps = jax.jit(lambda params: attention_maps(model, params, batch))(trained.params)
+    sizes = {
+        "cross": (len(target), len(source)),
+        "encoder": 2 * (len(source),),
+        "decoder": 2 * (len(target),),
+    }
+    for part, size in sizes.items():
+        shown = weights_of(drawn[f"attention_{part}.png"])
+        assert shown.shape == (2, *size)
+        np.testing.assert_allclose(shown, getattr(maps, part)[0][0], atol=1e-6)
+
+
+def test_a_decoder_only_model_reads_a_cut_source_and_its_translation_in_one_row(one_stack, capfd, drawn):
+    result, told = run_plot(capfd, f"--run={one_stack}", "--source=eins zwei drei vier")
+    plots = one_stack / "plots"
+    names = ["positions.png", "position_table.png", "attention_decoder.png"]
+    assert result["files"] == [str(plots / name) for name in names]
+    assert sorted(path.name for path in plots.iterdir()) == sorted(names)
+    assert "longer than data.max_source_length 12" in told
+    assert "has no metrics.jsonl, so there is no training.png" in told
+    figure = drawn["attention_decoder.png"]
+    down, across = labels_of(figure)
+    assert down == across and down[LONGEST - 1 : LONGEST + 1] == ["</s>", "<s>"]
+    assert "".join(down[: LONGEST - 1]) == "▁eins▁zwei▁"
+    weights = weights_of(figure)
+    assert weights.shape == (2, len(down), len(down))
+    assert LONGEST + 1 <= len(down) <= LONGEST + 5
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    assert not np.triu(weights, k=1).any(), "a token saw a later one"
+    across_line, _ = panels_of(figure)[0].lines
+    assert set(across_line.get_ydata()) == {LONGEST - 0.5}
+    # Learned positions are the checkpoint's rows, from model.first_position on.
+    learned = load_trained(one_stack, warn=print).params["decoder"]["positions"]["embedding"]
+    (axes,) = drawn["positions.png"].axes
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), np.asarray(learned)[1:31, 4])
+
+
+def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_stack, tmp_path, capfd):
+    copy = tmp_path / "young"
+    shutil.copytree(one_stack, copy)
+    config = read_config(copy / "config.json")
+    train = dataclasses.replace(config.train, final_checkpoint="average")
+    save_config(dataclasses.replace(config, train=train), copy / "config.json")
+    result, told = run_plot(capfd, f"--run={copy}")
+    assert len(result["files"]) == 2
+    assert f"warning: {copy} has no average checkpoint yet; using best" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
+        (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
+        (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
+        (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
+        (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
+        (
+            ["--run={run}", "--output={run}/config.json"],
+            "config.json is a file, but pictures go into a folder",
+        ),
+        (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (data.source_language is empty)"),
+    ],
+)
+def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):
+    data = DataConfig(source_language="")
+    model = ModelConfig(architecture="decoder_only")
+    (tmp_path / "text").mkdir()
+    save_config(Config(data=data, model=model), tmp_path / "text" / "config.json")
+    assert main(["plot", *(flag.format(run=run, tmp=tmp_path) for flag in flags)]) == 2
+    out, told = capfd.readouterr()
+    assert out == ""
+    assert told.startswith("error: ") and told.count("\n") == 1
+    assert message.format(tmp=tmp_path) in told
+    assert not (run / "plots").exists() and not list(tmp_path.rglob("*.png"))
+
+
+def test_a_checkpoint_whose_scores_are_not_numbers_is_named(run, monkeypatch, capfd):
+    failed = Translation("", -math.inf, -math.inf, ())
+    monkeypatch.setattr(Translator, "translate", lambda self, lines: [failed for _ in lines])
+    assert main(["plot", f"--run={run}", f"--source={SOURCE}", "--checkpoint=7"]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith(f"error: checkpoint 7 gives {SOURCE!r} scores that are not numbers")
+
+
+def test_metrics_without_numbers_give_no_picture(run, tmp_path, capfd):
+    copy = tmp_path / "begun"
+    shutil.copytree(run, copy)
+    (copy / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": null}\n', encoding="utf-8")
+    files = plot(copy)["files"]
+    assert files == [str(copy / "plots" / name) for name in ("positions.png", "position_table.png")]
+    assert "metrics.jsonl has no numbers yet" in capfd.readouterr().err
+
+
+# ---- numbers ----
+
+
+def test_the_later_line_of_a_step_counts():
+    panels = training_panels(METRICS, 0.0)
+    assert panels["loss"]["training"] == ([50, 100, 150], [5.0, 3.0, 9.0])
+    assert panels["learning rate"] == {"training": ([50, 100, 150], [0.1, 0.25, 0.3])}
+    assert panels["BLEU"] == {"validation": ([100], [2.0])}
+    steps, losses = panels["loss"]["validation"]
+    assert steps == [100] and math.isnan(losses[0])
+
+
+def test_rotary_positions_are_the_cosines_of_each_pairs_turn():
+    config = dataclasses.replace(MODEL, positions="rotary", key_dim=6)
+    tables = position_tables(config, {})
+    turns = np.arange(1, 101)[:, None] / 10000.0 ** (np.arange(3) / 3)
+    assert list(tables) == ["model"]
+    np.testing.assert_allclose(tables["model"], np.cos(turns), atol=1e-5)
+
+
+def test_learned_positions_are_rows_of_each_stack_with_their_bias():
+    config = dataclasses.replace(MODEL, positions="learned", max_positions=4, model_dim=3)
+    table, bias = np.arange(15, dtype=np.float32).reshape(5, 3), np.asarray([1.0, 2.0, 4.0], np.float32)
+    params = {
+        "encoder": {"positions": {"embedding": table, "bias": bias}},
+        "decoder": {"positions": {"embedding": -table}},
+    }
+    tables = position_tables(config, params)
+    assert list(tables) == ["encoder", "decoder"]
+    np.testing.assert_array_equal(tables["encoder"], table[1:] + bias)
+    np.testing.assert_array_equal(tables["decoder"], -table[1:])
+
+
+def test_one_vector_is_the_same_at_every_position():
+    config = dataclasses.replace(MODEL, positions="one_vector", model_dim=3)
+    table = np.arange(15, dtype=np.float32).reshape(5, 3)
+    tables = position_tables(config, {"decoder": {"positions": {"embedding": table}}})
+    vector = sum(number * row for number, row in enumerate(table))
+    np.testing.assert_array_equal(tables["decoder"], np.tile(vector, (100, 1)))

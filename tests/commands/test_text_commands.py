@@ -1,0 +1,208 @@
+"""`translate` and `score` on files, with a tiny run: options together, and what a kill leaves behind."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config.files import save_config
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.vocab import make_vocabs
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = ["der kleine Hund schläft .", "the small dog sleeps .", "wir lesen ein Buch .", "we read a book ."]
+
+
+class Text:
+    def __init__(self, text):
+        self.source = self.target = text
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of random parameters that searches greedily; compiled programs are kept for all tests."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLAXFORMER_MT_CACHE", str(folder / "cache"))
+        run = folder / "run"
+        vocabs = make_vocabs(VocabConfig(size=300), list(map(Text, TEXT * 5)), run / "vocab")
+        model = ModelConfig(
+            num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=8, output_bias=True
+        )
+        search = SearchConfig(method="greedy", max_length_ratio=0.0, max_length_offset=8)
+        config = Config(data=DataConfig(max_source_length=16), model=model, search=search)
+        network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        params = init_params(network, jax.random.key(0))
+        params["shared_embedding"]["embedding"] = 3.0 * params["shared_embedding"]["embedding"]
+        params["output_bias"] = params["output_bias"].at[vocabs.target.eos_id].set(3.0)
+        save_config(config, run / "config.json")
+        checkpoints = Checkpoints(run)
+        checkpoints.save(10, {"params": params}, {"step": 10, "metrics": {"bleu": 1.0}})
+        checkpoints.wait()
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+LINES = [
+    "der Hund",
+    "",
+    "ein\x85Buch\t\u2028.",
+    "wir lesen .",
+    " \u3000",
+    "Hund. Ein Buch, wir lesen ein Buch. Hund",
+]
+
+
+def write_lines(path, lines):
+    Path(path).write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def read_lines(path):
+    return Path(path).read_bytes().decode().split("\n")[:-1]
+
+
+def test_translations_and_their_scores(run_dir, capfd):
+    write_lines("in", LINES)
+    assert main(["translate", f"--run={run_dir}", "--input=in", "--output=out", "--json"]) == 0
+    assert "line 6: longer than data.max_source_length 16" in capfd.readouterr().err
+    found = [json.loads(line) for line in read_lines("out")]
+    assert [one["source"] for one in found] == LINES and [one["line"] for one in found] == list(range(6))
+    assert [one["text"] == "" for one in found][1::3] == [True, True] and found[5]["parts"] > 1
+    for one in found:
+        assert len(one["token_log_probs"]) == len(one["tokens"]) == len(one["pieces"])
+        assert sum(one["token_log_probs"]) == pytest.approx(one["log_prob"], abs=1e-4)
+    flags = ["--token_scores", "--alignments"]
+    assert main(["translate", f"--run={run_dir}", "--input=in", "--output=columns", *flags]) == 0
+    for line, one in zip(read_lines("columns"), found, strict=True):
+        score, log_prob, tokens, alignment, text = line.split("\t", 4)
+        assert (float(score), float(log_prob), text) == (one["score"], one["log_prob"], one["text"])
+        assert list(map(float, tokens.split())) == one["token_log_probs"]
+        assert [list(map(int, pair.split("-"))) for pair in alignment.split()] == one["alignment"]
+    # The same through `score`, for a translation whose text is cut into the pieces that the search wrote.
+    write_lines("texts", [one["text"] for one in found])
+    write_lines("whole", [line if number < 5 else "Hund" for number, line in enumerate(LINES)])
+    assert main(["score", f"--run={run_dir}", "--source=whole", "--target=texts", "--json"]) == 0
+    scored = list(map(json.loads, capfd.readouterr().out.split("\n")[:-1]))
+    assert [one["target"] for one in scored] == [one["text"] for one in found]
+    same = [number for number in (0, 2, 3) if scored[number]["tokens"] == found[number]["tokens"]]
+    for number in same:
+        assert scored[number]["score"] == pytest.approx(found[number]["score"], abs=1e-4)
+    assert main(["score", f"--run={run_dir}", "--source=whole", "--target=texts", "--output=s"]) == 0
+    assert list(map(float, read_lines("s"))) == [one["score"] for one in scored]
+
+
+# Runs the command with a small window, so that few lines are several.
+PROGRAM = (
+    "import sys, flaxformer_mt.commands.text_commands as text; text.WINDOW = 16; "
+    "from flaxformer_mt.commands.main import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def start(*arguments, **options):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=environment, **options)
+
+
+def test_a_killed_translation_is_gone_on_with_byte_for_byte(run_dir, capfd, monkeypatch):
+    words = "der kleine Hund schläft wir lesen ein Buch .".split()
+    lines = [" ".join(words[n % 7 : n % 7 + n % 3]) for n in range(100)]
+    write_lines("in", lines)
+    command = ["translate", f"--run={run_dir}", "--json"]
+    whole = start(*command, "--input=in", "--output=whole")
+    assert whole.wait(timeout=600) == 0
+    # It waits for more input when it is killed, in the middle of the file.
+    killed = start(*command, "--input=-", "--output=out", stdin=subprocess.PIPE)
+    killed.stdin.write("".join(f"{line}\n" for line in lines[:70]).encode())
+    killed.stdin.flush()
+    record = Path("out.partial.json")
+    for _ in range(6000):
+        if record.exists() and json.loads(record.read_text())["lines"] == 64:
+            break
+        assert killed.poll() is None
+        time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(timeout=60)
+    killed.stdin.close()
+    assert not Path("out").exists()
+    with Path("out.partial").open("ab") as partial:
+        partial.write(b'{"line": 64, "sour')
+    # Another command is refused, and leaves all as it is.
+    monkeypatch.setattr("flaxformer_mt.commands.text_commands.WINDOW", 16)
+    again = [*command, "--input=in", "--output=out", "--resume"]
+    assert main([*again, "--length_penalty=0.5"]) == 2
+    message = capfd.readouterr().err
+    assert '"length_penalty": 0.5' in message and '"length_penalty": 1.0' in message
+    write_lines("other", ["x", *lines[1:]])
+    assert main([*command, "--input=other", "--output=out", "--resume"]) == 2
+    assert "the first 64 lines of input are not those" in capfd.readouterr().err
+    assert main(again) == 0
+    assert Path("out").read_bytes() == Path("whole").read_bytes()
+    assert not Path("out.partial").exists() and not record.exists()
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    save_config(Config(), tmp_path / "config.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--json", "--scores"], "--scores has no effect beside --json"),
+        (["--n_best=2", "--scores"], "--scores has no effect beside --n_best"),
+        (["--n_best=2", "--token_scores"], "or give --json as well"),
+        (["--scores", "--token_scores"], "leave out --scores"),
+        (["--alignment_layer=0"], "--alignment_layer has no effect without --alignments or --json"),
+        (["--alignment_head=0"], "--alignment_head has no effect without --alignments or --json"),
+        (["--alignments=letters"], "--alignments is 'letters' (allowed: words, pieces)"),
+        (["--resume"], "--resume goes on with a file"),
+        (["--long_lines=splt"], "did you mean split?"),
+    ],
+)
+def test_flags_that_exclude_each_other(untrained, capfd, monkeypatch, flags, words):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""), encoding="ascii"))
+    assert main(["translate", f"--run={untrained}", *flags]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ") and words in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--target=a"], "--source is missing"),
+        (["--source=-", "--target=-"], "only one of --source and --target"),
+        (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect beside --json"),
+        (["--source=a", "--target=gone"], "input gone does not exist"),
+        (["--source=a"], "--target must be given"),
+        (["--source=a", "--target=a", "--length_penalty_kind=x"], "--length_penalty_kind"),
+    ],
+)
+def test_what_score_refuses(untrained, capfd, flags, words):
+    write_lines("a", ["x"])
+    assert main(["score", f"--run={untrained}", *flags]) == 2
+    assert words in capfd.readouterr().err
+
+
+def test_a_language_model_has_no_source(tmp_path, capfd):
+    config = Config(
+        data=DataConfig(source_language=""),
+        model=ModelConfig(architecture="decoder_only", num_encoder_layers=0),
+    )
+    save_config(config, tmp_path / "config.json")
+    assert main(["score", f"--run={tmp_path}", "--source=a", "--target=a"]) == 2
+    assert "scores text alone; leave out --source" in capfd.readouterr().err

@@ -1,0 +1,115 @@
+"""Every file of configs/ loads, is valid, survives JSON, says how to run it, and its model can be traced."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from flaxformer_mt.commands.show import longest_batch
+from flaxformer_mt.config import find_config as recipes
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import from_dict, load_config, to_dict
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import make_model
+
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+def test_loads_validates_and_survives_json(path):
+    config = load_config(path)
+    validate(config)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_says_how_to_run_it(path):
+    documentation = path.read_text(encoding="utf-8").split('"""')[1]
+    named = re.search(rf"--config=(configs/)?{path.stem}\b", documentation)
+    assert named or path.stem == recipes.DEFAULT_CONFIG
+    assert "train.py" in documentation
+
+
+def test_model_can_be_traced(path):
+    config = load_config(path)
+    size = config.vocab.size
+    model = make_model(config.model, source_size=size, target_size=size)
+    batch = longest_batch(config)
+
+    def run(key, batch):
+        return model.init_with_output(key, batch, deterministic=True)
+
+    logits, variables = jax.eval_shape(run, jax.random.key(0), batch)
+    assert logits.shape == (*batch.target_in.shape, size)
+    assert logits.dtype == "float32"
+    assert all(leaf.dtype == "float32" for leaf in jax.tree.leaves(variables))
+
+
+def test_wmt_recipes_are_the_papers():
+    base, big = (load_config(CONFIGS[0].with_name(f"wmt14_en_de_{size}.py")) for size in ("base", "big"))
+    for config in (base, big):
+        assert (config.optim.b1, config.optim.b2, config.optim.epsilon) == (0.9, 0.98, 1e-9)
+        assert (config.optim.schedule, config.optim.warmup_steps) == ("noam", 4000)
+        assert (config.search.beam_size, config.search.length_penalty) == (4, 0.6)
+        assert config.train.label_smoothing == 0.1
+    assert (base.model.model_dim, base.model.ffn_dim, base.model.num_heads, base.model.dropout_rate) == (
+        512,
+        2048,
+        8,
+        0.1,
+    )
+    assert (big.model.model_dim, big.model.ffn_dim, big.model.num_heads, big.model.dropout_rate) == (
+        1024,
+        4096,
+        16,
+        0.3,
+    )
+    assert (base.train.steps, base.train.average_last) == (100_000, 5)
+    assert (big.train.steps, big.train.average_last) == (300_000, 20)
+
+
+def test_recipes_are_found_by_name_from_anywhere(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipes.find_config(path.stem).samefile(path)
+    assert recipes.find_config(path.name).samefile(path)
+
+
+def test_the_working_directorys_configs_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "configs" / "ted_pt_en.py"
+    mine.parent.mkdir()
+    mine.write_text("")
+    assert recipes.find_config("ted_pt_en").samefile(mine)
+    file = tmp_path / "ted_pt_en"
+    file.write_text("")
+    assert recipes.find_config("ted_pt_en").samefile(file)
+
+
+def test_near_recipe_is_named():
+    with pytest.raises(
+        UserError, match="wmt14_en_de_bse is neither a file nor a recipe; did you mean wmt14_en_de_base"
+    ):
+        recipes.find_config("wmt14_en_de_bse")
+    with pytest.raises(UserError, match="recipes: .*ted_pt_en"):
+        recipes.find_config("qqqq")
+    with pytest.raises(UserError, match="neither"):
+        recipes.find_config("ted_pt_en.json")
+
+
+def test_a_run_directory_gives_its_own_config(tmp_path):
+    from flaxformer_mt.config.files import save_config
+
+    config = load_config(CONFIGS[0])
+    assert recipes.choose_config(CONFIGS[0].stem, None) == (config, Path("runs") / CONFIGS[0].stem)
+    run = tmp_path / "run"
+    assert recipes.choose_config(CONFIGS[0].stem, str(run)) == (config, run)
+    run.mkdir()
+    changed = from_dict(to_dict(config) | {"seed": 77})
+    save_config(changed, run / "config.json")
+    assert recipes.choose_config(None, str(run)) == (changed, run)
+    assert recipes.choose_config(CONFIGS[0].stem, str(run)) == (config, run)

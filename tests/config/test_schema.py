@@ -1,0 +1,231 @@
+"""Config: files, JSON, and the facts that span fields."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import typing
+
+import pytest
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config import schema as module
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import (
+    compare_configs,
+    flatten,
+    from_dict,
+    load_config,
+    read_config,
+    save_config,
+    to_dict,
+)
+from flaxformer_mt.errors import UserError
+
+SECTIONS = [cls for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)]
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_are_valid_and_survive_json(tmp_path):
+    validate(Config())
+    save_config(Config(seed=5), tmp_path / "config.json")
+    assert read_config(tmp_path / "config.json") == Config(seed=5)
+
+
+def test_json_holds_every_kind_of_value(tmp_path):
+    config = Config(
+        data=DataConfig(dataset="a,b", weights=(1.0, 2.5)),
+        model=ModelConfig(key_dim=48, value_dim=None, attention_dropout_rate=0.0),
+        vocab=VocabConfig(joint=False),
+    )
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_absent_fields_take_defaults_and_whole_numbers_do_for_floats():
+    config = from_dict({"model": {"model_dim": 64}, "optim": {"learning_rate": 1}})
+    assert config.model == ModelConfig(model_dim=64)
+    assert isinstance(config.optim.learning_rate, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"modle": {}}, "config.modle; did you mean config.model?"),
+        ({"model": {"model_dmi": 3}}, "config.model.model_dmi; did you mean config.model.model_dim?"),
+        ({"model": {"qqqq": 3}}, "config.model.qqqq; known: "),
+        ({"model": {"model_dim": "64"}}, "config.model.model_dim should be int, got '64' (str)"),
+        ({"model": {"model_dim": True}}, "config.model.model_dim should be int, got True (bool)"),
+        ({"model": {"norm": "leyer"}}, "config.model.norm is 'leyer'; allowed: layer, rms"),
+        ({"model": 3}, "config.model should be an object, got 3"),
+        ({"data": {"weights": 3}}, "config.data.weights should be a list, got 3"),
+        ({"data": {"weights": ["x"]}}, "config.data.weights should be float, got 'x'"),
+        ({"model": {"key_dim": 1.5}}, "config.model.key_dim should be int, got 1.5"),
+    ],
+)
+def test_wrong_json_is_refused_by_name(values, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        from_dict(values)
+
+
+def test_damaged_or_absent_run_directory(tmp_path):
+    with pytest.raises(UserError, match="is not a run directory: it has no config.json"):
+        read_config(tmp_path / "config.json")
+    with pytest.raises(UserError, match="damaged"):
+        read_config(write(tmp_path / "config.json", '{"seed": 1'))
+
+
+def test_config_files_run(tmp_path):
+    path = write(
+        tmp_path / "mine.py",
+        "from flaxformer_mt.config import Config\ndef get_config() -> Config:\n    return Config(seed=9)\n",
+    )
+    assert load_config(path) == load_config(str(path)) == Config(seed=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "fails: ZeroDivisionError"),
+        ("def get_config(:", "fails: SyntaxError"),
+        ("x = 1", "fails: AttributeError"),
+        (
+            "from flaxformer_mt.config import ModelConfig\ndef get_config(): return ModelConfig(model_dmi=3)",
+            "model_dmi",
+        ),
+        ("def get_config(): return 3", "returns int, not flaxformer_mt.config.Config"),
+    ],
+)
+def test_config_files_that_fail_say_so_in_one_line(tmp_path, text, message):
+    with pytest.raises(UserError) as error:
+        load_config(write(tmp_path / "mine.py", text))
+    assert message in str(error.value) and str(tmp_path / "mine.py") in str(error.value)
+
+
+def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
+    write(tmp_path / "mine.py", "")
+    with pytest.raises(UserError, match=r"mime\.py does not exist; did you mean .*mine\.py\?"):
+        load_config(tmp_path / "mime.py")
+
+
+def test_flatten_and_compare_name_fields_with_dots():
+    flat = flatten(Config())
+    assert flat["seed"] == 1 and flat["data.clean.empty"] == "drop" and "data.clean" not in flat
+    changed = Config(model=ModelConfig(model_dim=256), train=TrainConfig(steps=7))
+    assert compare_configs(Config(), changed) == ["model.model_dim: 512 -> 256", "train.steps: 100000 -> 7"]
+    assert compare_configs(changed, changed) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Config(model=ModelConfig(model_dim=100, num_heads=8)), ["model_dim 100", "num_heads 8", "96"]),
+        (Config(model=ModelConfig(num_heads=0)), ["model.num_heads is 0", "at least 1"]),
+        (Config(model=ModelConfig(positions="rotary", key_dim=3)), ["rotary", "3"]),
+        (Config(model=ModelConfig(first_position=-1)), ["first_position is -1", "at least 0"]),
+        (Config(model=ModelConfig(norm_epsilon=-1e-5)), ["norm_epsilon is -1e-05"]),
+        (Config(model=ModelConfig(max_positions=0)), ["max_positions is 0", "at least 1"]),
+        (Config(model=ModelConfig(positions="rotary", max_positions=9)), ["9 has no effect"]),
+        (Config(model=ModelConfig(max_positions=100)), ["100 is below the longest sentence, 128"]),
+        (
+            Config(model=ModelConfig(architecture="decoder_only", max_positions=200)),
+            ["200 is below source and target of the longest pair, 256"],
+        ),
+        (Config(data=DataConfig(source_language="")), ["set it to decoder_only"]),
+        (
+            Config(data=DataConfig(source_language=""), model=ModelConfig(architecture="decoder_only")),
+            ["best_metric is bleu", "set it to loss"],
+        ),
+        (Config(model=ModelConfig(architecture="decoder_only", tying="embeddings")), ["use none or all"]),
+        (
+            Config(vocab=VocabConfig(joint=False), model=ModelConfig(architecture="decoder_only")),
+            ["reads source and target as one text"],
+        ),
+        (Config(data=DataConfig(batching="pack", batch_pairs=8)), ["batch_pairs 8 has no effect"]),
+        (Config(data=DataConfig(batch_pairs=12)), ["12", "row_multiple 8"]),
+        (
+            Config(data=DataConfig(batching="pack"), model=ModelConfig(padding_mask="none")),
+            ["padding_mask none", "bucket"],
+        ),
+        (
+            Config(vocab=VocabConfig(joint=False), model=ModelConfig(tying="embeddings")),
+            ["tying embeddings", "model.tying=none"],
+        ),
+        (Config(model=ModelConfig(dropout_rate=1.0)), ["model.dropout_rate is 1.0", "below 1"]),
+        (Config(data=DataConfig(batch_tokens=1000)), ["batch_tokens 1000", "128", "1024"]),
+        (Config(data=DataConfig(dataset="a,b", weights=(1.0,))), ["1 numbers for 2 data sets"]),
+        (Config(data=DataConfig(weights=(0.0,))), ["above 0"]),
+        (Config(data=DataConfig(max_target_length=1)), ["at least 2"]),
+        (
+            Config(
+                data=DataConfig(max_source_length=600, batch_tokens=8000),
+                model=ModelConfig(positions="learned"),
+            ),
+            ["512", "600"],
+        ),
+        (Config(vocab=VocabConfig(pad_id=1)), ["four different numbers"]),
+        (Config(vocab=VocabConfig(eos_id=8000)), ["from 0 to 7999"]),
+        (Config(vocab=VocabConfig(joint=False)), ["tying all", "joint is False"]),
+        (Config(vocab=VocabConfig(kind="char", sampling=0.1)), ["vocab.sampling", "char"]),
+        (Config(optim=OptimConfig(learning_rate=0.0)), ["learning_rate is 0.0", "above 0"]),
+        (
+            Config(optim=OptimConfig(schedule="cosine", warmup_steps=10), train=TrainConfig(steps=10)),
+            ["10 leaves nothing"],
+        ),
+        (Config(optim=OptimConfig(ema_decay=1.0)), ["ema_decay is 1.0"]),
+        (Config(train=TrainConfig(steps=0)), ["train.steps is 0", "at least 1"]),
+        (Config(train=TrainConfig(average_last=9)), ["average_last 9", "keep_checkpoints 5"]),
+        (Config(train=TrainConfig(final_checkpoint="average")), ["average_last is 0"]),
+    ],
+)
+def test_facts_that_cannot_be_are_refused_with_both_values(config, words):
+    with pytest.raises(UserError) as error:
+        validate(config)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_all_problems_are_reported_together():
+    config = Config(model=ModelConfig(model_dim=100, dropout_rate=2.0), train=TrainConfig(steps=0))
+    with pytest.raises(UserError) as error:
+        validate(config)
+    assert len(str(error.value).split("\n")) == 3
+
+
+@pytest.mark.parametrize("width", [4, 6, 10, 100, 1000])
+@pytest.mark.parametrize("heads", [3, 4, 7])
+def test_the_width_that_is_proposed_is_accepted(width, heads):
+    try:
+        validate(Config(model=ModelConfig(model_dim=width, num_heads=heads)))
+    except UserError as error:
+        proposed = int(re.search(r"the nearest that is: (\d+)", str(error))[1])
+        assert proposed % heads == 0 and abs(proposed - width) < heads
+    else:
+        assert width % heads == 0
+
+
+def test_every_field_has_a_comment_of_its_own():
+    """A field's comment is its --help; without one, the comment above would be taken for it."""
+    lines = inspect.getsource(module).split("\n")
+    bare = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            bare += [
+                f"{node.name}.{f.target.id}"
+                for f in fields
+                if not lines[f.lineno - 2].strip().startswith("#")
+            ]
+    assert not bare
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda cls: cls.__name__)
+def test_sections_are_frozen_and_hold_only_json_types(section):
+    assert section.__dataclass_params__.frozen
+    for hint in typing.get_type_hints(section).values():
+        plain = dataclasses.is_dataclass(hint) or hint in (int, float, str, bool)
+        assert plain or typing.get_args(hint), hint

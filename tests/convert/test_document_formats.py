@@ -1,0 +1,586 @@
+"""The formats of the four documents, against PyTorch modules that know nothing of the package: logits,
+attention weights and gradients; the way back bit for bit; what each refuses; and document 004's embeddings.
+"""
+
+import argparse
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from documents import aiayn as aiayn_document
+from documents import decoder_only as decoder_only_document
+from documents import embeddings as embeddings_document
+from documents import handbuilt as handbuilt_document
+from documents import kokoyi as kokoyi_document
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.convert.documents import aiayn_format as aiayn
+from flaxformer_mt.convert.documents import decoder_only_format as decoder_only
+from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
+from flaxformer_mt.convert.documents import kokoyi_format as kokoyi
+from flaxformer_mt.convert.format_interface import Given, Weights, read_facts, shapes_of
+from flaxformer_mt.convert.name_table import Constant, Leaves
+from flaxformer_mt.convert.parity_check import make_batch
+from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.model.blocks import EncoderBlock
+from flaxformer_mt.model.stack import Embedding, Stack
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import Vocabs, make_vocabs
+
+FORMATS = {m.FORMAT.name: m.STATE_DICT for m in (aiayn, decoder_only, handbuilt, kokoyi)}
+
+TINY = ModelConfig(
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    model_dim=8,
+    num_heads=2,
+    key_dim=3,
+    value_dim=5,
+    ffn_dim=12,
+    norm_position="post",
+    embedding_scale=False,
+    tying="none",
+    padding_mask="both",
+)
+# What each document is, beside TINY.
+BASES: dict[str, dict[str, Any]] = {
+    "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
+    "kokoyi": {
+        "attention_bias": False,
+        "padding_mask": "none",
+        "key_dim": 6,
+        "value_dim": 6,
+        "ffn_dim": 6,
+        "ffn_layer": "convolution",
+    },
+    "decoder-only": {
+        "architecture": "decoder_only",
+        "positions": "one_vector",
+        "max_positions": 14,
+        "norm_affine": False,
+        "norm_epsilon": 0.0,
+        "activation": "gelu",
+        "embedding_bias": True,
+        "output_bias": True,
+    },
+    "aiayn": {
+        "tying": "all",
+        "logit_scale": True,
+        "embedding_norm": True,
+        "norm_epsilon": 1e-6,
+        "attention_bias": False,
+        "max_positions": 16,
+    },
+}
+
+
+class Case(NamedTuple):
+    format: str
+    changes: dict[str, Any]
+    is_joint: bool = True
+    source_language: str = "de"
+
+
+SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+UNSCALED = {"logit_scale": False}
+CASES = {
+    "handbuilt_conv": Case("handbuilt", {"ffn_layer": "convolution"}, is_joint=False),
+    "handbuilt_fc": Case("handbuilt", SHALLOW | {"ffn_layer": "dense"}),
+    "kokoyi": Case("kokoyi", {}, is_joint=False),
+    "language_model": Case("decoder-only", {"padding_mask": "source"}, source_language=""),
+    "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
+    "aiayn_all": Case("aiayn", SHALLOW),
+    "aiayn_target_output": Case(
+        "aiayn",
+        SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True},
+        is_joint=False,
+    ),
+    "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
+    "aiayn_none": Case(
+        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False
+    ),
+}
+
+
+class Text(NamedTuple):
+    source: str
+    target: str
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory) -> dict[bool, Vocabs]:
+    """By whether they are joint; two that are not have different sizes."""
+    pairs = [Text(f"ab{c} {c}de fa", f"g{c}h ih {c}{c}") for c in "abcdefgh"] * 4
+    made = [
+        make_vocabs(VocabConfig(size=size, byte_fallback=False), pairs, tmp_path_factory.mktemp("vocab"))
+        for size in (20, 23)
+    ]
+    return {True: made[1], False: Vocabs(made[0].source, made[1].target, joint=False)}
+
+
+def make_config(case: Case) -> Config:
+    model = dataclasses.replace(TINY, **BASES[case.format] | case.changes)
+    data = DataConfig(source_language=case.source_language, max_source_length=9, max_target_length=9)
+    vocab = VocabConfig(size=23, joint=case.is_joint, byte_fallback=False)
+    return Config(data=data, vocab=vocab, model=model, train=TrainConfig(best_metric="loss"))
+
+
+def make_weights(case: Case, vocabs: dict[bool, Vocabs]) -> Weights:
+    """Random numbers everywhere, norms and biases too."""
+    config, chosen = make_config(case), vocabs[case.is_joint]
+    validate(config)
+    random = np.random.default_rng(0)
+    leaves: Leaves = {}
+    sizes = {"source_size": chosen.source.size, "target_size": chosen.target.size}
+    for path, shape in shapes_of(config.model, **sizes).items():
+        # One vector of positions is their sum times 0, 1, 2, ...: small rows, lest it drown the tokens.
+        size = 0.05 if "positions" in path else 0.2 if path.endswith("bias") else 0.4
+        noise = random.normal(size=shape) * size
+        leaves[path] = (noise + path.endswith("scale")).astype(np.float32)
+    return Weights(config, chosen, leaves)
+
+
+def make_rows(weights: Weights) -> Batch:
+    """Three sentence pairs of different lengths, so that all rows but the longest are padded."""
+    random = np.random.default_rng(1)
+    vocabs = weights.vocabs
+
+    def sentence(vocab, length: int) -> list[int]:
+        return [*random.integers(4, vocab.size, length - 1).tolist(), vocab.eos_id]
+
+    sources = [sentence(vocabs.source, length) for length in (4, 6, 1)]
+    targets = [sentence(vocabs.target, length) for length in (7, 3, 5)]
+    return make_batch(sources, targets, vocabs, config=weights.config)
+
+
+def write(weights: Weights, name: str, folder: Path) -> Path:
+    FORMATS[name].make_format().write(weights, folder, "none")
+    return folder
+
+
+Maps = tuple[list, list, list]
+
+
+class Theirs(NamedTuple):
+    logits: Any  # a tensor [B, T, V]
+    maps: Maps
+    parameters: dict[str, Any]
+
+
+def load(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def build(module_type: Callable, folder: Path, drop: tuple[str, ...] = ()) -> Any:
+    """The document's class with the arguments of config.json and the state dict, checked strictly."""
+    arguments = read_facts(folder)["arguments"]
+    module = module_type(**{name: value for name, value in arguments.items() if name not in drop}).eval()
+    module.load_state_dict(load(folder / STATE_NAME), strict=True)
+    return module
+
+
+def trained(module: Any) -> dict[str, Any]:
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in parameters if parameter.requires_grad}
+
+
+def ids_of(batch: Batch) -> tuple[Any, Any]:
+    return torch.tensor(batch.source).long(), torch.tensor(batch.target_in).long()
+
+
+def run_handbuilt(folder: Path, batch: Batch) -> Theirs:
+    module = build(handbuilt_document.Transformer, folder, drop=("src_pad", "tgt_pad"))
+    logits, *maps = module(*ids_of(batch))
+    return Theirs(logits, tuple(maps), trained(module))
+
+
+def run_kokoyi(folder: Path, batch: Batch) -> Theirs:
+    module = build(kokoyi_document.Transformer, folder)
+    tables = {name: torch.nn.Parameter(table) for name, table in load(folder / "embeddings.pt").items()}
+    source, target = ids_of(batch)
+    kept: list = []
+    logits = module(
+        tables["src_embedding"][source], tables["tgt_embedding"][target], [1, 1], weights_list=kept
+    )
+    layers = len(module.EncLayers)
+    maps = (kept[:layers], kept[layers::2], kept[layers + 1 :: 2])
+    return Theirs(logits, maps, trained(module) | tables)
+
+
+def run_decoder_only(folder: Path, batch: Batch) -> Theirs:
+    """Each pair alone, without padding, and put where our padded row has it."""
+    module = build(decoder_only_document.TransformerDecoder, folder)
+    if not batch.source.shape[1]:
+        kept: list = []
+        return Theirs(module.all_logits(ids_of(batch)[1], kept), ([], kept, []), trained(module))
+    tokens = np.concatenate([batch.source, batch.target_in], axis=1)
+    is_token = np.concatenate([batch.source_mask, batch.target_mask], axis=1)
+    logits, maps = [], [torch.zeros(len(tokens), 2, *[tokens.shape[1]] * 2) for _ in module.blocks]
+    for index, (row, real) in enumerate(zip(tokens, is_token, strict=True)):
+        weights: list = []
+        row_logits = module.all_logits(torch.tensor(row[real]).long()[None], weights)[0]
+        row_logits = row_logits[batch.source_mask[index].sum() :]
+        missing = batch.target_in.shape[1] - len(row_logits)
+        logits.append(torch.nn.functional.pad(row_logits, (0, 0, 0, missing)))
+        places = torch.from_numpy(real)
+        for layer, found in zip(maps, weights, strict=True):
+            layer[index][:, places[:, None] & places[None]] = found[0].detach().flatten(1)
+    return Theirs(torch.stack(logits), ([], maps, []), trained(module))
+
+
+def run_aiayn(folder: Path, batch: Batch) -> Theirs:
+    module = build(aiayn_document.Transformer, folder)
+    source, target = ids_of(batch)
+    seen = aiayn_document.get_pad_mask(source, 0)
+    seen_by_target = aiayn_document.get_pad_mask(target, 0) & aiayn_document.get_subsequent_mask(target)
+    memory, encoder = module.encoder(source, seen, return_attns=True)
+    _, decoder, cross = module.decoder(target, seen_by_target, memory, seen, return_attns=True)
+    logits = module(source, target).unflatten(0, target.shape)
+    return Theirs(logits, (encoder, decoder, cross), trained(module))
+
+
+RUN = {
+    "handbuilt": run_handbuilt,
+    "kokoyi": run_kokoyi,
+    "decoder-only": run_decoder_only,
+    "aiayn": run_aiayn,
+}
+
+
+class Exported(NamedTuple):
+    case: Case
+    weights: Weights
+    folder: Path
+    batch: Batch
+
+
+@pytest.fixture(scope="module", params=CASES)
+def exported(request, vocabs, tmp_path_factory) -> Exported:
+    case = CASES[request.param]
+    weights = make_weights(case, vocabs)
+    folder = write(weights, case.format, tmp_path_factory.mktemp(request.param))
+    return Exported(case, weights, folder, make_rows(weights))
+
+
+class Compared(NamedTuple):
+    """Both systems' numbers, where those of the padding are to agree as well: all but a translator's row."""
+
+    logits: tuple[np.ndarray, np.ndarray]
+    maps: tuple[list[np.ndarray], list[np.ndarray]]
+    gradients: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def compared(exported) -> Compared:
+    case, weights, folder, batch = exported
+    is_token = np.concatenate([batch.source_mask, batch.target_mask], axis=1)
+    is_row = case.format == "decoder-only" and bool(case.source_language)
+    factors = np.random.default_rng(2).normal(size=(*batch.target_in.shape, weights.vocabs.target.size))
+    if is_row or case.format == "aiayn":  # there padding_idx stops gradients into the padding's own vector
+        factors = factors * batch.target_mask[..., None]
+    factors = factors.astype(np.float32)
+    logits, gradients, maps = run_ours(FORMATS[case.format], weights, batch, factors)
+
+    theirs = RUN[case.format](folder, batch)
+    (theirs.logits * torch.from_numpy(factors)).sum().backward()
+    their_maps = [layer.detach().numpy() for kind in theirs.maps for layer in kind]
+    if is_row:
+        logits = logits * batch.target_mask[..., None]
+        maps = [layer * (is_token[:, None, :, None] & is_token[:, None, None]) for layer in maps]
+    their_gradients = {name: parameter.grad.numpy() for name, parameter in theirs.parameters.items()}
+    return Compared(
+        (logits, theirs.logits.detach().numpy()), (maps, their_maps), (gradients, their_gradients)
+    )
+
+
+def run_ours(
+    state_dict: StateDictFormat, weights: Weights, batch: Batch, factors: np.ndarray
+) -> tuple[np.ndarray, dict, list]:
+    """Logits, gradients of their sum under `factors` as the foreign arrays have them, and attention maps."""
+    model = weights.make_model()
+
+    @jax.jit
+    def run(params: dict) -> Any:
+        def loss(params: dict) -> Any:
+            logits = model.apply({"params": params}, batch, deterministic=True)
+            return (logits * factors).sum(), logits
+
+        (_, logits), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        return logits, gradients, attention_maps(model, params, batch)
+
+    logits, gradients, maps = jax.tree.map(np.asarray, run(weights.params))
+    table = state_dict.make_table(weights.config, weights.vocabs)
+    rules = state_dict.rules(weights.config, {})
+    frozen = {rule.theirs for rule in rules if isinstance(rule, Constant)}
+    theirs = table.to_theirs(flatten_tree(gradients))
+    named = {name: array for name, array in theirs.items() if name not in frozen}
+    return logits, named, [layer for kind in maps for layer in kind]
+
+
+def test_the_documents_module_computes_our_logits_at_every_position(compared):
+    ours, theirs = compared.logits
+    assert np.ptp(ours) > 1  # not all alike
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5)
+
+
+def test_the_documents_module_has_our_attention_weights(compared):
+    ours, theirs = compared.maps
+    assert [layer.shape for layer in ours] == [layer.shape for layer in theirs] and ours
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
+
+
+def test_every_gradient_of_ours_is_that_of_the_documents_parameter(compared):
+    ours, theirs = compared.gradients
+    assert ours.keys() == theirs.keys()
+    most = max(np.abs(gradient).max() for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        # What all keys share changes no attention weight: gradients of key biases are rounding alone.
+        largest = max(np.abs(gradient).max(), 1e-3 * most)
+        np.testing.assert_allclose(ours[name], gradient, rtol=0, atol=1e-4 * largest, err_msg=name)
+
+
+def test_our_own_copy_of_the_class_agrees_as_well(exported, compared):
+    case, _, folder, batch = exported
+    theirs = FORMATS[case.format].make_format().open(folder)(batch)
+    np.testing.assert_allclose(theirs, compared.logits[0], rtol=0, atol=1e-5)
+
+
+def test_export_and_import_give_the_same_bits(exported):
+    case, weights, folder, _ = exported
+    again = FORMATS[case.format].make_format().read(folder, Given())
+    assert again.config == weights.config
+    assert again.vocabs.source.fingerprint == weights.vocabs.source.fingerprint
+    assert again.leaves.keys() == weights.leaves.keys()
+    for path, leaf in weights.leaves.items():
+        assert again.leaves[path].dtype == np.float32
+        np.testing.assert_array_equal(again.leaves[path], leaf, err_msg=path)
+
+
+def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_path):
+    folder = shutil.copytree(exported.folder, tmp_path / "copy")
+    state = load(folder / STATE_NAME)
+    missing, misshaped = list(state)[3], list(state)[-1]
+    del state[missing]
+    state["stray.weight"] = torch.zeros(2, 3)
+    state[misshaped] = torch.zeros(1, 2, 3, 4)
+    torch.save(state, folder / STATE_NAME)
+    with pytest.raises(UserError) as refusal:
+        FORMATS[exported.case.format].make_format().read(folder, Given())
+    message = str(refusal.value)
+    assert "3 entries differ" in message and str(folder) in message
+    assert f"{missing}: missing, wanted [" in message
+    assert f"{misshaped}: has shape [1, 2, 3, 4], wanted [" in message
+    assert "stray.weight: unexpected, has shape [2, 3]" in message
+
+
+REFUSALS = [
+    ("handbuilt", {"norm_position": "pre"}, "model.norm_position is pre; it has only post"),
+    ("handbuilt", {"norm": "rms"}, "model.norm is rms; it has only layer"),
+    ("handbuilt", {"norm_epsilon": 1e-6}, "model.norm_epsilon is 1e-06; it has only 1e-05"),
+    ("handbuilt", {"first_position": 0}, "model.first_position is 0; it has only 1"),
+    ("handbuilt", {"activation": "gelu"}, "model.activation is gelu; it has only relu"),
+    ("handbuilt", {"tying": "target_output"}, "model.tying is target_output; it has only none"),
+    ("handbuilt", {"padding_mask": "none"}, "model.padding_mask is none; it has only both and source"),
+    ("kokoyi", {"attention_bias": True}, "model.attention_bias is True; it has only False"),
+    ("kokoyi", {"final_norm": True}, "model.final_norm is True; it has only None and False"),
+    ("kokoyi", {"positions": "learned"}, "model.positions is learned; it has only sinusoidal"),
+    (
+        "kokoyi",
+        {"padding_mask": "source"},
+        "model.padding_mask is source; it has only none: the class masks no",
+    ),
+    (
+        "kokoyi",
+        {"ffn_dim": 16},
+        "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; it has one number",
+    ),
+    (
+        "kokoyi",
+        {"num_encoder_layers": 1},
+        "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; it has one number",
+    ),
+    (
+        "decoder-only",
+        {"architecture": "encoder_decoder"},
+        "model.architecture is encoder_decoder; it has only decoder_only",
+    ),
+    ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; it has only gelu"),
+    ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; it has only 0"),
+    ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; it has only False"),
+    (
+        "decoder-only",
+        {"positions": "rotary"},
+        "model.positions is rotary; it has only one_vector and learned",
+    ),
+    ("decoder-only", {"tying": "all"}, "model.tying is all; it has only none"),
+    (
+        "decoder-only",
+        {"padding_mask": "none"},
+        "model.padding_mask is none; with a source it has only source and both",
+    ),
+    ("aiayn", {"embedding_norm": False}, "model.embedding_norm is False; it has only True"),
+    ("aiayn", {"output_bias": True}, "model.output_bias is True; it has only False"),
+    ("aiayn", {"padding_mask": "none"}, "model.padding_mask is none; it has only both and source"),
+    (
+        "aiayn",
+        {"embedding_scale": True},
+        "model.embedding_scale and model.logit_scale are both True; it has only one of the two or none",
+    ),
+    (
+        "aiayn",
+        {"tying": "embeddings"},
+        "model.logit_scale is True with model.tying embeddings; it has only False there",
+    ),
+    (
+        "aiayn",
+        {"num_decoder_layers": 3},
+        "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; it has one number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "reason"), REFUSALS)
+def test_what_a_document_cannot_express_is_refused_with_the_reason(name, changes, reason):
+    problems = FORMATS[name].problems(make_config(Case(name, changes)))
+    assert len(problems) == 1 and problems[0].startswith(reason)
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *(Case(name, {}) for name in BASES)])
+def test_what_a_document_can_express_is_not_refused(case):
+    assert FORMATS[case.format].problems(make_config(case)) == []
+
+
+def test_a_language_model_may_read_padding_as_text():
+    case = Case("decoder-only", {"padding_mask": "none"}, source_language="")
+    assert decoder_only.FORMAT.problems(make_config(case)) == []
+
+
+def test_an_import_with_a_config_of_another_model_is_refused(vocabs, tmp_path):
+    weights = make_weights(CASES["aiayn_all"], vocabs)
+    write(weights, "aiayn", tmp_path)
+    given = Given(config=make_config(Case("aiayn", {"positions": "rotary", "norm": "rms"})))
+    with pytest.raises(UserError) as refusal:
+        aiayn.FORMAT.read(tmp_path, given)
+    assert str(refusal.value).split("\n") == [
+        "aiayn cannot express this config: model.norm is rms; it has only layer",
+        "aiayn cannot express this config: model.positions is rotary; it has only sinusoidal",
+    ]
+
+
+def test_aiayn_shares_no_embedding_between_two_vocabularies():
+    with pytest.raises(UserError, match=r"model\.tying all shares one embedding, but vocab\.joint is False"):
+        validate(make_config(Case("aiayn", {}, is_joint=False)))
+
+
+def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
+    state = load(write(make_weights(CASES["aiayn_all"], vocabs), "aiayn", tmp_path) / STATE_NAME)
+    names = ("encoder.src_word_emb.weight", "decoder.trg_word_emb.weight", "trg_word_prj.weight")
+    assert len({state[name].data_ptr() for name in names}) == 1
+    state["trg_word_prj.weight"] = state["trg_word_prj.weight"] + 1
+    torch.save(state, tmp_path / STATE_NAME)
+    with pytest.raises(UserError, match="trg_word_prj.weight: tied to .*src_word_emb.* their numbers differ"):
+        aiayn.FORMAT.read(tmp_path, Given())
+
+
+def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
+    """What the project's translate script does with a checkpoint."""
+    settings = checkpoint["settings"]
+    module = aiayn_document.Transformer(
+        settings.src_vocab_size,
+        settings.trg_vocab_size,
+        settings.src_pad_idx,
+        settings.trg_pad_idx,
+        trg_emb_prj_weight_sharing=settings.proj_share_weight,
+        emb_src_trg_weight_sharing=settings.embs_share_weight,
+        d_k=settings.d_k,
+        d_v=settings.d_v,
+        d_model=settings.d_model,
+        d_word_vec=settings.d_word_vec,
+        d_inner=settings.d_inner_hid,
+        n_layers=settings.n_layers,
+        n_head=settings.n_head,
+        dropout=settings.dropout,
+    )
+    module.load_state_dict(checkpoint["model"])
+    return module.eval()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASES["aiayn_all"],
+        CASES["aiayn_none"],
+        Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
+    ],
+    ids=["extended", "untied", "cut"],
+)
+def test_the_checkpoint_is_the_model_that_the_translate_script_builds(case, vocabs, tmp_path, capsys):
+    weights = make_weights(case, vocabs)
+    write(weights, "aiayn", tmp_path)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        checkpoint = load(tmp_path / "model.chkpt")
+    assert checkpoint.keys() == {"epoch", "settings", "model"} and type(checkpoint["epoch"]) is int
+    source, target = ids_of(make_rows(weights))
+    with torch.no_grad():
+        logits = build_as_the_script(checkpoint)(source, target)
+        torch.testing.assert_close(
+            logits, build(aiayn_document.Transformer, tmp_path)(source, target), rtol=0, atol=0
+        )
+    assert checkpoint["model"]["decoder.position_enc.pos_table"].shape == (1, 200, 8)
+    assert "model.chkpt" not in read_facts(tmp_path) and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["emb", "none"])
+def test_a_checkpoint_that_the_script_would_scale_otherwise_is_left_out_with_the_reason(
+    scale, vocabs, tmp_path, capsys
+):
+    case = Case("aiayn", {"logit_scale": False, "embedding_scale": scale == "emb"})
+    write(make_weights(case, vocabs), "aiayn", tmp_path)
+    assert not (tmp_path / "model.chkpt").exists()
+    reason = read_facts(tmp_path)["model.chkpt"]
+    assert f"this model has {scale};" in reason and "scale_emb_or_prj=prj" in reason
+    assert capsys.readouterr().err == f"warning: model.chkpt is {reason}\n"
+    assert aiayn.FORMAT.read(tmp_path, Given()).config == make_config(case)
+
+
+def document_004(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
+    words = embeddings_document.Embeddings(d_model=table.shape[1], vocab=len(table))
+    words.load_state_dict({"lut.weight": torch.from_numpy(table)})
+    places = embeddings_document.PositionalEncoding(table.shape[1], dropout=0.0, max_len=tokens.shape[1])
+    with torch.no_grad():
+        return places(words(torch.from_numpy(tokens))).numpy()
+
+
+def test_scaled_embeddings_and_positions_are_document_004s():
+    random = np.random.default_rng(0)
+    table, tokens = random.normal(size=(11, 8)).astype(np.float32), random.integers(0, 11, (2, 60))
+    config = dataclasses.replace(TINY, embedding_scale=True, max_positions=60)
+    embedded = Embedding(11, 8, jax.nn.initializers.zeros).apply(
+        {"params": {"embedding": table}}, jnp.asarray(tokens)
+    )
+    stack = Stack(config, 1, EncoderBlock, deterministic_argument=4)
+
+    def start(embedded: Any) -> Any:
+        length = embedded.shape[1]
+        positions = jnp.arange(length)[None]
+        return stack.apply(
+            {"params": {}}, embedded, positions, length=length, deterministic=True, method="start"
+        )
+
+    np.testing.assert_allclose(start(embedded), document_004(tokens, table), rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match="61 tokens is longer than the 60"):
+        start(jnp.zeros((1, 61, 8)))

@@ -1,0 +1,313 @@
+"""Export and import as commands: what is written, what is checked, and that failures leave nothing behind."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    SearchConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.convert import export_run as exporting
+from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.runs.run_directory import check_run
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import make_vocabs
+
+WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
+
+
+class Pair:
+    def __init__(self, source, target):
+        self.source, self.target = source, target
+
+
+def sentences():
+    names = list(WORDS)
+    return [Pair(f"{a} {b}", f"{WORDS[a]} {WORDS[b]}") for a in names for b in names]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory of an untrained hand-built model, with text of its own."""
+    root = tmp_path_factory.mktemp("runs")
+    text = root / "text"
+    text.mkdir()
+    pairs = sentences()
+    for split, chosen in {"train": pairs, "valid": pairs[:9], "test": pairs[:5]}.items():
+        for side, language in [("source", "de"), ("target", "en")]:
+            lines = "".join(f"{getattr(pair, side)}\n" for pair in chosen)
+            (text / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    config = Config(
+        data=DataConfig(
+            dataset="parallel_text",
+            text_dir=str(text),
+            cache_dir=str(root / "cache"),
+            max_source_length=12,
+            max_target_length=12,
+            batch_tokens=96,
+            num_shapes=1,
+        ),
+        vocab=VocabConfig(kind="char", size=22, joint=True, byte_fallback=False),
+        model=ModelConfig(
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=8,
+            num_heads=2,
+            key_dim=3,
+            value_dim=5,
+            ffn_dim=12,
+            norm_position="post",
+            first_position=1,
+            embedding_scale=False,
+            tying="none",
+            padding_mask="both",
+            dropout_rate=0.0,
+        ),
+        optim=OptimConfig(schedule="constant", warmup_steps=0),
+        train=TrainConfig(steps=3, evaluate_every=9, checkpoint_every=2, tensorboard=False),
+        search=SearchConfig(method="greedy", beam_size=1),
+    )
+    folder = root / "run"
+    folder.mkdir()
+    save_config(config, folder / "config.json")
+    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    params = init_params(model, jax.random.key(0))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(7, {"params": params}, {"step": 7, "metrics": {"bleu": 1.0}})
+    checkpoints.wait()
+    return folder
+
+
+def params_of(folder):
+    trained = load_trained(folder, warn=lambda message: None)
+    return {path: np.asarray(leaf) for path, leaf in flatten_tree(trained.params).items()}
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    output = tmp_path_factory.mktemp("exported") / "handbuilt"
+    result = export_run(run, format_name="handbuilt", output=output, warn=print)
+    return output, result
+
+
+def test_an_export_is_checked_on_the_runs_own_data(exported):
+    output, result = exported
+    assert result["largest_difference"] < 1e-5
+    assert (result["format"], result["checkpoint"], result["step"]) == ("handbuilt", "best", 7)
+    assert result["checked_on"] == "9 pairs of the valid set"
+    assert result["target_tokens"] > 9
+    files = ["config.json", "state_dict.pt", "vocab/joint.model"]
+    assert result["files"] == files
+    assert json.loads((output / "config.json").read_text())["flaxformer_mt"]["step"] == 7
+    assert not output.with_name("handbuilt.partial").exists()
+
+
+def test_an_import_is_the_same_run(run, exported, tmp_path):
+    result = import_run(exported[0], format_name="handbuilt", run_dir=tmp_path / "again")
+    assert result["largest_difference"] < 1e-5
+    assert read_config(tmp_path / "again" / "config.json") == read_config(run / "config.json")
+    ours, theirs = params_of(run), params_of(tmp_path / "again")
+    assert ours.keys() == theirs.keys()
+    for path, leaf in ours.items():
+        np.testing.assert_array_equal(leaf, theirs[path], err_msg=path)
+    lines = ["eins drei", "acht vier"]
+    first, second = (
+        [t.text for t in Translator.load(folder, warn=print).translate(lines)]
+        for folder in (run, tmp_path / "again")
+    )
+    assert first == second
+
+
+def test_an_imported_run_trains_further_under_another_recipe(exported, tmp_path):
+    run_dir = tmp_path / "tuned"
+    import_run(exported[0], format_name="handbuilt", run_dir=run_dir)
+    config = read_config(run_dir / "config.json")
+    before = params_of(run_dir)
+    tuned = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, learning_rate=1e-5, ema_decay=0.9),
+        train=dataclasses.replace(config.train, final_checkpoint="last", average_last=2, keep_checkpoints=3),
+    )
+    report = fit(tuned, run_dir)
+    assert report["step"] == 3
+    after = params_of(run_dir)
+    moved = {path: np.abs(after[path] - before[path]).max() for path in before}
+    assert max(moved.values()) > 0
+    assert max(moved.values()) < 1e-3, "training began from other parameters"
+    with pytest.raises(UserError, match="optim.learning_rate"):
+        check_run(run_dir, config)  # from its first own checkpoint on, it is a run like any other
+
+
+def test_an_imported_model_keeps_its_network(exported, tmp_path):
+    run_dir = tmp_path / "fixed"
+    import_run(exported[0], format_name="handbuilt", run_dir=run_dir)
+    config = read_config(run_dir / "config.json")
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, ffn_dim=16))
+    with pytest.raises(UserError, match="model.ffn_dim: 12 -> 16"):
+        check_run(run_dir, wider)
+
+
+def test_data_that_cannot_be_read_is_said(run, tmp_path):
+    import shutil
+
+    copy = tmp_path / "moved"
+    shutil.copytree(run, copy)
+    config = read_config(copy / "config.json")
+    data = dataclasses.replace(config.data, text_dir=str(tmp_path / "gone"), cache_dir=str(tmp_path / "c"))
+    save_config(dataclasses.replace(config, data=data), copy / "config.json")
+    result = export_run(copy, format_name="handbuilt", output=tmp_path / "out", warn=print)
+    assert result["checked_on"].startswith("random tokens, as the data cannot be read: ")
+    assert result["largest_difference"] < 1e-5
+
+
+def test_a_difference_leaves_nothing_behind(run, tmp_path, monkeypatch):
+    def open_wrongly(folder):
+        right = handbuilt.FORMAT.open(folder)
+        return lambda batch: right(batch) + 0.01
+
+    wrong = dataclasses.replace(handbuilt.FORMAT, open=open_wrongly)
+    monkeypatch.setattr(exporting, "find_format", lambda name: wrong)
+    with pytest.raises(UserError, match=r"differs from ours by 0\.01\d* in its logits, more than"):
+        export_run(run, format_name="handbuilt", output=tmp_path / "out", warn=print)
+    assert list(tmp_path.iterdir()) == []
+    result = export_run(run, format_name="handbuilt", output=tmp_path / "out", tolerance=0.1, warn=print)
+    assert 0.009 < result["largest_difference"] < 0.011
+
+
+def test_numbers_that_are_none_are_a_difference(run, tmp_path, monkeypatch):
+    nothing = dataclasses.replace(
+        handbuilt.FORMAT, open=lambda folder: lambda batch: np.full((*batch.target_in.shape, 22), np.nan)
+    )
+    monkeypatch.setattr(exporting, "find_format", lambda name: nothing)
+    with pytest.raises(UserError, match="by inf"):
+        export_run(run, format_name="handbuilt", output=tmp_path / "out", warn=print)
+
+
+def test_what_a_format_cannot_express_is_named(run, tmp_path, capsys):
+    assert main(["export", f"--run={run}", "--format=kokoyi", f"--output={tmp_path / 'out'}"]) == 2
+    message = capsys.readouterr().err
+    assert "kokoyi cannot express this model: model.attention_bias is True; it has only False" in message
+    assert "model.first_position is 1; it has only 0" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_cost_one_message(run, exported, tmp_path, capsys):
+    def fails(*argv):
+        assert main(list(argv)) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ") and "Traceback" not in message
+        return message
+
+    out = f"--output={tmp_path / 'out'}"
+    assert "did you mean handbuilt?" in fails("export", f"--run={run}", "--format=handbuild", out)
+    assert "not one of handbuilt's: none" in fails(
+        "export", f"--run={run}", "--format=handbuilt", out, "--quantization=int8"
+    )
+    assert "exists and is not an empty folder" in fails(
+        "export", f"--run={run}", "--format=handbuilt", f"--output={exported[0]}"
+    )
+    assert "is not a run directory" in fails(
+        "export", f"--run={tmp_path}", "--format=handbuilt", f"--output={tmp_path / 'o'}"
+    )
+    into = f"--run={tmp_path / 'new'}"
+    assert "does not exist" in fails("import", "--format=handbuilt", f"--input={tmp_path / 'no'}", into)
+    assert "exists and is not an empty folder" in fails(
+        "import", "--format=handbuilt", f"--input={exported[0]}", f"--run={run}"
+    )
+    assert "give --config=FILE" in fails("import", "--format=handbuilt", f"--input={tmp_path}", into)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_state_dict_with_a_config_and_a_vocabulary(run, exported, tmp_path):
+    """A bare file of tensors, as the original system saves it."""
+    source = tmp_path / "theirs"
+    source.mkdir()
+    (source / "weights.pt").write_bytes((exported[0] / "state_dict.pt").read_bytes())
+    config = read_config(run / "config.json")
+    result = import_run(
+        source / "weights.pt",
+        format_name="handbuilt",
+        run_dir=tmp_path / "new",
+        config=config,
+        vocab=run / "vocab",
+    )
+    assert result["parameters"] == sum(leaf.size for leaf in params_of(run).values())
+    for path, leaf in params_of(tmp_path / "new").items():
+        np.testing.assert_array_equal(leaf, params_of(run)[path])
+
+
+def test_missing_extra_and_misshaped_entries_are_named_together(run, exported, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    state = torch.load(exported[0] / "state_dict.pt", weights_only=True)
+    del state["encoder.layers.0.enc_self_attn.W_Q.bias"]
+    state["decoder.extra"] = torch.zeros(2)
+    state["projection.weight"] = state["projection.weight"][:, :4].clone()
+    torch.save(state, broken / "state_dict.pt")
+    with pytest.raises(UserError) as error:
+        import_run(
+            broken / "state_dict.pt",
+            format_name="handbuilt",
+            run_dir=tmp_path / "new",
+            config=read_config(run / "config.json"),
+            vocab=run / "vocab",
+        )
+    message = str(error.value)
+    assert "3 entries differ" in message
+    assert "encoder.layers.0.enc_self_attn.W_Q.bias: missing, wanted [6]" in message
+    assert "decoder.extra: unexpected, has shape [2]" in message
+    assert "projection.weight: has shape [22, 4], wanted [22, 8]" in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_that_run_code_when_loaded_are_refused(run, tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    bad = tmp_path / "state_dict.pt"
+    torch.save({"x": Harm()}, bad)
+    with pytest.raises(UserError, match="no state dict that can be read safely"):
+        import_run(
+            bad,
+            format_name="handbuilt",
+            run_dir=tmp_path / "new",
+            config=read_config(run / "config.json"),
+            vocab=run / "vocab",
+        )
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_vocabulary_that_is_missing_is_asked_for(run, exported, tmp_path):
+    with pytest.raises(UserError, match="give --vocab=DIR"):
+        folder = tmp_path / "bare"
+        folder.mkdir()
+        (folder / "state_dict.pt").write_bytes((exported[0] / "state_dict.pt").read_bytes())
+        import_run(
+            folder,
+            format_name="handbuilt",
+            run_dir=tmp_path / "new",
+            config=read_config(run / "config.json"),
+        )

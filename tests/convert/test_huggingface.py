@@ -1,0 +1,456 @@
+"""Hugging Face folders: transformers loads, computes and translates what we do; OPUS-MT folders come in."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.convert.export_run import check_expressible
+from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
+from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.huggingface.model_config import write_generation
+from flaxformer_mt.convert.parity_check import make_batch, our_outputs
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.vocab import load_vocabs, make_vocabs
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TEXT = [
+    ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
+    ("die alte Katze trinkt heute Milch .", "the old cat drinks milk today ."),
+    ("wir lesen ein gutes Buch .", "we read a good book ."),
+    ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
+]
+LINES = [
+    *(source for source, _ in TEXT),
+    "  führend  und   folgend ",
+    "",
+    "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz",
+    "Ätz\u00a0weiß\tTab",
+]
+TINY = {
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 1,
+    "model_dim": 12,
+    "num_heads": 2,
+    "ffn_dim": 20,
+    "max_positions": 60,
+    "norm_position": "post",
+}
+VARIANTS = {
+    "all": ("marian", {}, {}),
+    "embeddings": (
+        "marian",
+        {
+            "tying": "embeddings",
+            "output_bias": True,
+            "activation": "silu",
+            "embedding_scale": False,
+            "num_decoder_layers": 2,
+        },
+        {},
+    ),
+    "target_output": (
+        "marian",
+        {"tying": "target_output", "attention_bias": False, "ffn_bias": False, "activation": "gelu"},
+        {"joint": False},
+    ),
+    "none": (
+        "marian",
+        {
+            "tying": "none",
+            "norm_affine": False,
+            "activation": "gelu_tanh",
+            "ffn_layer": "convolution",
+            "padding_mask": "both",
+        },
+        {"byte_fallback": False},
+    ),
+    "pre": ("hf-pre-norm", {"norm_position": "pre", "output_bias": True}, {}),
+    "pre_untied": (
+        "hf-pre-norm",
+        {"norm_position": "pre", "tying": "embeddings", "norm_affine": False, "model_dim": 14},
+        {},
+    ),
+}
+
+
+class Pairs(list):
+    def __init__(self):
+        super().__init__(dataclasses.make_dataclass("Pair", ["source", "target"])(*pair) for pair in TEXT * 3)
+
+
+def make_weights(folder: Path, model: dict, vocab: dict) -> Weights:
+    config = Config(
+        data=DataConfig(max_source_length=20, max_target_length=30, batch_tokens=512),
+        vocab=VocabConfig(size=300 if vocab.get("byte_fallback", True) else 44, **vocab),
+        model=ModelConfig(**(TINY | model)),
+        search=SearchConfig(max_length_ratio=1.0, max_length_offset=9),
+    )
+    validate(config)
+    vocabs = make_vocabs(config.vocab, Pairs(), folder / "vocab")
+    shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    return Weights(config, vocabs, random_leaves(shapes))
+
+
+def random_leaves(shapes: dict) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    return {
+        path: (random.normal(0, 0.4, shape) + path.endswith("norm/scale")).astype(np.float32)
+        for path, shape in shapes.items()
+    }
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def exported(request, tmp_path_factory):
+    """A model of ours, and the folder that is made of it."""
+    name, model, vocab = VARIANTS[request.param]
+    root = tmp_path_factory.mktemp(request.param)
+    weights, target = make_weights(root, model, vocab), find_format(name)
+    check_expressible(target, weights, "none")
+    (root / "out").mkdir()
+    target.write(weights, root / "out", "none")
+    return target, weights, root / "out"
+
+
+def batch_of(weights: Weights):
+    """Padded on both sides."""
+    return make_batch(
+        [weights.vocabs.source.tokenize(line) for line in LINES[:6]],
+        [weights.vocabs.target.tokenize(target) for _, target in [*TEXT, ("", "a"), ("", "the")]],
+        weights.vocabs,
+        config=weights.config,
+    )
+
+
+def assert_same(one: Weights, other: Weights) -> None:
+    assert one.config == other.config
+    assert one.vocabs.joint == other.vocabs.joint
+    assert one.vocabs.source.fingerprint == other.vocabs.source.fingerprint
+    assert one.vocabs.target.fingerprint == other.vocabs.target.fingerprint
+    assert one.leaves.keys() == other.leaves.keys()
+    for path, leaf in one.leaves.items():
+        assert leaf.dtype == other.leaves[path].dtype
+        np.testing.assert_array_equal(leaf, other.leaves[path], err_msg=path)
+
+
+def test_transformers_computes_the_same_and_comes_back_bit_for_bit(exported, tmp_path):
+    target, weights, folder = exported
+    batch = batch_of(weights)
+    ours = our_outputs(weights, batch, quantity="logits")
+    theirs = target.open(folder)(batch)  # refuses missing and unexpected entries
+    assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
+    assert np.ptp(ours) > 1
+    assert_same(weights, target.read(folder, Given()))
+    # What transformers itself writes may leave out tables and tied arrays, and is the same model.
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path)
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(folder / name, tmp_path)
+    assert_same(weights, target.read(tmp_path, Given()))
+
+
+def test_the_tokenizer_gives_our_ids_and_our_text(exported):
+    _, weights, folder = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert type(tokenizer).__name__ == "MarianTokenizer"
+    source, target = weights.vocabs.source, weights.vocabs.target
+    assert tokenizer(LINES)["input_ids"] == [source.tokenize(line) for line in LINES]
+    assert tokenizer(text_target=LINES)["input_ids"] == [target.tokenize(line) for line in LINES]
+    for line in LINES:
+        ids = [target.bos_id, *(i for i in target.tokenize(line) if i != target.unk_id), target.pad_id]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == target.detokenize(ids).strip()
+
+
+@pytest.mark.parametrize("exported", ["all"], indirect=True)
+def test_a_length_penalty_of_their_kind_goes_out_as_it_is(exported, tmp_path):
+    _, weights, _ = exported
+    for kind, expected in (("length", 0.6), ("gnmt", 0.5)):
+        search = SearchConfig(length_penalty=0.6, length_penalty_kind=kind)
+        config = dataclasses.replace(weights.config, search=search)
+        write_generation(config, weights.vocabs.target, tmp_path)
+        assert json.loads((tmp_path / "generation_config.json").read_text())["length_penalty"] == expected
+
+
+@pytest.mark.parametrize("exported", ["all", "pre"], indirect=True)
+def test_generate_translates_as_our_search(exported):
+    _, weights, folder = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    settings = model.generation_config
+    assert (settings.num_beams, settings.forced_eos_token_id, settings.max_length) == (4, None, 30)
+    assert settings.length_penalty == pytest.approx(25 / 30, abs=1e-6)
+    lines = LINES[:4]
+    inputs = tokenizer(lines, return_tensors="pt", padding=True, truncation=True)
+    config = dataclasses.replace(
+        weights.config, search=SearchConfig("greedy", max_length_ratio=0, max_length_offset=29)
+    )
+    ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
+    with torch.no_grad():
+        theirs = model.generate(**inputs, num_beams=1).tolist()
+        beams = model.generate(**inputs)
+    for row, translation in zip(theirs, ours, strict=True):
+        assert row[0] == weights.vocabs.target.bos_id
+        assert tuple(row[1 : 1 + len(translation.tokens)]) == translation.tokens
+        assert set(row[1 + len(translation.tokens) :]) <= {weights.vocabs.target.pad_id}
+    banned = {weights.vocabs.target.bos_id, weights.vocabs.target.pad_id}
+    for row in beams.tolist():
+        text = (
+            row[1 : row.index(weights.vocabs.target.eos_id)]
+            if weights.vocabs.target.eos_id in row
+            else row[1:]
+        )
+        assert not banned & set(text)
+
+
+# ---- models of others ----
+
+
+def train_spm(lines: list[str], path: Path, size: int) -> list[str]:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 3),
+        model_prefix=str(path.with_suffix("")),
+        vocab_size=size,
+        model_type="unigram",
+        minloglevel=3,
+    )
+    path.with_suffix(".model").rename(path)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+
+
+def make_opus(folder: Path, *, code: bool = True, **changes) -> transformers.MarianMTModel:
+    """A folder as OPUS-MT's: two unigram models, one vocab.json with </s> first and <pad> last, no bos."""
+    folder.mkdir()
+    pieces = train_spm([source for source, _ in TEXT], folder / "source.spm", 40)
+    pieces += train_spm([target for _, target in TEXT], folder / "target.spm", 36)
+    names = ["</s>", "<unk>", *sorted(set(pieces) - {"<unk>", "<s>", "</s>"}, key=lambda p: p[::-1])]
+    names += [">>fr<<", "<pad>"] if code else ["<pad>"]
+    numbers = {name: number for number, name in enumerate(names)}
+    (folder / "vocab.json").write_text(json.dumps(numbers))
+    facts = {"source_lang": "de", "target_lang": "en", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": len(names),
+        "d_model": 12,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "max_position_embeddings": 48,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "pad_token_id": len(names) - 1,
+        "decoder_start_token_id": len(names) - 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[len(names) - 1]],
+    }
+    model = transformers.MarianMTModel(transformers.MarianConfig(**(settings | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        model.final_logits_bias.copy_(torch.randn_like(model.final_logits_bias))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def opus(tmp_path_factory):
+    root = tmp_path_factory.mktemp("opus")
+    model = make_opus(root / "opus")
+    return model, root / "opus", find_format("marian").read(root / "opus", Given())
+
+
+def test_an_opus_model_computes_the_same_here(opus):
+    _, folder, weights = opus
+    validate(weights.config)
+    model = weights.config.model
+    assert (model.activation, model.norm_position, model.tying) == ("silu", "post", "all")
+    assert (model.output_bias, model.embedding_scale, model.max_positions) == (True, True, 48)
+    assert (weights.config.data.source_language, weights.config.data.target_language) == ("de", "en")
+    batch = batch_of(weights)
+    ours = our_outputs(weights, batch, quantity="logits")
+    theirs = find_format("marian").open(folder)(batch)
+    assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
+
+
+def test_an_opus_vocabulary_has_the_ids_of_vocab_json(opus, tmp_path):
+    _, folder, weights = opus
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    source, target = weights.vocabs.source, weights.vocabs.target
+    assert weights.vocabs.joint and source.bos_id == source.pad_id == source.size - 1
+    assert (source.eos_id, source.unk_id) == (0, 1)
+    english = [english for _, english in TEXT]
+    # y is of the target's model alone, ß of neither, ä of the source's: here and there they are looked up.
+    odd = [">>fr<< der Hund", "Hund >> Katze <<", "y in 漢字 👍 ß", "  the\u00a0  ä dog "]
+    german = [line for line in LINES if "xyz" not in line]
+    assert tokenizer(german + english + odd)["input_ids"] == [
+        source.tokenize(line) for line in german + english + odd
+    ]
+    assert tokenizer(text_target=english + odd)["input_ids"] == [
+        target.tokenize(line) for line in english + odd
+    ]
+    assert source.unk_id not in source.tokenize("y") and source.unk_id in source.tokenize("ß 漢")
+    # Where a run of letters is unknown there, those of them that have an id keep it here.
+    run = [source.unk_id, *source.tokenize("y")[1:-1]]
+    assert source.tokenize("xy")[1:-1] == run and tokenizer("xy")["input_ids"][1:-1] == run[:1]
+    # Every piece can be read on the target side, those of the source model alone included.
+    every = range(2, target.size - 2)  # between </s>, <unk> and >>fr<<, <pad>
+    for start in range(0, len(every), 5):
+        ids = list(every[start : start + 5])
+        assert tokenizer.decode(ids, skip_special_tokens=True) == target.detokenize(ids).strip()
+    # A run directory keeps the two models apart, and their numbering one.
+    weights.vocabs.save(tmp_path)
+    again = load_vocabs(tmp_path)
+    assert again.joint and again.source.fingerprint == source.fingerprint
+    assert make_vocabs(weights.config.vocab, [], tmp_path).joint
+
+
+def test_an_opus_model_translates_the_same_here(opus):
+    model, folder, weights = opus
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = [source for source, _ in TEXT]
+    search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=25)
+    config = dataclasses.replace(weights.config, search=search)
+    ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
+    inputs = tokenizer(lines, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        theirs = model.generate(
+            **inputs,
+            num_beams=1,
+            max_length=26,
+            forced_eos_token_id=None,
+            bad_words_ids=[[weights.vocabs.target.pad_id]],
+        ).tolist()
+    for row, translation in zip(theirs, ours, strict=True):
+        assert row[0] == weights.vocabs.target.pad_id
+        assert tuple(row[1 : 1 + len(translation.tokens)]) == translation.tokens
+        assert (
+            tokenizer.decode(row, skip_special_tokens=True)
+            == translation.text.replace(" \u2047 ", "").strip()
+        )
+
+
+def test_an_imported_model_goes_out_again(opus, tmp_path):
+    _, folder, weights = opus
+    target = find_format("marian")
+    target.write(weights, tmp_path, "none")
+    assert_same(weights, target.read(tmp_path, Given()))
+    one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path))
+    lines = [source for source, _ in TEXT] + [">>fr<< der Hund"]
+    english = [target for _, target in TEXT]
+    assert one(lines)["input_ids"] == other(lines)["input_ids"]
+    assert one(text_target=english)["input_ids"] == other(text_target=english)["input_ids"]
+
+
+def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
+    make_opus(tmp_path / "opus", code=False)
+    folder = tmp_path / "two"
+    model_facts = json.loads((tmp_path / "opus" / "config.json").read_text())
+    names = {"source": [], "target": []}
+    folder.mkdir()
+    for side in names:
+        shutil.copy(tmp_path / "opus" / f"{side}.spm", folder)
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
+        pieces = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
+        names[side] = ["</s>", "<unk>", "<pad>", *sorted(pieces)]
+        name = "vocab.json" if side == "source" else "target_vocab.json"
+        (folder / name).write_text(json.dumps({piece: i for i, piece in enumerate(names[side])}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"separate_vocabs": True, "tokenizer_class": "MarianTokenizer"})
+    )
+    ids = {"pad_token_id": 2, "decoder_start_token_id": 2, "eos_token_id": 0, "forced_eos_token_id": None}
+    sizes = {"vocab_size": len(names["source"]), "decoder_vocab_size": len(names["target"])}
+    changes = {"share_encoder_decoder_embeddings": False, **ids, **sizes}
+    model = transformers.MarianMTModel(transformers.MarianConfig(**(model_facts | changes)))
+    model.save_pretrained(folder)
+    weights = find_format("marian").read(folder, Given())
+    validate(weights.config)
+    assert (weights.vocabs.joint, weights.config.model.tying) == (False, "target_output")
+    assert not weights.config.model.output_bias
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = [line.replace("<s> </s> <pad> <unk>", "") for line in LINES]
+    assert tokenizer(lines)["input_ids"] == [weights.vocabs.source.tokenize(line) for line in lines]
+    assert tokenizer(text_target=lines)["input_ids"] == [
+        weights.vocabs.target.tokenize(line) for line in lines
+    ]
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "message"),
+    [
+        ("marian", {"norm_position": "pre"}, "model.norm_position is pre; it has only post"),
+        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; it has only relu and gelu"),
+        ("marian", {"norm": "rms"}, "model.norm is rms; it has only layer"),
+        ("marian", {"key_dim": 5}, "model.key_dim is 5; it has only None and 6"),
+        ("marian", {"first_position": 1}, "model.first_position is 1; it has only 0"),
+        ("marian", {"positions": "learned"}, "model.positions is learned; it has only sinusoidal"),
+        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; it has only all"),
+        ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False"),
+    ],
+)
+def test_what_the_classes_lack_is_refused_with_the_reason(name, model, message):
+    config = Config(model=ModelConfig(**(TINY | model)))
+    assert any(message in line for line in find_format(name).problems(config))
+
+
+def edited(folder: Path, tmp_path: Path, **changes) -> Path:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    facts = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(facts | changes))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "m2m_100"}, "is of model_type m2m_100; marian reads marian"),
+        ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
+        ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is eos_token_id"),
+        ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
+        ({"vocab_size": 20}, "outside the 20 rows"),
+        ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
+        ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], wanted \[\d+, 18\]"),
+    ],
+)
+def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        find_format("marian").read(edited(opus[1], tmp_path, **changes), Given())
+
+
+def test_files_that_are_missing_or_pickles_are_refused(opus, tmp_path):
+    read = find_format("marian").read
+    folder = edited(opus[1], tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"has pytorch_model.bin, which is not read.*save_pretrained"):
+        read(folder, Given())
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match="model.safetensors does not exist; give the folder of a model"):
+        read(folder, Given())
+    (folder / "model.safetensors").write_bytes(b"junk" * 9)
+    with pytest.raises(UserError, match="model.safetensors is damaged"):
+        read(folder, Given())
+    shutil.copy(opus[1] / "model.safetensors", folder)
+    (folder / "target.spm").write_bytes(b"\xff" * 9)
+    with pytest.raises(UserError, match="target.spm is not a SentencePiece model"):
+        read(folder, Given())
+    (folder / "target.spm").unlink()
+    with pytest.raises(UserError, match="target.spm cannot be read: No such file"):
+        read(folder, Given())

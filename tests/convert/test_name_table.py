@@ -1,0 +1,221 @@
+"""The table between our parameters and foreign arrays: layouts with their inverses, parts, heads, ties,
+constants, and what it says of files that do not fit.
+"""
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.convert import array_layouts as layouts
+from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table, rules_for
+from flaxformer_mt.errors import UserError
+
+# Layout -> a shape of ours (D 5, H 2, K 3, F 7) and the foreign one.
+LAYOUTS = {
+    "SAME": ((5, 7), (5, 7)),
+    "TRANSPOSED": ((5, 7), (7, 5)),
+    "HEADS_IN": ((5, 2, 3), (6, 5)),
+    "HEADS_OUT": ((2, 3, 5), (5, 6)),
+    "FLAT": ((2, 3), (6,)),
+    "FLAT_ROWS": ((2, 3, 5), (6, 5)),
+    "HEAD_STACKED": ((5, 2, 3), (2, 5, 3)),
+    "CONVOLUTION": ((5, 7), (7, 5, 1)),
+    "CONVOLUTION_BOTH": ((1, 5, 7), (7, 5, 1)),
+    "CONVOLUTION_TO_LINEAR": ((1, 5, 7), (7, 5)),
+    "ROW": ((7,), (1, 7)),
+}
+
+
+def numbers(*shape: int, start: int = 0) -> np.ndarray:
+    """No two entries alike."""
+    return start + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def shapes_of(leaves: Leaves) -> Shapes:
+    return {path: leaf.shape for path, leaf in leaves.items()}
+
+
+def assert_same(leaves: Leaves, others: Leaves) -> None:
+    assert leaves.keys() == others.keys()
+    for path, leaf in leaves.items():
+        np.testing.assert_array_equal(others[path], leaf)
+
+
+def test_every_layout_is_listed_here():
+    found = {name for name, value in vars(layouts).items() if isinstance(value, layouts.Layout)}
+    assert found == LAYOUTS.keys()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_is_undone_by_its_inverse(name):
+    ours, theirs = LAYOUTS[name]
+    layout, array = getattr(layouts, name), numbers(*ours)
+    moved = layout.to_theirs(array)
+    assert moved.shape == theirs
+    np.testing.assert_array_equal(layout.to_ours(moved, ours), array)
+
+
+def test_layouts_put_heads_where_pytorch_has_them():
+    kernel = numbers(5, 2, 3)
+    flat, stacked = layouts.HEADS_IN.to_theirs(kernel), layouts.HEAD_STACKED.to_theirs(kernel)
+    for head in range(2):
+        np.testing.assert_array_equal(flat[3 * head : 3 * head + 3], kernel[:, head].T)
+        np.testing.assert_array_equal(stacked[head], kernel[:, head])
+    output = numbers(2, 3, 5)
+    np.testing.assert_array_equal(layouts.HEADS_OUT.to_theirs(output)[:, 3:], output[1].T)
+
+
+def test_a_rule_with_a_layer_stands_for_every_layer():
+    leaves = {f"encoder/layers_{n}/kernel": numbers(2, 3, start=10 * n) for n in (0, 1, 10)}
+    rules = [
+        Rule("encoder/layers_{n}/kernel", "enc.{n}.w", layouts.TRANSPOSED),
+        Rule("decoder/layers_{n}/kernel", "dec.{n}.w"),  # another model's
+    ]
+    table = Table(shapes_of(leaves), rules, what="x")
+    assert table.names == ["enc.0.w", "enc.1.w", "enc.10.w"]
+    assert table.shape_of("enc.10.w") == (3, 2)
+    tensors = table.to_theirs(leaves)
+    np.testing.assert_array_equal(tensors["enc.10.w"], leaves["encoder/layers_10/kernel"].T)
+    assert all(tensor.flags.c_contiguous for tensor in tensors.values())
+    assert_same(leaves, table.to_ours(tensors))
+
+
+def test_parts_follow_each_other_and_are_cut_apart_again():
+    leaves = {
+        "query": numbers(4, 2, 3),
+        "key": numbers(4, 2, 3, start=50),
+        "value": numbers(4, 2, 5, start=90),
+    }
+    table = Table(shapes_of(leaves), [Rule(("query", "key", "value"), "in_proj", layouts.HEADS_IN)], what="x")
+    assert table.shape_of("in_proj") == (6 + 6 + 10, 4)
+    tensors = table.to_theirs(leaves)
+    np.testing.assert_array_equal(tensors["in_proj"][6:12], layouts.HEADS_IN.to_theirs(leaves["key"]))
+    assert_same(leaves, table.to_ours(tensors))
+
+
+def test_heads_have_an_array_each():
+    leaves = {"layers_0/query": numbers(4, 2, 3), "layers_0/bias": numbers(2, 3, start=50)}
+    rules = [
+        Rule("layers_{n}/query", "{n}.heads.{h}.weight", layouts.TRANSPOSED, head_axis=1),
+        Rule("layers_{n}/bias", "{n}.heads.{h}.bias", head_axis=0),
+    ]
+    table = Table(shapes_of(leaves), rules, what="x")
+    assert table.names == [f"0.heads.{h}.{kind}" for kind in ("weight", "bias") for h in (0, 1)]
+    assert table.shape_of("0.heads.1.weight") == (3, 4)
+    tensors = table.to_theirs(leaves)
+    np.testing.assert_array_equal(tensors["0.heads.1.weight"], leaves["layers_0/query"][:, 1].T)
+    np.testing.assert_array_equal(tensors["0.heads.1.bias"], leaves["layers_0/bias"][1])
+    assert_same(leaves, table.to_ours(tensors))
+    del tensors["0.heads.0.bias"]
+    with pytest.raises(UserError, match=r"0\.heads\.0\.bias: missing, wanted \[3\]"):
+        table.to_ours(tensors)
+
+
+TIED = [Rule("embedding", "source"), Rule("embedding", "target"), Rule("embedding", "output")]
+
+
+def test_tied_names_are_one_array_and_must_agree():
+    leaves = {"embedding": numbers(4, 3)}
+    table = Table(shapes_of(leaves), TIED, what="torch")
+    tensors = table.to_theirs(leaves)
+    assert tensors["source"] is tensors["target"] is tensors["output"]
+    assert_same(leaves, table.to_ours(tensors))
+    tensors["output"] = tensors["output"] + 1
+    with pytest.raises(UserError) as refusal:
+        table.to_ours(tensors, origin="file.pt")
+    assert str(refusal.value) == (
+        "file.pt is not a torch model of this config:\n"
+        "  output: tied to source by the config, but their numbers differ"
+    )
+
+
+def test_tied_names_may_be_left_out_where_the_format_leaves_them_out():
+    leaves = {"embedding": numbers(4, 3)}
+    table = Table(shapes_of(leaves), TIED, what="x")
+    alone = {"target": leaves["embedding"]}
+    assert_same(leaves, table.to_ours(alone, tied=("source", "output")))
+    with pytest.raises(UserError, match=r"1 entries differ:\n  output: missing, wanted \[4, 3\]"):
+        table.to_ours(alone, tied=("source",))
+    with pytest.raises(UserError, match="3 entries differ"):
+        table.to_ours({}, tied=("source", "target", "output"))
+
+
+def test_not_a_number_is_a_number_like_others():
+    leaves = {"embedding": np.array([[np.nan, 1.0]], np.float32)}
+    table = Table(shapes_of(leaves), TIED, what="x")
+    assert_same(leaves, table.to_ours(table.to_theirs(leaves)))
+
+
+def test_constants_are_written_and_checked_within_their_tolerance():
+    leaves, value = {"kernel": numbers(2, 2)}, numbers(3)
+    rules = [
+        Rule("kernel", "w"),
+        Constant("table", value, tolerance=1e-3),
+        Constant("zeros", np.zeros(2, np.float32), optional=True),
+    ]
+    table = Table(shapes_of(leaves), rules, what="x")
+    tensors = table.to_theirs(leaves)
+    np.testing.assert_array_equal(tensors["table"], value)
+    near = {"w": leaves["kernel"], "table": value + np.float32(5e-4)}
+    assert_same(leaves, table.to_ours(near))
+    for wrong, message in [
+        ({"table": value + np.float32(0.5)}, r"table: is not what this config computes; .* 0\.5"),
+        ({"zeros": np.array([0.0, 1e-9], np.float32)}, r"zeros: is not what this config computes; .* 1e-09"),
+        ({"table": value * np.float32(np.nan)}, r"table: is not what this config computes; .* nan"),
+        ({"table": numbers(4)}, r"table: has shape \[4\], wanted \[3\]"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            table.to_ours(near | wrong)
+    with pytest.raises(UserError, match=r"table: missing, wanted \[3\]"):
+        table.to_ours({"w": leaves["kernel"]})
+
+
+def test_a_parameter_without_a_rule_is_refused():
+    with pytest.raises(UserError, match=r"^kokoyi has no place for encoder/norm/scale, output_bias$"):
+        Table(
+            {"kernel": (2, 2), "encoder/norm/scale": (2,), "output_bias": (3,)},
+            [Rule("kernel", "w")],
+            what="kokoyi",
+        )
+
+
+def test_a_path_is_no_pattern():
+    with pytest.raises(UserError, match="no place for layersX0"):
+        Table({"layersX0": (2,)}, [Rule("layers.{n}", "w.{n}")], what="x")
+
+
+def test_two_rules_for_one_name_are_a_defect():
+    with pytest.raises(AssertionError, match="two rules make w"):
+        Table({"a": (1,), "b": (1,)}, [Rule("a", "w"), Rule("b", "w")], what="x")
+
+
+def test_everything_that_differs_is_in_one_message():
+    leaves = {"a": numbers(2), "b": numbers(2, 3), "c": numbers(1)}
+    table = Table(shapes_of(leaves), [Rule(path, path.upper()) for path in leaves], what="torch")
+    tensors = {"B": numbers(3, 2), "C": numbers(1), "stray": numbers(4)}
+    with pytest.raises(UserError) as refusal:
+        table.to_ours(tensors, origin="model.pt")
+    assert str(refusal.value) == (
+        "model.pt is not a torch model of this config; 3 entries differ:\n"
+        "  A: missing, wanted [2]\n"
+        "  B: has shape [3, 2], wanted [2, 3]\n"
+        "  stray: unexpected, has shape [4]"
+    )
+
+
+def test_numbers_of_other_types_become_float32():
+    table = Table({"a": (3,)}, [Rule("a", "w")], what="x")
+    leaves = table.to_ours({"w": np.array([1, 2, 3], np.float16)})
+    assert leaves["a"].dtype == np.float32 and leaves["a"].tolist() == [1, 2, 3]
+
+
+def test_rules_are_repeated_under_prefixes():
+    rules = rules_for(
+        [("enc/", "e."), ("dec/", "d.")],
+        [Rule(("q", "k"), "in", layouts.HEADS_IN), Rule("o", "{h}.out", head_axis=0)],
+    )
+    assert rules == [
+        Rule(("enc/q", "enc/k"), "e.in", layouts.HEADS_IN),
+        Rule(("enc/o",), "e.{h}.out", head_axis=0),
+        Rule(("dec/q", "dec/k"), "d.in", layouts.HEADS_IN),
+        Rule(("dec/o",), "d.{h}.out", head_axis=0),
+    ]

@@ -1,0 +1,347 @@
+"""Sets by name, mixtures and fingerprints; preparing that is killed or done twice at once."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.corpus import Pair, cache_dir, has_split, read_pairs, tfds_sets
+from flaxformer_mt.corpus.tfds_cache import match_split, tfds_dir
+from flaxformer_mt.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"train": 7, "validation": 3, "test": 2}
+# A set of the shape of TFDS's own, prepared under its name and version: python -c MAKE_SET FOLDER SIZES.
+MAKE_SET = """
+import json, sys
+import tensorflow_datasets as tfds
+
+class Wmt14Translate(tfds.core.GeneratorBasedBuilder):
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en", version="1.0.0")]
+    url_infos = None
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.Translation(languages=("de", "en")),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples(name, size) for name, size in json.loads(sys.argv[2]).items()}
+
+    def _generate_examples(self, name, size):
+        for row in range(size):
+            yield row, {"de": f"{name} {row} ü", "en": f"{name} {row} u"}
+
+Wmt14Translate(config="de-en", data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
+"""
+
+
+def run(code, *arguments, **more):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def run_whole(code, *arguments):
+    process = run(code, *arguments)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def tfds_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    run_whole(MAKE_SET, folder, json.dumps(SIZES))
+    return folder
+
+
+@pytest.fixture
+def config(tfds_folder, tmp_path):
+    return DataConfig(
+        dataset="wmt14_translate/de-en", tfds_data_dir=str(tfds_folder), cache_dir=str(tmp_path / "cache")
+    )
+
+
+def text_config(tmp_path, **more):
+    folder = tmp_path / "text"
+    folder.mkdir(exist_ok=True)
+    for name in ("train.de", "train.en", "valid.de", "valid.en"):
+        (folder / name).write_text(f"{name} 1\n{name} 2\n")
+    return DataConfig(dataset=f"parallel_text@{folder}", cache_dir=str(tmp_path / "cache"), **more)
+
+
+def test_a_prepared_set_is_read_from_disk_without_tensorflow_or_noise(tfds_folder, tmp_path):
+    out = run_whole(
+        "import sys\n"
+        "from flaxformer_mt.config import DataConfig\n"
+        "from flaxformer_mt.corpus import read_pairs\n"
+        "config = DataConfig('wmt14_translate/de-en', tfds_data_dir=sys.argv[1], cache_dir=sys.argv[2])\n"
+        "pairs = read_pairs(config, 'train')\n"
+        "print(len(pairs), pairs[-1].source, pairs[-1].target, 'tensorflow' in sys.modules, sep='|')\n",
+        tfds_folder,
+        tmp_path,
+    )
+    assert out == "7|train 6 ü|train 6 u|False\n"
+
+
+def test_languages_choose_the_direction(config):
+    there = read_pairs(config, "test")
+    back = read_pairs(dataclasses.replace(config, source_language="en", target_language="de"), "test")
+    assert there[1] == Pair("test 1 ü", "test 1 u")
+    assert [Pair(*reversed(pair)) for pair in there] == list(back)
+    assert there.fingerprint != back.fingerprint
+
+
+def test_splits_are_found_by_either_name_and_in_slices(config):
+    assert len(read_pairs(config, "valid")) == SIZES["validation"]
+    assert [has_split(config, split) for split in ("train", "valid", "test")] == [True] * 3
+    assert not has_split(dataclasses.replace(config, test_split="test2014"), "test")
+    part = dataclasses.replace(config, train_split="train[2:5]")
+    assert [pair.target for pair in read_pairs(part, "train")] == ["train 2 u", "train 3 u", "train 4 u"]
+    assert read_pairs(part, "train").fingerprint != read_pairs(config, "train").fingerprint
+    for wrong in ("train[2", "train[a:b]", "train[5:3]", "train[100:]"):
+        with pytest.raises(UserError, match=r"has no part train\[.*; a slice reads as"):
+            read_pairs(dataclasses.replace(config, train_split=wrong), "train")
+
+
+@pytest.mark.parametrize(
+    ("split", "present", "found"),
+    [
+        ("valid", ["train", "validation"], "validation"),
+        ("validation", ["train", "valid"], "valid"),
+        ("valid", ["valid", "validation"], "valid"),
+        ("valid[:10]", ["validation"], "validation[:10]"),
+        ("valid", ["train", "test"], None),
+        ("test", ["validation"], None),
+    ],
+)
+def test_match_split(split, present, found):
+    assert match_split(split, present) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source_language": "fr"}, r"de-en has no language fr; it has de, en"),
+        ({"source_language": "fr", "target_language": "cs"}, r"no language fr and no cs"),
+        ({"target_language": "de"}, r"source_language and data\.target_language are both de"),
+        ({"train_split": "training"}, r"has no split training; it has test, train, validation"),
+        ({"dataset": "wmt14_translate/en-de"}, r"no data set .*did you mean wmt14_translate/de-en\?"),
+        ({"dataset": "wmt14_translat/de-en"}, r"did you mean wmt14_translate/de-en"),
+        ({"dataset": "toy_de_fr"}, r"did you mean toy_de_en"),
+        (
+            {"dataset": "qqq"},
+            r"there is no data set qqq; there are toy_de_en, parallel_text, wmt13_translate",
+        ),
+        ({"dataset": "a b"}, r"'a b' is no name of a data set"),
+        ({"dataset": "toy_de_en,"}, r"'toy_de_en,' has an empty name"),
+        ({"dataset": "wmt14_translate/de-en:9.9.9"}, r"de-en:9\.9\.9 is not prepared.*version 1\.0\.0 only"),
+        ({"weights": (1.0, 2.0)}, r"2 numbers for 1 data sets"),
+    ],
+)
+def test_mistakes_are_named_with_the_remedy(config, change, message):
+    with pytest.raises(UserError, match=message):
+        read_pairs(dataclasses.replace(config, **change), "train")
+
+
+def test_toy_mistakes(tmp_path):
+    toy = DataConfig(cache_dir=str(tmp_path))
+    with pytest.raises(UserError, match="toy_de_en is German and English, but the languages are de -> fr"):
+        read_pairs(dataclasses.replace(toy, target_language="fr"), "train")
+    with pytest.raises(UserError, match="toy_de_en has no split dev; it has train, valid, test"):
+        read_pairs(dataclasses.replace(toy, valid_split="dev"), "valid")
+    assert not has_split(dataclasses.replace(toy, valid_split="dev"), "valid")
+    assert has_split(dataclasses.replace(toy, valid_split="validation"), "valid")
+    assert not any(tmp_path.iterdir())  # mistakes are found before anything is prepared
+
+
+def test_a_set_that_is_not_prepared_says_how_to_prepare_it(config, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find_spec(name)
+    )
+    config = dataclasses.replace(config, tfds_data_dir=str(tmp_path / "none"))
+    with pytest.raises(UserError) as error:
+        read_pairs(config, "train")
+    for part in (
+        "wmt14_translate/de-en is not prepared",
+        str(tmp_path / "none" / "wmt14_translate" / "de-en" / "1.0.0"),
+        "pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...",
+        "--config.data.tfds_data_dir",
+    ):
+        assert part in str(error.value)
+
+
+def test_with_tensorflow_a_missing_set_is_built_and_failures_are_told(config, tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class TinyTranslate(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("2.0.0")
+        url_infos = None
+        broken = True
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.Translation(languages=("de", "en"))
+            )
+
+        def _split_generators(self, dl_manager):
+            if self.broken:
+                raise ConnectionError("no route to host")
+            return {"train": iter([("a", {"de": "eins", "en": "one"})])}
+
+        def _generate_examples(self):
+            raise AssertionError("the generators are made above")
+
+    monkeypatch.setattr(tfds_sets.importlib.util, "find_spec", lambda name: object())
+    config = dataclasses.replace(config, dataset="tiny_translate", tfds_data_dir=str(tmp_path))
+    with pytest.raises(
+        UserError, match="could not build tiny_translate .* ConnectionError: no route to host"
+    ):
+        read_pairs(config, "train")
+    TinyTranslate.broken = False
+    assert list(read_pairs(config, "train")) == [Pair("eins", "one")]
+    TinyTranslate.broken = True  # prepared once is enough
+    assert list(read_pairs(config, "train")) == [Pair("eins", "one")]
+
+
+def copy_set(source, folder, **facts):
+    """Copies the prepared set into `folder` with some facts changed; a version also names its place."""
+    place = folder / "wmt14_translate" / "de-en" / facts.get("version", "1.0.0")
+    shutil.copytree(source / "wmt14_translate" / "de-en" / "1.0.0", place)
+    path = place / "dataset_info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def test_a_set_without_random_access_says_how_to_convert_it(config, tfds_folder, tmp_path):
+    copy_set(tfds_folder, tmp_path, fileFormat="tfrecord")
+    with pytest.raises(
+        UserError, match=r"is prepared as tfrecord.*convert_format --dataset_version_dir=.*1\.0\.0"
+    ):
+        read_pairs(dataclasses.replace(config, tfds_data_dir=str(tmp_path)), "train")
+
+
+def test_the_newest_version_is_read_unless_one_is_named(config, tfds_folder, tmp_path):
+    for version in ("1.0.0", "1.10.0", "1.9.0"):
+        copy_set(tfds_folder, tmp_path, version=version)
+    config = dataclasses.replace(config, tfds_data_dir=str(tmp_path))
+    newest = read_pairs(config, "test")
+    assert newest.report["parts"][0]["folder"].endswith("1.10.0")
+    named = read_pairs(dataclasses.replace(config, dataset="wmt14_translate/de-en:1.9.0"), "test")
+    assert named.report["parts"][0]["folder"].endswith("1.9.0")
+    assert list(named) == list(newest)
+    assert named.fingerprint != newest.fingerprint
+
+
+def test_named_sets_are_cleaned_too(config):
+    rules = CleanConfig(max_characters=8)
+    pairs = read_pairs(dataclasses.replace(config, clean=rules), "test")
+    assert len(pairs) == 2, "held-out pairs stay"
+    with pytest.raises(UserError, match=r"of 7 none is left \(too_long 7\)"):
+        read_pairs(dataclasses.replace(config, clean=rules), "train")
+
+
+def test_a_mixture_is_its_sets_in_order_and_held_out_sets_are_the_first(config, tmp_path):
+    text = text_config(tmp_path).dataset
+    mixed = dataclasses.replace(config, dataset=f"{text}, wmt14_translate/de-en", weights=(3.0, 0.5))
+    pairs = read_pairs(mixed, "train")
+    assert pairs.parts == ((text, 2, 3.0), ("wmt14_translate/de-en", 7, 0.5))
+    sources = [f"train.de {row}" for row in (1, 2)] + [f"train {row} ü" for row in range(7)]
+    assert [pair.source for pair in pairs] == sources == [pairs[row].source for row in range(9)]
+    assert [pairs[row].source for row in (-1, -9)] == [sources[-1], sources[0]]
+    assert [part["pairs"] for part in pairs.report["parts"]] == [2, 7]
+    assert json.loads(json.dumps(pairs.report)) == pairs.report
+    valid = read_pairs(mixed, "valid")
+    assert valid.parts == ((text, 2, 1.0),)
+    assert valid[0].source == "valid.de 1"
+    assert not has_split(mixed, "test")
+    assert (
+        pairs.fingerprint
+        != read_pairs(dataclasses.replace(mixed, dataset=text, weights=()), "train").fingerprint
+    )
+
+
+def test_fingerprint_follows_text_rules_and_languages_but_not_places(tmp_path):
+    config = text_config(tmp_path)
+    reference = read_pairs(config, "train").fingerprint
+    other = {
+        read_pairs(dataclasses.replace(config, clean=CleanConfig(max_characters=99)), "train").fingerprint,
+        read_pairs(
+            dataclasses.replace(config, source_language="en", target_language="de"), "train"
+        ).fingerprint,
+        read_pairs(dataclasses.replace(config, train_split="valid"), "train").fingerprint,
+        read_pairs(config, "valid").fingerprint,
+    }
+    assert len(other - {reference}) == 4
+    (tmp_path / "elsewhere").mkdir()
+    same = text_config(tmp_path / "elsewhere")
+    assert read_pairs(same, "train").fingerprint == reference
+    assert read_pairs(dataclasses.replace(config, batch_tokens=512), "train").fingerprint == reference
+    # Rules concern training pairs alone.
+    loose = dataclasses.replace(config, clean=CleanConfig(max_characters=99))
+    assert read_pairs(loose, "valid").fingerprint == read_pairs(config, "valid").fingerprint
+
+
+def test_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "a"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "b"))
+    given = DataConfig(cache_dir=str(tmp_path / "c"), tfds_data_dir=str(tmp_path / "d"))
+    assert (cache_dir(given), tfds_dir(given)) == (tmp_path / "c", tmp_path / "d")
+    assert (cache_dir(DataConfig()), tfds_dir(DataConfig())) == (tmp_path / "a", tmp_path / "b")
+    monkeypatch.delenv("FLAXFORMER_MT_CACHE")
+    monkeypatch.delenv("TFDS_DATA_DIR")
+    assert cache_dir(DataConfig()) == Path.home() / ".cache" / "flaxformer_mt"
+    assert tfds_dir(DataConfig()) == Path.home() / "tensorflow_datasets"
+
+
+READ = """
+import os, signal, sys, time
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.corpus import parallel_text, read_pairs, text_files
+
+def read_rows(files, original=text_files.read_rows):
+    for line, row in enumerate(original(files)):
+        if sys.argv[3] == "die" and line == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield row
+
+text_files.read_rows = read_rows
+if sys.argv[3] == "meet":  # so that both are at it at the same time
+    open(f"{sys.argv[2]}.{os.getpid()}", "w").close()
+    while sum(name.startswith("cache.") for name in os.listdir(os.path.dirname(sys.argv[2]))) < 2:
+        time.sleep(0.01)
+print(*(pair.source for pair in read_pairs(DataConfig(sys.argv[1], cache_dir=sys.argv[2]), "train")), sep="|")
+"""
+
+
+def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path):
+    config = text_config(tmp_path)
+    process = run(READ, config.dataset, config.cache_dir, "die")
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert list(Path(config.cache_dir).rglob("incomplete.*")), "the process died before it wrote anything"
+    assert [pair.source for pair in read_pairs(config, "train")] == ["train.de 1", "train.de 2"]
+    assert not list(Path(config.cache_dir).rglob("incomplete.*"))
+
+
+def test_two_processes_at_once_prepare_one_set(tmp_path):
+    config = text_config(tmp_path)
+    processes = [run(READ, config.dataset, config.cache_dir, "meet") for _ in range(2)]
+    for process in processes:
+        out, err = process.communicate()
+        assert out == "train.de 1|train.de 2\n", err
+    assert len(list(Path(config.cache_dir).rglob("dataset_info.json"))) == 1
+    assert not list(Path(config.cache_dir).rglob("incomplete.*"))

@@ -1,0 +1,291 @@
+"""Batches: their layout by hand, nothing lost on the way, and the same sequence from wherever one starts."""
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import DataConfig, VocabConfig
+from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.data import loader as loader_module
+from flaxformer_mt.data.batching import EpochPlan, plan_epoch
+from flaxformer_mt.data.buckets import Shape, make_training_shapes
+from flaxformer_mt.data.loader import BEGINNING, Position, make_batch, train_batches, valid_batches
+from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.vocab import Vocabs, make_vocabs
+
+PAD, BOS, EOS = 0, 1, 2
+IDS = {"pad_id": PAD, "bos_id": BOS}
+CONFIG = DataConfig(
+    max_source_length=24,
+    max_target_length=24,
+    batch_tokens=192,
+    num_shapes=3,
+    row_multiple=4,
+    loader_threads=2,
+)
+MODES = ("bucket", "pack")
+
+
+class FakePairs(list):
+    """Pairs in memory with what a store asks of them."""
+
+    fingerprint, has_source = "toy", True
+
+    @property
+    def parts(self):
+        return (Part("toy", len(self), 1.0),)
+
+
+def make_pairs(number: int = 150) -> FakePairs:
+    words = ["hund", "katze", "haus", "baum", "see"]
+    return FakePairs(
+        Pair(" ".join(words[: 1 + i % 5]), " ".join(words[i % 3 :]) + f" {i}") for i in range(number)
+    )
+
+
+def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
+    """A store in memory."""
+    sides = []
+    for which in (0, 1):
+        lengths = np.array([len(pair[which]) for pair in pairs], np.int32)
+        tokens = np.array([token for pair in pairs for token in pair[which]], np.uint16)
+        sides.append(Side(tokens, np.concatenate([[0], np.cumsum(lengths)]), lengths))
+    return TokenStore("memory", *sides, (Part("memory", len(pairs), 1.0),))
+
+
+def plan_by_hand(examples, rows, shape: Shape) -> EpochPlan:
+    """One batch; `rows` None for a bucket."""
+    return EpochPlan(
+        shapes=(shape,),
+        skipped=0,
+        source_tokens=0,
+        target_tokens=0,
+        _examples=np.array(examples),
+        _rows=None if rows is None else np.array(rows),
+        _starts=np.array([0]),
+        _stops=np.array([len(examples)]),
+        _shape_numbers=np.array([0]),
+    )
+
+
+def equal(one: Batch, two: Batch) -> bool:
+    return all(
+        (a is None and b is None) or (a.dtype == b.dtype and np.array_equal(a, b))
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory) -> Vocabs:
+    return make_vocabs(VocabConfig(size=300), make_pairs(), tmp_path_factory.mktemp("vocab"))
+
+
+@pytest.fixture(scope="module")
+def stores(vocabs, tmp_path_factory) -> EpochStores:
+    return EpochStores(make_pairs(), vocabs, tmp_path_factory.mktemp("cache"), 0.0, 1)
+
+
+def test_a_bucketed_batch_by_hand():
+    store = store_of([([9, 2], [9, 9, 2]), ([5, 6, 2], [7, 8, 9, 2])])
+    batch = make_batch(store, plan_by_hand([1, 0], None, Shape(3, 4, 6)), 0, **IDS)
+    assert batch.source.tolist() == [[5, 6, 2, 0], [9, 2, 0, 0], [0, 0, 0, 0]]
+    assert batch.target_in.tolist() == [[1, 7, 8, 9, 0, 0], [1, 9, 9, 0, 0, 0], [0] * 6]
+    assert batch.target_out.tolist() == [[7, 8, 9, 2, 0, 0], [9, 9, 2, 0, 0, 0], [0] * 6]
+    assert batch.source_mask.tolist() == [[True] * 3 + [False], [True] * 2 + [False] * 2, [False] * 4]
+    assert batch.target_mask.tolist() == [
+        [True] * 4 + [False] * 2,
+        [True] * 3 + [False] * 3,
+        [False] * 6,
+    ]
+    assert batch[5:] == (None, None, None, None)
+    assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
+
+
+def test_a_packed_batch_by_hand():
+    store = store_of([([5, 2], [6, 7, 2]), ([8, 9, 2], [2]), ([4, 2], [5, 2])])
+    batch = make_batch(store, plan_by_hand([2, 0, 1], [0, 0, 1], Shape(3, 5, 6)), 0, pad_id=99, bos_id=1)
+    assert batch.source.tolist() == [[4, 2, 5, 2, 99], [8, 9, 2, 99, 99], [99] * 5]
+    assert batch.target_in.tolist() == [[1, 5, 1, 6, 7, 99], [1, 99, 99, 99, 99, 99], [99] * 6]
+    assert batch.target_out.tolist() == [[5, 2, 6, 7, 2, 99], [2, 99, 99, 99, 99, 99], [99] * 6]
+    assert batch.source_segments.tolist() == [[1, 1, 2, 2, 0], [1, 1, 1, 0, 0], [0] * 5]
+    assert batch.target_segments.tolist() == [[1, 1, 2, 2, 2, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
+    assert batch.source_positions.tolist() == [[0, 1, 0, 1, 0], [0, 1, 2, 0, 0], [0] * 5]
+    assert batch.target_positions.tolist() == [[0, 1, 0, 1, 2, 0], [0] * 6, [0] * 6]
+    assert np.array_equal(batch.source_mask, batch.source_segments > 0)
+    assert np.array_equal(batch.target_mask, batch.target_segments > 0)
+
+
+def read_back(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """The pairs of a batch, from its arrays alone."""
+    if batch.source_segments is None:
+        segments = batch.source_mask.astype(int), batch.target_mask.astype(int)
+    else:
+        segments = batch.source_segments, batch.target_segments
+    pairs = []
+    for row in range(len(batch.source)):
+        for number in range(1, segments[0][row].max() + 1):
+            source, target = (side[row] == number for side in segments)
+            assert batch.target_in[row][target].tolist() == [
+                BOS,
+                *batch.target_out[row][target][:-1].tolist(),
+            ]
+            pairs.append((batch.source[row][source].tolist(), batch.target_out[row][target].tolist()))
+    return pairs
+
+
+@pytest.mark.parametrize("batching", MODES)
+def test_an_epoch_of_batches_holds_every_pair_once(stores, batching):
+    config = dataclasses.replace(CONFIG, batching=batching)
+    store = stores.base
+    plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)
+    batches = [make_batch(store, plan, i, **IDS) for i in range(len(plan))]
+    found = sorted(itertools.chain.from_iterable(map(read_back, batches)))
+    assert found == sorted(
+        (source.tolist(), target.tolist()) for source, target in (store[i] for i in range(150))
+    )
+    assert sum(int(batch.target_mask.sum()) for batch in batches) == plan.target_tokens
+    assert {batch.source.shape for batch in batches} <= {(s.rows, s.source) for s in plan.shapes}
+    for batch in batches:
+        assert (batch.source[~batch.source_mask] == PAD).all()
+        assert (batch.target_in[~batch.target_mask] == PAD).all()
+        assert (batch.target_out[~batch.target_mask] == PAD).all()
+
+
+def take(number: int, stores, config=CONFIG, start=BEGINNING, seed=1) -> list[tuple[Position, Batch]]:
+    batches = train_batches(stores, config, seed=seed, start=start, **IDS)
+    try:
+        return list(itertools.islice(batches, number))
+    finally:
+        batches.close()
+
+
+@pytest.mark.parametrize("batching", MODES)
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_the_sequence_is_that_of_the_plans_whatever_the_threads(stores, batching, threads):
+    config = dataclasses.replace(CONFIG, batching=batching, loader_threads=threads, prefetch=2)
+    store = stores.base
+    expected = []
+    for epoch in range(3):
+        plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=epoch)
+        for index in range(len(plan)):
+            after = Position(epoch, index + 1) if index + 1 < len(plan) else Position(epoch + 1, 0)
+            expected.append((after, make_batch(store, plan, index, **IDS)))
+    found = take(len(expected), stores, config)
+    assert [position for position, _ in found] == [position for position, _ in expected]
+    assert all(equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
+
+
+def test_training_goes_on_from_any_position_as_if_it_had_never_stopped(stores):
+    whole = take(30, stores)
+    assert whole[-1][0].epoch >= 2
+    for done in (1, 5, *(i + 1 for i, (position, _) in enumerate(whole[:-1]) if position.index == 0)):
+        rest = take(30 - done, stores, start=whole[done - 1][0])
+        assert [position for position, _ in rest] == [position for position, _ in whole[done:]]
+        assert all(equal(a, b) for (_, a), (_, b) in zip(rest, whole[done:], strict=True))
+    assert not equal(take(1, stores, seed=2)[0][1], whole[0][1])
+
+
+def test_the_end_of_an_epoch_is_the_beginning_of_the_next(stores):
+    length = next(i for i, (position, _) in enumerate(take(30, stores)) if position.epoch == 1) + 1
+    at_end, at_beginning = (take(2, stores, start=start) for start in (Position(0, length), Position(1, 0)))
+    assert [position for position, _ in at_end] == [Position(1, 1), Position(1, 2)]
+    assert equal(at_end[0][1], at_beginning[0][1])
+    with pytest.raises(UserError, match=rf"batch {length + 1} of epoch 0, which has {length} batches"):
+        take(1, stores, start=Position(0, length + 1))
+
+
+def test_epochs_shorter_than_the_prefetch(vocabs, tmp_path):
+    stores = EpochStores(make_pairs(3), vocabs, tmp_path, 0.0, 1)
+    config = dataclasses.replace(CONFIG, batching="pack", prefetch=8, loader_threads=4)
+    found = take(40, stores, config)
+    assert [position for position, _ in found] == [Position(epoch, 0) for epoch in range(1, 41)]
+    assert all(len(read_back(batch)) == 3 for _, batch in found)
+
+
+def test_batches_go_on_while_the_next_epoch_is_planned(stores, monkeypatch):
+    release, planning = threading.Event(), threading.Event()
+
+    def slow_plan(*args, epoch, **options):
+        if epoch == 1:
+            planning.set()
+            assert release.wait(60)
+        return plan_epoch(*args, epoch=epoch, **options)
+
+    monkeypatch.setattr(loader_module, "plan_epoch", slow_plan)
+    batches = train_batches(stores, CONFIG, seed=1, **IDS)
+    try:
+        first = [next(batches)]
+        assert planning.wait(60)  # at the first batch of epoch 0, epoch 1 is under way already
+        while first[-1][0].epoch == 0:
+            first.append(next(batches))  # would hang if it waited for the plan
+        release.set()
+        assert next(batches)[0] == Position(1, 1)
+    finally:
+        release.set()
+        batches.close()
+
+
+def test_mistakes_come_through_as_they_are(vocabs, tmp_path, monkeypatch):
+    stores = EpochStores(make_pairs(20), vocabs, tmp_path, 0.0, 1)
+    short = dataclasses.replace(CONFIG, max_source_length=2, max_target_length=2)
+    with pytest.raises(UserError, match="all 20 training pairs are longer"):
+        take(1, stores, short)
+
+    def full_disk(epoch):
+        raise UserError("the token store cannot be written")
+
+    monkeypatch.setattr(stores, "store", full_disk)
+    with pytest.raises(UserError) as mistake:
+        take(1, stores)
+    assert str(mistake.value) == "the token store cannot be written"
+
+
+def test_closing_ends_the_threads(stores):
+    before = set(threading.enumerate())
+    batches = train_batches(stores, CONFIG, seed=1, **IDS)
+    next(batches)
+    started = set(threading.enumerate()) - before
+    assert started
+    batches.close()
+    for thread in started:
+        thread.join(10)
+    assert not [thread for thread in started if thread.is_alive()]
+
+
+def test_with_sampling_shapes_stay_and_ids_change(vocabs, tmp_path):
+    stores = EpochStores(make_pairs(60), vocabs, tmp_path / "one", 0.4, 1)
+    whole = take(40, stores)
+    store = stores.base
+    shapes = make_training_shapes(store.source_lengths, store.target_lengths, config=CONFIG, headroom=True)
+    assert {batch.source.shape for _, batch in whole} <= {(shape.rows, shape.source) for shape in shapes}
+    assert shapes[-1][1:] == (24, 24)
+    start = next(i for i, (position, _) in enumerate(whole) if position == Position(2, 1))
+    resumed = EpochStores(make_pairs(60), vocabs, tmp_path / "two", 0.4, 1)
+    rest = take(5, resumed, start=whole[start][0])
+    assert all(equal(a, b) for (_, a), (_, b) in zip(rest, whole[start + 1 : start + 6], strict=True))
+    for epoch in (0, 1):
+        # Batches of an epoch: those after which the position is within it, and the one that ends it.
+        batches = [b for p, b in whole if (p.epoch, p.index > 0) in ((epoch, True), (epoch + 1, False))]
+        ids = sorted(itertools.chain.from_iterable(map(read_back, batches)))
+        store = stores.store(epoch)
+        pairs = [(store[i][0].tolist(), store[i][1].tolist()) for i in range(60)]
+        assert ids == sorted(pair for pair in pairs if max(map(len, pair)) <= 24)
+    assert not np.array_equal(stores.store(0).source.tokens, stores.store(1).source.tokens)
+
+
+def test_valid_batches_hold_all_pairs_in_fixed_order(vocabs, tmp_path):
+    pairs = FakePairs([*make_pairs(60), Pair("hund " * 70, "katze"), Pair("see", "baum " * 90)])
+    store = TokenStore.build(pairs, vocabs, tmp_path)
+    batches = valid_batches(store, CONFIG, **IDS)
+    found = list(itertools.chain.from_iterable(map(read_back, batches)))
+    assert sorted(found) == sorted(
+        (source.tolist(), target.tolist()) for source, target in (store[i] for i in range(62))
+    )
+    assert len({batch.source.shape + batch.target_in.shape for batch in batches}) <= CONFIG.num_shapes
+    again = valid_batches(store, dataclasses.replace(CONFIG, batching="pack"), **IDS)
+    assert all(equal(a, b) for a, b in zip(batches, again, strict=True))

@@ -1,0 +1,287 @@
+"""Token stores: what is in them, when they are built, and that nobody ever sees half of one."""
+
+import json
+import os
+import threading
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.data import token_store as store_module
+from flaxformer_mt.data.token_store import BuildStopped, EpochStores, TokenStore
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import Vocabs, make_vocabs
+
+
+class FakePairs(list):
+    """Pairs in memory with what a store asks of them."""
+
+    has_source = True
+
+    def __init__(self, pairs, fingerprint: str = "toy") -> None:
+        super().__init__(pairs)
+        self.fingerprint = fingerprint
+        self.parts = (Part("toy", len(self), 1.0),)
+
+
+class Unreadable(FakePairs):
+    """Pairs that fail after some have been read."""
+
+    good = 0
+
+    def __iter__(self):
+        for index, pair in enumerate(super().__iter__()):
+            if index == self.good:
+                raise UserError("train.de line 31 is not UTF-8")
+            yield pair
+
+
+class FakeVocab(NamedTuple):
+    """Ids are code points."""
+
+    size: int
+    fingerprint: str = "fake"
+    pad_id: int = 0
+
+    def tokenize_all(self, texts, *, sampling=0.0, seed=None):
+        return [np.array([*map(ord, text), 2], np.int32) for text in texts]
+
+
+def make_pairs(number: int = 100, **options) -> FakePairs:
+    return FakePairs(
+        [Pair(f"der hund sieht {i} häuser", f"the dog sees {i} houses") for i in range(number)], **options
+    )
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory) -> Vocabs:
+    folder = tmp_path_factory.mktemp("vocab")
+    return make_vocabs(VocabConfig(size=320, joint=False), make_pairs(), folder)
+
+
+def ids_of(store: TokenStore) -> list[tuple[list[int], list[int]]]:
+    return [(source.tolist(), target.tolist()) for source, target in (store[i] for i in range(len(store)))]
+
+
+def test_a_store_holds_the_ids_of_every_pair(vocabs, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_CHUNK", 7)  # 100 pairs are then 15 chunks, the last of two
+    pairs = make_pairs()
+    store = TokenStore.build(pairs, vocabs, tmp_path)
+    expected = [(vocabs.source.tokenize(pair.source), vocabs.target.tokenize(pair.target)) for pair in pairs]
+    assert ids_of(store) == expected
+    assert len(store) == 100 and store.parts == pairs.parts
+    assert store.source_lengths.tolist() == [len(source) for source, _ in expected]
+    assert store.target_lengths.tolist() == [len(target) for _, target in expected]
+    assert store.source_lengths.dtype == store.target_lengths.dtype == np.int32
+    assert store.source.tokens.dtype == np.uint16 and store.source.offsets.dtype == np.int64
+    for index in (100, -1):
+        with pytest.raises(IndexError, match=f"pair {index} of 100"):
+            store[index]
+
+
+def test_large_vocabularies_take_wider_ids(tmp_path):
+    store = TokenStore.build(
+        FakePairs([Pair("\U0001f44d", "a")]),
+        Vocabs(FakeVocab(0x110000), FakeVocab(1 << 16), joint=False),
+        tmp_path,
+    )
+    assert ids_of(store) == [([0x1F44D, 2], [97, 2])]
+    assert (store.source.tokens.dtype, store.target.tokens.dtype) == (np.int32, np.uint16)
+
+
+def test_a_store_is_built_once(vocabs, tmp_path):
+    built = TokenStore.build(make_pairs(), vocabs, tmp_path)
+    again = TokenStore.build(Unreadable(make_pairs()), vocabs, str(tmp_path))
+    assert again.folder == built.folder and ids_of(again) == ids_of(built)
+
+
+def test_each_input_has_its_own_store(vocabs, tmp_path):
+    other_vocabs = make_vocabs(VocabConfig(size=310), make_pairs(), tmp_path / "vocab")
+    builds = [
+        TokenStore.build(make_pairs(), vocabs, tmp_path),
+        TokenStore.build(make_pairs(fingerprint="other"), vocabs, tmp_path),
+        TokenStore.build(make_pairs(), other_vocabs, tmp_path),
+        TokenStore.build(make_pairs(), Vocabs(vocabs.source, other_vocabs.target, False), tmp_path),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.1, seed=1),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.2, seed=1),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.1, seed=2),
+    ]
+    assert len({store.folder for store in builds}) == len(builds)
+    assert TokenStore.build(make_pairs(), vocabs, tmp_path, seed=5).folder == builds[0].folder
+
+
+def test_weights_are_those_of_the_pairs_at_hand(vocabs, tmp_path):
+    TokenStore.build(make_pairs(), vocabs, tmp_path)
+    pairs = make_pairs()
+    pairs.parts = (Part("toy", 100, 2.5),)
+    assert TokenStore.build(pairs, vocabs, tmp_path).parts == pairs.parts
+
+
+def test_a_build_that_fails_leaves_nothing_and_can_be_repeated(vocabs, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_CHUNK", 7)
+    broken = Unreadable(make_pairs())
+    broken.good = 30
+    with pytest.raises(UserError, match="^train.de line 31 is not UTF-8$"):
+        TokenStore.build(broken, vocabs, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert len(TokenStore.build(make_pairs(), vocabs, tmp_path)) == 100
+
+
+def test_what_a_killed_build_left_is_ignored_and_removed_when_old(vocabs, tmp_path):
+    name = TokenStore.build(make_pairs(), vocabs, tmp_path / "elsewhere").folder.name
+    leftovers = [tmp_path / f".{name}.{suffix}" for suffix in ("0001", "0002")]
+    for folder in leftovers:
+        folder.mkdir()
+        (folder / "source.tokens.npy").write_bytes(b"half")
+    old = time.time() - 2 * 24 * 3600
+    os.utime(leftovers[0] / "source.tokens.npy", (old, old))
+    os.utime(leftovers[0], (old, old))
+    assert len(TokenStore.build(make_pairs(), vocabs, tmp_path)) == 100
+    assert not leftovers[0].exists()
+    assert leftovers[1].exists()  # its build may be running
+
+
+def test_two_builds_at_once_end_in_one_store(vocabs, tmp_path):
+    meeting = threading.Barrier(2, timeout=20)
+
+    class Together(FakePairs):
+        def __iter__(self):
+            meeting.wait()  # both have found no store and have begun
+            return super().__iter__()
+
+    stores: list[TokenStore] = []
+    threads = [
+        threading.Thread(
+            target=lambda: stores.append(TokenStore.build(Together(make_pairs()), vocabs, tmp_path))
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 2 and stores[0].folder == stores[1].folder
+    assert ids_of(stores[0]) == ids_of(stores[1])
+    assert list(tmp_path.iterdir()) == [stores[0].folder]
+
+
+def _truncate(folder):
+    path = folder / "target.tokens.npy"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _shorten(folder):
+    np.save(folder / "source.tokens.npy", np.load(folder / "source.tokens.npy")[:-1])
+
+
+def _garble(folder):
+    (folder / "meta.json").write_text("{")
+
+
+def _lose_a_pair(folder):
+    np.save(folder / "target.offsets.npy", np.load(folder / "target.offsets.npy")[:-1])
+
+
+def _lose_a_file(folder):
+    (folder / "source.offsets.npy").unlink()
+
+
+@pytest.mark.parametrize("damage", [_truncate, _shorten, _garble, _lose_a_pair, _lose_a_file])
+def test_a_damaged_store_is_refused_with_its_folder(vocabs, tmp_path, damage):
+    folder = TokenStore.build(make_pairs(), vocabs, tmp_path).folder
+    damage(folder)
+    with pytest.raises(UserError, match=rf"token store {folder} is .*remove the folder"):
+        TokenStore.build(make_pairs(), vocabs, tmp_path)
+
+
+def test_a_place_that_cannot_be_written_and_no_pairs_are_refused(vocabs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written.*set data\.cache_dir"):
+        TokenStore.build(make_pairs(), vocabs, tmp_path / "file")
+    with pytest.raises(UserError, match="no sentence pairs"):
+        TokenStore.build(FakePairs([]), vocabs, tmp_path)
+
+
+def test_the_files_say_what_they_hold(vocabs, tmp_path):
+    store = TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.1, seed=3)
+    meta = json.loads((store.folder / "meta.json").read_text())
+    tokens = {"source": int(store.source_lengths.sum()), "target": int(store.target_lengths.sum())}
+    assert meta == {"format": 1, "tokens": tokens, "sampling": 0.1, "seed": 3}
+
+
+def test_without_sampling_all_epochs_have_one_store(vocabs, tmp_path):
+    stores = EpochStores(make_pairs(), vocabs, tmp_path, 0.0, 1)
+    assert stores.store(0) is stores.store(7) is stores.base
+    stores.close()
+    assert [*tmp_path.iterdir()] == [stores.base.folder]
+
+
+def test_with_sampling_an_epoch_is_a_function_of_seed_and_epoch(vocabs, tmp_path):
+    pairs = make_pairs(30)
+    stores = EpochStores(pairs, vocabs, tmp_path / "one", 0.3, 1)
+    ids = [ids_of(stores.store(epoch)) for epoch in range(4)]
+    assert stores.store(0) is stores.base
+    assert all(ids[a] != ids[b] for a in range(4) for b in range(a))
+    for source, target in ids[3]:
+        assert vocabs.source.detokenize(source).startswith("der hund sieht")
+        assert vocabs.target.detokenize(target).startswith("the dog sees")
+    resumed = EpochStores(pairs, vocabs, tmp_path / "two", 0.3, 1)
+    assert ids_of(resumed.store(3)) == ids[3]
+    assert ids_of(EpochStores(pairs, vocabs, tmp_path / "two", 0.3, -2).store(3)) != ids[3]
+
+
+def test_source_and_target_and_chunks_are_sampled_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_CHUNK", 10)
+    pairs = FakePairs([Pair("hund katze haus", "hund katze haus")] * 20)
+    joint = make_vocabs(VocabConfig(size=320), make_pairs(), tmp_path / "vocab")
+    ids = ids_of(TokenStore.build(pairs, joint, tmp_path, sampling=0.5, seed=1))
+    assert [source for source, _ in ids] != [target for _, target in ids]
+    assert ids[:10] != ids[10:]
+
+
+def test_old_epochs_are_removed_but_stay_readable(vocabs, tmp_path):
+    stores = EpochStores(make_pairs(20), vocabs, tmp_path, 0.3, 1)
+    opened = [stores.store(epoch) for epoch in range(5)]
+    expected = ids_of(EpochStores(make_pairs(20), vocabs, tmp_path / "other", 0.3, 1).store(1))
+    kept = {opened[epoch].folder for epoch in (0, 3, 4)}
+    assert {path for path in tmp_path.iterdir() if path.name != "other"} == kept
+    assert ids_of(opened[1]) == expected  # a batch in the making goes on
+    assert ids_of(stores.store(1)) == expected  # and who asks again gets it again
+    stores.close()
+    assert {path for path in tmp_path.iterdir() if path.name != "other"} == {opened[0].folder}
+
+
+def test_closing_ends_a_build(vocabs, tmp_path):
+    reading, outcome = threading.Event(), []
+
+    class Slow(FakePairs):
+        slow = False
+
+        def __iter__(self):
+            for pair in super().__iter__():
+                if self.slow:
+                    reading.set()
+                    time.sleep(0.05)
+                yield pair
+
+    pairs = Slow(make_pairs(1000))
+    stores = EpochStores(pairs, vocabs, tmp_path, 0.3, 1)
+    pairs.slow = True
+
+    def build() -> None:
+        try:
+            stores.store(1)
+        except BuildStopped as stopped:
+            outcome.append(stopped)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    assert reading.wait(10)
+    stores.close()
+    thread.join(5)
+    assert len(outcome) == 1
+    assert [*tmp_path.iterdir()] == [stores.base.folder]

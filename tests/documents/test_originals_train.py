@@ -1,0 +1,144 @@
+"""The documents' configs, made small: each trains, lowers its loss, and is evaluated by the same commands."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import load_config
+from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.translation.translator import Translator
+
+ROOT = Path(__file__).resolve().parents[2]
+FIVE_CHINESE_PAIRS = ROOT.parent / "shared" / "data" / "tiny_zh_en"
+
+NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
+PAIRS = [(f"{a} und {b}", f"{NUMBERS[b]} and {NUMBERS[a]}") for a in NUMBERS for b in NUMBERS]
+FIVE = [
+    ("der Hund schläft heute", "the dog sleeps today"),
+    ("die Katze trinkt Milch", "the cat drinks milk"),
+    ("wir lesen ein gutes Buch", "we read a good book"),
+    ("Anna kauft zwei rote Äpfel", "Anna buys two red apples"),
+    ("kommt ihr morgen", "will you come tomorrow"),
+]
+
+
+def write_text(folder: Path, pairs: list[tuple[str, str]], languages: tuple[str, str]) -> None:
+    for split in ("train", "valid", "test"):
+        for side, language in enumerate(languages):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+
+def shrink(config: Config, folder: Path, *, pieces: int, model: dict, **train: object) -> Config:
+    """The same recipe with a tiny network on a few lines of text."""
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            config.data,
+            dataset="parallel_text",
+            text_dir=str(folder),
+            cache_dir=str(folder / "cache"),
+            max_source_length=12,
+            max_target_length=12,
+            batch_tokens=12 * 32,
+            batch_pairs=min(config.data.batch_pairs, 32),
+            num_shapes=1,
+        ),
+        vocab=dataclasses.replace(config.vocab, kind="word", size=pieces, joint=True, byte_fallback=False),
+        model=dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1, **model),
+        train=dataclasses.replace(config.train, tensorboard=False, **train),
+    )
+
+
+HEADS = {"model_dim": 16, "num_heads": 2, "ffn_dim": 32}
+SMALL = {
+    "handbuilt": HEADS | {"key_dim": 6, "value_dim": 10, "max_positions": 12},
+    "kokoyi_iwslt": {"model_dim": 16, "num_heads": 2, "key_dim": 32, "value_dim": 32, "ffn_dim": 32},
+    "decoder_only": HEADS | {"key_dim": 6, "value_dim": 10, "max_positions": 24},
+    "aiayn": HEADS | {"key_dim": 6, "value_dim": 10},
+}
+
+
+@pytest.mark.parametrize("name", [*SMALL, "language_model"])
+def test_each_recipe_lowers_its_loss(name, tmp_path):
+    recipe = "decoder_only" if name == "language_model" else name
+    config = load_config(ROOT / "configs" / f"{recipe}.py")
+    write_text(tmp_path, PAIRS, ("de", "en"))
+    small = shrink(
+        config,
+        tmp_path,
+        pieces=10 if name == "language_model" else 16,
+        model=SMALL[recipe],
+        steps=24,
+        log_every=1,
+        evaluate_every=24,
+        checkpoint_every=24,
+        final_checkpoint="last",
+    )
+    # rates are for thousands of updates, of which here are few
+    optim = dataclasses.replace(
+        small.optim, learning_rate=5e-3, schedule="constant", warmup_steps=0, ema_decay=0.0
+    )
+    small = dataclasses.replace(small, optim=optim)
+    if name == "language_model":
+        small = dataclasses.replace(
+            small,
+            data=dataclasses.replace(small.data, source_language=""),
+            train=dataclasses.replace(small.train, best_metric="loss"),
+        )
+    run_dir = tmp_path / "run"
+    report = fit(small, run_dir)
+    lines = read_metrics(run_dir)
+    losses = [line["loss"] for line in lines if line["split"] == "train"]
+    assert len(losses) == 24
+    assert sum(losses[-4:]) / 4 < 0.85 * losses[0]
+    if name == "language_model":
+        assert report["test"]["perplexity"] == pytest.approx(math.exp(report["test"]["loss"]))
+        assert evaluate_run(run_dir, split="valid")["perplexity"] < math.exp(losses[0])
+        return
+    assert 0 <= report["test"]["bleu"] <= 100
+    assert len(Translator.load(run_dir).translate(["eins und zwei", ""])) == 2
+    if name == "kokoyi_iwslt":
+        shares = [line["accuracy"] for line in lines if line["split"] == "train"]
+        assert len(shares) == 24 and shares[-1] > shares[0]
+        epochs = [line for line in lines if line["split"] == "epoch"]
+        assert [line["epoch"] for line in epochs] == list(range(1, len(epochs) + 1))
+        assert len(epochs) == 12  # of two batches of 16 pairs, the second with 9
+        assert epochs[-1]["loss"] < epochs[0]["loss"] and 0 < epochs[-1]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("which", ["german", "chinese"])
+def test_handbuilt_learns_five_pairs_by_heart(which, tmp_path):
+    pairs, languages = FIVE, ("de", "en")
+    if which == "chinese":
+        if not FIVE_CHINESE_PAIRS.is_dir():
+            pytest.skip(f"{FIVE_CHINESE_PAIRS} is not there")
+        sides = [
+            (FIVE_CHINESE_PAIRS / f"train.{language}").read_text(encoding="utf-8").split("\n")[:5]
+            for language in ("zh", "en")
+        ]
+        pairs, languages = list(zip(*sides, strict=True)), ("zh", "en")
+    write_text(tmp_path, pairs, languages)
+    words = {word for pair in pairs for side in pair for word in side.split()}
+    small = shrink(
+        load_config(ROOT / "configs" / "handbuilt.py"),
+        tmp_path,
+        pieces=len(words) + 4,
+        model={"model_dim": 32, "num_heads": 2, "key_dim": 12, "value_dim": 20, "ffn_dim": 48},
+        steps=60,
+        log_every=60,
+        evaluate_every=60,
+        checkpoint_every=60,
+    )
+    data = dataclasses.replace(small.data, source_language=languages[0], target_language=languages[1])
+    optim = dataclasses.replace(small.optim, learning_rate=3e-3, warmup_steps=5)
+    run_dir = tmp_path / "run"
+    fit(dataclasses.replace(small, data=data, optim=optim), run_dir)
+    translator = Translator.load(run_dir)
+    assert translator.config.search.method == "greedy"
+    assert [t.text for t in translator.translate([source for source, _ in pairs])] == [t for _, t in pairs]

@@ -1,0 +1,192 @@
+"""Scores against values worked out by hand; sums that neither wait nor wear out."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.metrics import (
+    MetricSums,
+    resample_scores,
+    score_edits,
+    score_sentences,
+    score_translations,
+)
+
+
+def test_bleu_by_hand():
+    """Of 6 tokens 5 match, of 5 pairs 4, of 4 triples 3, of 3 fours 2; the reference is two tokens longer."""
+    scores = score_translations(["a b c d e x"], ["a b c d e f g h"])
+    expected = 100 * math.exp(1 - 8 / 6) * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** (1 / 4)
+    assert scores.bleu == pytest.approx(expected, rel=1e-9)
+    assert "83.3/80.0/75.0/66.7" in scores.bleu_detail
+    assert "BP = 0.717 ratio = 0.750 hyp_len = 6 ref_len = 8" in scores.bleu_detail
+
+
+def test_bleu_is_of_the_corpus_not_a_mean_of_sentences():
+    """The long sentence has all the triples and fours, and the short one spoils a token and a pair."""
+    long = "a b c d e f g h i j k"
+    scores = score_translations([long, "x y"], [long, "x z"])
+    precisions = [12 / 13, 10 / 11, 9 / 9, 8 / 8]  # tokens: 11 + 1 of 13; pairs: 10 + 0 of 11
+    assert scores.bleu == pytest.approx(100 * math.prod(precisions) ** (1 / 4), rel=1e-9)
+
+
+def test_chrf_by_hand():
+    """One of two characters agrees, none of one pair, and longer n-grams there are not."""
+    scores = score_translations(["ab"], ["ac"])
+    precision = recall = (1 / 2 + 0) / 2
+    beta = 2
+    expected = 100 * (1 + beta**2) * precision * recall / (beta**2 * precision + recall)
+    assert scores.chrf == pytest.approx(expected, rel=1e-6)
+
+
+def test_perfect_and_hopeless_translations():
+    sentence = "the cat sat on the mat ."
+    perfect = score_translations([sentence], [sentence])
+    assert (perfect.bleu, perfect.chrf) == (pytest.approx(100), pytest.approx(100))
+    hopeless = score_translations([""], [sentence])
+    assert (hopeless.bleu, hopeless.chrf) == (0, 0)
+
+
+def test_case_and_tokenizer_count_and_are_signed():
+    hypotheses, references = ["The Cat sat, on the mat."], ["the cat sat, on the mat."]
+    cased = score_translations(hypotheses, references)
+    uncased = score_translations(hypotheses, references, lowercase=True)
+    assert cased.bleu < uncased.bleu == pytest.approx(100)
+    assert cased.chrf < uncased.chrf == pytest.approx(100)
+    assert "|case:mixed|" in cased.bleu_signature and "|case:lc|" in uncased.bleu_signature
+    assert "|case:mixed|" in cased.chrf_signature and "|case:lc|" in uncased.chrf_signature
+    assert "|tok:13a|" in cased.bleu_signature and "|nc:6|nw:0|" in cased.chrf_signature
+    assert cased.bleu_signature.startswith("nrefs:1|") and "|version:" in cased.bleu_signature
+
+    plain = score_translations(["a b c d, e"], ["a b c d , e"], tokenize="none")
+    split = score_translations(["a b c d, e"], ["a b c d , e"], tokenize="13a")
+    assert plain.bleu < split.bleu == pytest.approx(100)
+    assert "|tok:none|" in plain.bleu_signature
+
+
+def test_tokenized_text_is_scored_without_a_word(caplog, capfd):
+    score_translations(["a b c d ."] * 200, ["a b c d ."] * 200)
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_scores_are_json_and_frozen():
+    scores = score_translations(["a b c d"], ["a b c d"])
+    restored = json.loads(json.dumps(scores.to_dict()))
+    assert restored.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature", "bleu_detail"}
+    assert restored["bleu"] == scores.bleu
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scores.bleu = 100.0
+
+
+def test_sets_that_cannot_be_scored():
+    with pytest.raises(UserError, match="3 translations cannot be scored against 2 references"):
+        score_translations(["a"] * 3, ["a"] * 2)
+    with pytest.raises(UserError, match="no translations to score"):
+        score_translations([], [])
+    with pytest.raises(UserError, match="unknown BLEU tokenizer '13b'; known: 13a, intl, char"):
+        score_translations(["a"], ["a"], tokenize="13b")
+
+
+def test_edit_rate_by_hand():
+    """One word is changed, one missing and a phrase of two is shifted: 3 edits for 8 words."""
+    found = score_edits(["a b X d h f g"], ["a b c d f g h i"])
+    assert found.score == pytest.approx(100 * 3 / 8)
+    assert "case:lc|tok:tercom|" in found.signature
+    assert score_edits(["A b"], ["a B"]).score == 0
+    assert score_edits(["a b c", "d"], ["a b x", ""]).score == pytest.approx(100 * 2 / 3)
+    with pytest.raises(UserError, match="1 translations cannot be scored against 2 references"):
+        score_edits(["a"], ["a", "b"])
+
+
+def test_sentences_are_scored_by_themselves():
+    hypotheses, references = ["the cat", "A dog", ""], ["the cat", "a dog", "a bird"]
+    same, capital, empty = score_sentences(hypotheses, references)
+    assert (same, empty) == (pytest.approx(100), 0) and 0 < capital < 100
+    assert score_sentences(hypotheses, references, lowercase=True)[1] == pytest.approx(100)
+    assert score_sentences([], []) == []
+
+
+def test_too_few_samples_are_refused():
+    for samples, paired in [(0, "bootstrap"), (1, "bootstrap"), (1, "approximate")]:
+        with pytest.raises(ValueError, match=f"samples is {samples}; {paired} needs at least 2"):
+            resample_scores({"a": ["a"]}, ["a"], samples=samples, paired=paired)
+    with pytest.raises(UserError, match="2 translations cannot be scored against 1 references"):
+        resample_scores({"a": ["a"], "b": ["a", "b"]}, ["a"], samples=2)
+
+
+def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(monkeypatch):
+    from sacrebleu.tokenizers import tokenizer_ja_mecab
+
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    with pytest.raises(UserError, match=r"ja-mecab is not installed; .* pip install 'sacrebleu\[ja\]'"):
+        score_translations(["あ"], ["あ"], tokenize="ja-mecab")
+
+
+def test_sums_weights_and_means():
+    sums = MetricSums()
+    sums.add("loss", value_sum=jnp.float32(12.0), weight=jnp.int32(4))
+    sums.add("loss", value_sum=np.float32(3.0), weight=1)
+    sums.add("correct", value_sum=jnp.bfloat16(2.0), weight=8.0)
+    expected = {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
+    expected |= {"correct_sum": 2.0, "correct_weight": 8.0, "correct_mean": 0.25}
+    assert sums.result() == expected
+    assert all(type(value) is float for value in sums.result().values())
+    sums.add("loss", value_sum=-15.0, weight=0)
+    assert sums.result()["loss_mean"] == 0.0
+    sums.reset()
+    assert sums.result() == {}
+
+
+def test_the_mean_of_no_weight_is_nan():
+    sums = MetricSums()
+    sums.add("loss", value_sum=0.0, weight=0)
+    assert math.isnan(sums.result()["loss_mean"])
+
+
+def test_sums_do_not_wear_out():
+    """In float32, 2**24 + 1 is 2**24: a count of tokens would stand still."""
+    sums = MetricSums()
+    sums.add("loss", value_sum=jnp.float32(2.0**24), weight=jnp.int32(2**30))
+    for _ in range(3):
+        sums.add("loss", value_sum=jnp.float32(1), weight=jnp.int32(2**30))
+    assert sums.result()["loss_sum"] == 2**24 + 3
+    assert sums.result()["loss_weight"] == 2**32
+
+
+def test_adding_does_not_read_from_the_device():
+    sums = MetricSums()
+    with jax.transfer_guard("disallow"):
+        steps = [jax.jit(lambda: (jnp.float32(2), jnp.float32(1)))() for _ in range(3)]
+    waiting = [Unread(value) for pair in steps for value in pair]
+    for value_sum, weight in zip(waiting[::2], waiting[1::2], strict=True):
+        sums.add("loss", value_sum=value_sum, weight=weight)
+    assert not any(value.was_read for value in waiting)
+    assert sums.result()["loss_mean"] == 2.0
+    assert all(value.was_read for value in waiting)
+
+
+class Unread:
+    """A scalar that remembers whether its value was asked for."""
+
+    shape = ()
+
+    def __init__(self, value) -> None:
+        self.value, self.was_read = value, False
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        self.was_read = True
+        return np.asarray(self.value, dtype)
+
+
+def test_only_scalars_are_summed():
+    with pytest.raises(ValueError, match=r"weight of loss should be a scalar, got shape \(2,\)"):
+        MetricSums().add("loss", value_sum=1.0, weight=np.ones(2))
+    with pytest.raises(ValueError, match=r"value_sum of loss should be a scalar, got shape \(1,\)"):
+        MetricSums().add("loss", value_sum=jnp.ones(1), weight=1)

@@ -1,0 +1,290 @@
+"""Attention against ten lines of numpy, all axes of different prime sizes, and the layer around it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.attention import (
+    MultiHeadAttention,
+    attention_weights,
+    make_lineage,
+    weighted_values,
+)
+from flaxformer_mt.model.fused_attention import choose_attention
+from flaxformer_mt.model.projections import project_together
+from flaxformer_mt.shapes import Cache
+
+# Batch, queries, memory, heads, key size, value size: no two alike, so that a swapped axis shows.
+B, Q, M, H, K, E = 2, 5, 7, 3, 11, 13
+
+CONFIG = ModelConfig(model_dim=17, num_heads=H, key_dim=K, value_dim=E, dropout_rate=0.0)
+
+
+def numpy_attention(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Equation 1, one query at a time, in float64: weights [B, H, Q, M] and mixed values [B, Q, H, E]."""
+    weights = np.zeros((B, H, Q, M))
+    mixed = np.zeros((B, Q, H, E))
+    for b, q, h in np.ndindex(B, Q, H):
+        seen = np.flatnonzero(mask[b, h, q])
+        scores = keys[b, seen, h].astype(np.float64) @ query[b, q, h] / K**0.5
+        exponentials = np.exp(scores - scores.max())
+        weights[b, h, q, seen] = exponentials / exponentials.sum()
+        mixed[b, q, h] = weights[b, h, q] @ values[b, :, h]
+    return weights, mixed
+
+
+def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    query = generator.normal(size=(B, Q, H, K)).astype(np.float32)
+    keys = generator.normal(size=(B, M, H, K)).astype(np.float32)
+    values = generator.normal(size=(B, M, H, E)).astype(np.float32)
+    mask = generator.random((B, H, Q, M)) < 0.6
+    mask[..., 0] = True
+    return query, keys, values, mask
+
+
+def test_attention_is_equation_1():
+    query, keys, values, mask = random_inputs()
+    expected_weights, expected = numpy_attention(query, keys, values, mask)
+    weights = attention_weights(query, keys, mask)
+    np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
+    np.testing.assert_allclose(weighted_values(weights, values), expected, atol=1e-5)
+    assert np.all(np.asarray(weights)[~mask] == 0)  # not small: nothing
+
+
+def test_no_mask_is_a_mask_of_true_and_masks_broadcast():
+    query, keys, _, mask = random_inputs()
+    np.testing.assert_array_equal(
+        attention_weights(query, keys), attention_weights(query, keys, np.ones((1, 1, 1, M), bool))
+    )
+    by_row = mask[:, :1, :1]
+    np.testing.assert_array_equal(
+        attention_weights(query, keys, by_row),
+        attention_weights(query, keys, np.broadcast_to(by_row, (B, H, Q, M))),
+    )
+
+
+def test_a_query_that_sees_nothing_gets_equal_weights_and_finite_gradients():
+    query, keys, _, mask = random_inputs()
+    mask[1, :, 2] = False
+    weights = attention_weights(query, keys, mask)
+    np.testing.assert_allclose(weights[1, :, 2], np.full((H, M), 1 / M), rtol=1e-6)
+    gradient = jax.grad(lambda q: (attention_weights(q, keys, mask) ** 2).sum())(query)
+    assert np.isfinite(gradient).all()
+
+
+def test_softmax_is_float32_whatever_the_inputs():
+    query, keys, values, mask = (jnp.asarray(x) for x in random_inputs())
+    weights = attention_weights(query.astype(jnp.bfloat16), keys.astype(jnp.bfloat16), mask)
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), np.ones((B, H, Q)), rtol=1e-6)
+    assert weighted_values(weights, values.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_wrong_shapes_are_refused():
+    query, keys, values, mask = random_inputs()
+    with pytest.raises(Exception, match="keys"):
+        attention_weights(query, keys[..., :-1], mask)  # another key size
+    with pytest.raises(Exception, match="mask"):
+        attention_weights(query, keys, mask.swapaxes(2, 3))
+    with pytest.raises(Exception, match="values"):
+        weighted_values(attention_weights(query, keys), values[:, :-1])
+
+
+def make_layer(config: ModelConfig = CONFIG) -> tuple[MultiHeadAttention, dict, np.ndarray, np.ndarray]:
+    layer = MultiHeadAttention(config)
+    x, memory = (
+        np.random.default_rng(1).normal(size=(B, n, config.model_dim)).astype(np.float32) for n in (Q, M)
+    )
+    params = layer.init(jax.random.key(0), x, memory, mask=None, deterministic=True)["params"]
+    # biases begin at zero, where a forgotten one would not show
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return layer, jax.tree.unflatten(structure, moved), x, memory
+
+
+def test_layer_projects_attends_and_projects_back():
+    layer, params, x, memory = make_layer()
+    mask = random_inputs()[3]
+    assert jax.tree.map(jnp.shape, params) == {
+        "query": {"kernel": (17, H, K), "bias": (H, K)},
+        "key": {"kernel": (17, H, K), "bias": (H, K)},
+        "value": {"kernel": (17, H, E), "bias": (H, E)},
+        "output": {"kernel": (H, E, 17), "bias": (17,)},
+    }
+
+    def project(name: str, y: np.ndarray) -> np.ndarray:
+        return np.einsum("btd,dhk->bthk", y, params[name]["kernel"]) + np.asarray(params[name]["bias"])
+
+    weights, mixed = numpy_attention(
+        project("query", x), project("key", memory), project("value", memory), mask
+    )
+    expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
+    result, kept = layer.apply(
+        {"params": params}, x, memory, mask=mask, deterministic=True, mutable=["intermediates"]
+    )
+    np.testing.assert_allclose(result, expected, atol=1e-4)
+    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
+
+
+def test_without_biases_there_are_none():
+    _, params, _, _ = make_layer(dataclasses.replace(CONFIG, attention_bias=False))
+    assert {name: set(leaves) for name, leaves in params.items()} == {
+        name: {"kernel"} for name in ("query", "key", "value", "output")
+    }
+
+
+def test_attention_dropout_has_a_rate_of_its_own():
+    """With only weights dropped, the result differs between keys; with the rate set to 0 it does not."""
+    config = dataclasses.replace(CONFIG, dropout_rate=0.5)
+    layer, params, x, memory = make_layer(config)
+
+    def run(layer: MultiHeadAttention, seed: int) -> np.ndarray:
+        rngs = {"dropout": jax.random.key(seed)}
+        return np.asarray(
+            layer.apply({"params": params}, x, memory, mask=None, deterministic=False, rngs=rngs)
+        )
+
+    assert np.abs(run(layer, 0) - run(layer, 1)).max() > 1e-3
+    undropped = MultiHeadAttention(dataclasses.replace(config, attention_dropout_rate=0.0))
+    np.testing.assert_array_equal(run(undropped, 0), run(undropped, 1))
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_steps_equal_causal_attention(rotary):
+    """Token by token through the cache gives the rows of the whole sequence under a causal mask."""
+    config = dataclasses.replace(CONFIG, key_dim=10)  # rotary needs an even one
+    layer, params, x, _ = make_layer(config)
+    positions = jnp.arange(Q)[None] if rotary else None
+    causal = np.tril(np.ones((Q, Q), bool))[None, None]
+    whole = layer.apply({"params": params}, x, x, mask=causal, positions=positions, deterministic=True)
+
+    @jax.jit
+    def step(x: jax.Array, cache: dict, index: jax.Array) -> tuple[jax.Array, dict]:
+        at = jnp.full((1, 1), index) if rotary else None
+        lineage = make_lineage(Cache([], {}, index), beams=B, length=Q + 2)
+        options = {"lineage": lineage, "positions": at, "method": "step"}
+        return layer.apply({"params": params}, x, cache, index, **options)
+
+    cache = layer.apply(
+        {"params": params}, 1, B, Q + 2, method="empty_cache"
+    )  # both rows as beams of one source
+    assert jax.tree.map(jnp.shape, cache) == {
+        "keys": (1, H, 10, (Q + 2) * B),
+        "values": (1, H, (Q + 2) * B, E),
+    }
+    for index in range(Q):
+        result, cache = step(x[None, :, index], cache, jnp.int32(index))
+        np.testing.assert_allclose(result[0], whole[:, index], atol=1e-5)
+
+
+def test_steps_over_projected_memory_equal_attention_to_it():
+    layer, params, x, memory = make_layer()
+    mask = np.ones((B, 1, 1, M), bool)
+    mask[1, ..., 4:] = False
+    whole = layer.apply({"params": params}, x, memory, mask=mask, deterministic=True)
+    projected = layer.apply({"params": params}, memory, method="project_memory")
+    stepped = layer.apply({"params": params}, x, projected, mask=mask, method="attend_memory")
+    np.testing.assert_allclose(stepped, whole, atol=1e-6)
+
+
+def test_fused_attention_is_the_plain_one():
+    """Values and gradients, with masks of every form, on sizes where keys and values are alike."""
+    config = dataclasses.replace(CONFIG, value_dim=K)
+    layer, params, x, memory = make_layer(config)
+    fused = MultiHeadAttention(dataclasses.replace(config, attention="xla"))
+    mask = random_inputs()[3]
+
+    def total(params: dict, layer: MultiHeadAttention, mask: np.ndarray | None) -> jax.Array:
+        return (layer.apply({"params": params}, x, memory, mask=mask, deterministic=True) ** 2).sum()
+
+    for some in (None, mask, mask[:, :1, :1], mask[:1, :1]):
+        value, gradient = jax.value_and_grad(total)(params, fused, some)
+        expected, expected_gradient = jax.value_and_grad(total)(params, layer, some)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradient, expected_gradient
+        )
+
+
+def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
+    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="xla")
+    layer, params, x, memory = make_layer(config)
+
+    def run(seed: int) -> np.ndarray:
+        rngs = {"dropout": jax.random.key(seed)}
+        return layer.apply({"params": params}, x, memory, mask=None, deterministic=False, rngs=rngs)
+
+    assert np.abs(run(0) - run(1)).max() > 1e-3
+    _, kept = layer.apply(
+        {"params": params}, x, memory, mask=None, deterministic=True, mutable=["intermediates"]
+    )
+    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0].sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preferred", "shape", "dtype", "needs_weights", "platform", "kind"),
+    [
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
+        ("auto", (2, 6, 2, 64), "bfloat16", True, "gpu", "plain"),
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "cpu", "plain"),
+        ("auto", (2, 6, 2, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 6, 2, 64), "float32", False, "gpu", "plain"),
+        ("auto", (2, 5, 2, 64), "bfloat16", False, "gpu", "plain"),
+        ("auto", (2, 6, 2, 20), "bfloat16", False, "gpu", "plain"),
+        ("auto", (2, 6, 2, 136), "bfloat16", False, "gpu", "plain"),
+        ("cudnn", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
+        ("plain", (2, 6, 2, 64), "bfloat16", False, "gpu", "plain"),
+        ("xla", (2, 5, 2, 20), "float32", False, "cpu", "xla"),
+        ("xla", (2, 5, 2, 20), "float32", True, "cpu", "plain"),
+    ],
+)
+def test_attention_is_chosen_by_what_the_kernel_can_do(
+    preferred, shape, dtype, needs_weights, platform, kind
+):
+    array = jnp.zeros(shape, dtype)
+    chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights, platform=platform)
+    assert chosen == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "xla"}, "model.attention_dropout_rate=0"),
+        ({"attention": "cudnn", "attention_dropout_rate": 0.0}, "model.dtype=bfloat16, not float32"),
+    ],
+)
+def test_an_attention_that_could_never_be_used_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        validate(Config(model=ModelConfig(**changes)))
+    validate(Config(model=ModelConfig(attention="cudnn", attention_dropout_rate=0.0, dtype="bfloat16")))
+
+
+def test_projections_together_are_each_by_itself():
+    """Values and gradients by input and kernels, whether the shapes let them share a product or not."""
+    for value_dim in (K, E):
+        layer, params, x, _ = make_layer(dataclasses.replace(CONFIG, value_dim=value_dim))
+
+        def together(params: dict, x: jax.Array, layer: MultiHeadAttention = layer) -> jax.Array:
+            def run(layer: MultiHeadAttention) -> jax.Array:
+                return [jnp.sin(y).sum() for y in project_together(x, [layer.query, layer.key, layer.value])]
+
+            return sum(nn.apply(run, layer)({"params": params}))
+
+        def by_definition(params: dict, x: jax.Array) -> jax.Array:
+            parts = [params[name] for name in ("query", "key", "value")]
+            return sum(jnp.sin(jnp.einsum("BTD,DHK->BTHK", x, p["kernel"]) + p["bias"]).sum() for p in parts)
+
+        results = jax.value_and_grad(together, (0, 1))(params, x)
+        expected = jax.value_and_grad(by_definition, (0, 1))(params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), results, expected)

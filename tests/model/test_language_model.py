@@ -1,0 +1,215 @@
+"""A language model from end to end: it trains on targets alone, and says how probable it finds text."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.show import show
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.evaluation.perplexity import Likelihood, measure
+from flaxformer_mt.model import make_model
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.vocab import load_vocabs
+
+WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi"]
+
+
+def make_lines(number: int, first: int = 0) -> list[str]:
+    """The words in their order, from any on: what comes next is certain, but for the end."""
+    return [" ".join((2 * WORDS)[i % 7 : i % 7 + 1 + i % 6]) for i in range(first, first + number)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
+    """A run, its config and its report."""
+    folder = tmp_path_factory.mktemp("text")
+    for split, lines in (("train", make_lines(63)), ("valid", make_lines(9, 3)), ("test", make_lines(9, 5))):
+        (folder / f"{split}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    config = Config(
+        data=DataConfig(
+            dataset="parallel_text",
+            text_dir=str(folder),
+            cache_dir=str(tmp_path_factory.mktemp("cache")),
+            source_language="",
+            target_language="xx",
+            max_source_length=16,
+            max_target_length=16,
+            batch_tokens=128,
+            num_shapes=1,
+        ),
+        vocab=VocabConfig(kind="word", size=11, byte_fallback=False, normalization="identity"),
+        model=ModelConfig(
+            architecture="decoder_only",
+            num_decoder_layers=1,
+            model_dim=8,
+            num_heads=2,
+            ffn_dim=8,
+            dropout_rate=0.0,
+        ),
+        optim=OptimConfig(learning_rate=0.1, warmup_steps=2),
+        train=TrainConfig(
+            steps=16,
+            log_every=8,
+            evaluate_every=8,
+            checkpoint_every=8,
+            best_metric="loss",
+            tensorboard=False,
+            loss_chunk_tokens=16,
+            log_accuracy=True,
+        ),
+        parallel=ParallelConfig(devices=1),
+    )
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    return run_dir, config, fit(config, run_dir)
+
+
+def score_by_definition(run_dir: Path, config: Config, lines: list[str], step: int) -> tuple[float, int]:
+    """The mean of -log p(token | those before it) over all tokens and ends, and how many they are."""
+    vocab = load_vocabs(run_dir / "vocab").target
+    params, _ = Checkpoints(run_dir).restore_params(step)
+    ids = [vocab.tokenize(line) for line in lines]
+    tokens = np.full((len(ids), 1 + max(map(len, ids))), vocab.pad_id, np.int32)
+    for row, sentence in enumerate(ids):
+        tokens[row, : 1 + len(sentence)] = [vocab.bos_id, *sentence]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    none = np.zeros((len(ids), 0), np.int32)
+    batch = Batch(none, inputs, targets, none.astype(bool), np.ones(inputs.shape, bool))
+    model = make_model(config.model, source_size=0, target_size=vocab.size)
+    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    total, count = 0.0, 0
+    for row, sentence in enumerate(ids):
+        for place, token in enumerate(sentence):
+            total -= log_probabilities[row, place, token]
+            count += 1
+    return total / count, count
+
+
+def test_it_learns_and_logs_perplexity_instead_of_translations(run):
+    run_dir, _, report = run
+    records = read_metrics(run_dir)
+    valid = [record for record in records if record["split"] == "valid"]
+    assert [record["step"] for record in valid] == [8, 16]
+    for record in valid:
+        assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
+        assert not {"bleu", "chrf"} & set(record)
+    assert valid[-1]["loss"] < 0.95 * valid[0]["loss"] < math.log(11)
+    assert valid[-1]["accuracy"] > 0.2
+    assert {"train", "epoch"} <= {record["split"] for record in records}
+    assert report["best"] == {"step": 16, "loss": valid[-1]["loss"]}
+    assert set(report["test"]) == {"name", "checkpoint", "sentences", "tokens", "loss", "perplexity"}
+    assert not (run_dir / "translations").exists()
+    told = describe_report(report, run_dir)
+    assert f"test perplexity {report['test']['perplexity']:.2f}, {report['test']['loss']:.4f} nats" in told
+    assert f"evaluate --run={run_dir} --reference=FILE" in told
+    assert "translate" not in told and "BLEU" not in told
+
+
+def test_the_loss_is_that_of_the_definition(run):
+    run_dir, config, report = run
+    loss, tokens = score_by_definition(run_dir, config, make_lines(9, 5), 16)
+    assert report["test"]["tokens"] == tokens
+    assert (report["test"]["name"], report["test"]["sentences"]) == ("test", 9)
+    assert report["test"]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert report["test"]["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+def test_a_file_is_scored_as_it_stands(run, tmp_path):
+    """Another checkpoint, a line longer than data.max_target_length, and an empty one, which is its end."""
+    run_dir, config, _ = run
+    lines = [*make_lines(3), "", " ".join(3 * WORDS)]
+    file = tmp_path / "text"
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = evaluate_run(run_dir, reference=str(file), checkpoint="8")
+    loss, tokens = score_by_definition(run_dir, config, lines, 8)
+    assert found == {
+        "name": "text",
+        "checkpoint": "8",
+        "sentences": 5,
+        "tokens": tokens,
+        "loss": pytest.approx(loss, rel=1e-5),
+        "perplexity": pytest.approx(math.exp(loss), rel=1e-5),
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--source=a"], "a language model of xx .* takes no source a, .*--reference=FILE alone"),
+        (["--reference=b", "--beam_size=2", "--lowercase"], "leave out --beam_size and --lowercase"),
+        (["--reference=b", "--split=test"], "--split=test and --reference=b exclude each other"),
+    ],
+)
+def test_what_only_translations_have_is_refused(run, capsys, flags, message):
+    run_dir, _, _ = run
+    assert main(["evaluate", f"--run={run_dir}", *flags]) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"error: .*{message}.*\n", told)
+
+
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+def test_show_traces_a_step_without_sources(run, batching):
+    _, config, _ = run
+    shown = show(dataclasses.replace(config, data=dataclasses.replace(config.data, batching=batching)))
+    assert shown["longest_batch"] == {"rows": 8, "source_length": 0, "target_length": 16}
+    assert shown["vocabulary"] == {"source_size": 0, "target_size": 11}
+    assert shown["step"]["target_tokens"] == 128 and shown["step"]["teraflops"] >= 0
+    assert list(shown["parameters"]["modules"])[0].startswith("decoder/")
+
+
+def test_there_is_nothing_to_translate(run, capsys, tmp_path):
+    run_dir, _, _ = run
+    (tmp_path / "text").write_text("ba do\n")
+    assert main(["translate", f"--run={run_dir}", f"--input={tmp_path / 'text'}"]) == 2
+    assert "is a language model" in capsys.readouterr().err
+
+
+def test_splits_and_texts_that_are_not_there_are_told_of(run, tmp_path):
+    run_dir, config, _ = run
+    (tmp_path / "nothing").write_text("")
+    with pytest.raises(UserError, match=r"no text to score \(0 lines\)"):
+        evaluate_run(run_dir, reference=str(tmp_path / "nothing"))
+    other = tmp_path / "run"
+    other.mkdir()
+    without = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split="unseen"))
+    (other / "config.json").write_text(json.dumps(dataclasses.asdict(without)))
+    with pytest.raises(UserError, match=r"has no test split; score files with --reference=FILE$"):
+        evaluate_run(other)
+
+
+def test_likelihoods_are_means_over_all_batches():
+    """Batches of 2 and 6 tokens; perplexity beyond the largest float is infinite."""
+    found = {"a": ((4.0, 2.0), (1.0, 2.0)), "b": ((4.0, 6.0), (5.0, 6.0))}
+
+    def step(params: Any, name: Any) -> dict[str, tuple[Any, Any]]:
+        assert params == "params"
+        loss, accuracy = found[name]
+        return {"loss": loss, "accuracy": accuracy}
+
+    likelihood = measure(step, "params", ["a", "b"], put=lambda batch: batch)
+    assert likelihood == Likelihood(tokens=8, loss=1.0, accuracy=0.75)
+    assert likelihood.perplexity == math.e
+    assert Likelihood(1, 1000.0, 0.0).perplexity == math.inf

@@ -1,0 +1,319 @@
+"""Stacked layers run as a loop: the same function as layers one by one, and runs that nobody tells apart."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands.show import count_parameters
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    SearchConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.translation.translator import Translator
+
+V = 11
+TINY = ModelConfig(
+    num_encoder_layers=2,
+    num_decoder_layers=3,
+    model_dim=8,
+    num_heads=2,
+    ffn_dim=10,
+    dropout_rate=0.0,
+    max_positions=16,
+)
+MODELS = {
+    "pre": TINY,
+    "post": dataclasses.replace(TINY, norm_position="post", tying="none"),
+    "packed": dataclasses.replace(TINY, positions="rotary", norm="rms", activation="swiglu"),
+    "decoder_only": dataclasses.replace(TINY, architecture="decoder_only", positions="learned"),
+}
+
+
+def make_tiny(config: ModelConfig, **changes: Any) -> Any:
+    return make_model(dataclasses.replace(config, **changes), source_size=V, target_size=V)
+
+
+@functools.cache
+def params_of(name: str) -> Any:
+    """Parameters moved off their zeros and ones, a tree for each layer."""
+    leaves, structure = jax.tree.flatten(init_params(make_tiny(MODELS[name]), jax.random.key(0)))
+    random = np.random.default_rng(1)
+    return structure.unflatten([np.asarray(x) + random.normal(0, 0.1, x.shape).astype("f4") for x in leaves])
+
+
+def make_batch(packed: bool) -> Batch:
+    """Two rows: of one pair and padding each, or of two pairs and padding."""
+    random = np.random.default_rng(0)
+    segments = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 2, 2]])
+    positions = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]])
+    source, target_in, target_out = random.integers(3, V, (3, 2, 6))
+    batch = Batch(source, target_in, target_out, segments > 0, segments > 0)
+    return batch._replace(
+        **{f"{side}_segments": segments for side in ("source", "target") if packed},
+        **{f"{side}_positions": positions for side in ("source", "target") if packed},
+    )
+
+
+@functools.cache
+def compute(name: str, *, scan_layers: bool, remat: str) -> tuple[np.ndarray, Any]:
+    """Logits, and gradients in the layout of single layers, from the same parameters."""
+    model = make_tiny(MODELS[name], scan_layers=scan_layers, remat=remat)
+    batch = make_batch(packed=name == "packed")
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        def loss(params: Any) -> Any:
+            logits = model.apply({"params": params}, batch, deterministic=True)
+            return (jnp.sin(logits) * batch.target_mask[..., None]).sum(), logits
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    params = params_of(name)
+    (_, logits), gradients = run(stack_layers(params) if scan_layers else params)
+    return np.asarray(logits), unstack_layers(gradients)
+
+
+# ---- the layouts ----
+
+
+def test_the_layouts_by_hand():
+    single = {
+        "encoder": {"layers_0": {"scale": np.array([1, 2])}, "layers_1": {"scale": np.array([3, 4])}},
+        "output_bias": np.array([5]),
+    }
+    stacked = stack_layers(single)
+    assert list(stacked) == ["encoder", "output_bias"] and list(stacked["encoder"]) == ["layers"]
+    assert stacked["encoder"]["layers"]["scale"].tolist() == [[1, 2], [3, 4]]
+    assert isinstance(stacked["encoder"]["layers"]["scale"], np.ndarray)
+    assert is_stacked(stacked) and not is_stacked(single) and not is_stacked({"a": {"b": 1}})
+
+
+def test_more_than_ten_layers_keep_their_order():
+    single = {f"layers_{number}": {"x": np.array(number)} for number in reversed(range(12))}
+    assert stack_layers(single)["layers"]["x"].tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_way_undoes_the_other(name):
+    single = params_of(name)
+    again = unstack_layers(stack_layers(single))
+    assert jax.tree.structure(again) == jax.tree.structure(single)
+    assert jax.tree.all(jax.tree.map(np.array_equal, again, single))
+    traced = jax.jit(lambda params: unstack_layers(stack_layers(params)))(single)
+    assert jax.tree.structure(traced) == jax.tree.structure(single)
+    assert jax.tree.all(jax.tree.map(np.array_equal, traced, single))
+
+
+def test_trees_that_are_no_stack_are_refused():
+    with pytest.raises(ValueError, match=r"numbered 0 to 1: \[0, 2\]"):
+        stack_layers({"layers_0": {"x": np.zeros(1)}, "layers_2": {"x": np.zeros(1)}})
+    with pytest.raises(ValueError, match="same leading axis"):
+        unstack_layers({"layers": {"x": np.zeros(2), "y": np.zeros(3)}})
+
+
+# ---- the network ----
+
+
+def test_parameters_start_as_the_same_numbers():
+    single = init_params(make_tiny(TINY, remat="full"), jax.random.key(3))
+    model = make_tiny(TINY, scan_layers=True)
+    stacked = init_params(model, jax.random.key(3))
+    assert is_stacked(stacked)
+    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(3))
+    assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+    assert jax.tree.structure(unstack_layers(stacked)) == jax.tree.structure(single)
+    # One program rounds the product of two factors where another has two.
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=5e-7, atol=0), unstack_layers(stacked), single
+    )
+    assert count_parameters(stacked) == count_parameters(single)
+
+
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("pre", "none"),
+        ("pre", "full"),
+        ("pre", "dots"),
+        ("post", "dots"),
+        ("packed", "none"),
+        ("decoder_only", "full"),
+    ],
+)
+def test_a_loop_over_layers_is_the_same_function(name, remat):
+    logits, gradients = compute(name, scan_layers=True, remat=remat)
+    expected_logits, expected = compute(name, scan_layers=False, remat="none")
+    np.testing.assert_allclose(logits, expected_logits, rtol=0, atol=1e-6 * np.abs(expected_logits).max())
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6 * largest), gradients, expected
+    )
+
+
+def test_each_layer_drops_by_numbers_of_its_own():
+    """Blocks that add 1 to a stream of zeros, dropped at a half: two of three is a sum that must occur."""
+    model = make_tiny(
+        MODELS["decoder_only"],
+        scan_layers=True,
+        dropout_rate=0.5,
+        embedding_dropout_rate=0.0,
+        ffn_dropout_rate=0.0,
+        final_norm=False,
+    )
+    params = jax.tree.map(np.zeros_like, stack_layers(params_of("decoder_only")))
+    del params["decoder"]["final_norm"]
+    params["decoder"]["layers"]["feedforward"]["output"]["bias"] += 1
+    hidden = model.apply(
+        {"params": params},
+        make_batch(packed=False),
+        deterministic=False,
+        method="hidden",
+        rngs={"dropout": jax.random.key(0)},
+    )
+    values, counts = np.unique(np.asarray(hidden), return_counts=True)
+    np.testing.assert_allclose(values, [0, 2, 4, 6])
+    # 96 sums of three coins: by chance each of the inner ones is below 12 once in a million.
+    assert counts[1] >= 12 and counts[2] >= 12
+
+
+def test_attention_maps_are_those_of_each_layer():
+    batch = make_batch(packed=False)
+    expected = attention_maps(make_tiny(TINY), params_of("pre"), batch)
+    found = attention_maps(make_tiny(TINY, scan_layers=True), stack_layers(params_of("pre")), batch)
+    assert [len(maps) for maps in found] == [2, 3, 3]
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+def test_decoding_says_which_model_it_wants():
+    batch = make_batch(packed=False)
+    with pytest.raises(ValueError, match="decode with the model of the same config and scan_layers=False"):
+        make_tiny(TINY, scan_layers=True).apply(
+            {"params": stack_layers(params_of("pre"))},
+            batch.source,
+            batch.source_mask,
+            1,
+            4,
+            method="start_decoding",
+        )
+
+
+def test_muon_is_refused_with_stacked_layers():
+    config = Config(model=dataclasses.replace(TINY, scan_layers=True), optim=OptimConfig(optimizer="muon"))
+    with pytest.raises(UserError, match=r"muon .* model\.scan_layers is True; set it to False"):
+        validate(config)
+
+
+# ---- runs ----
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Config:
+    folder = tmp_path_factory.mktemp("text")
+    words = ["ba", "do", "fi", "gu", "ka"]
+    pairs = [f"{a} {b}" for a in words for b in words]
+    for split, lines in {"train": pairs, "valid": pairs[:6], "test": pairs[6:10]}.items():
+        (folder / f"{split}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.yy").write_text("".join(f"{x.upper()}\n" for x in lines), encoding="utf-8")
+    return Config(
+        data=DataConfig(
+            dataset="parallel_text",
+            text_dir=str(folder),
+            cache_dir=str(tmp_path_factory.mktemp("cache")),
+            source_language="xx",
+            target_language="yy",
+            max_source_length=8,
+            max_target_length=8,
+            batch_tokens=64,
+            num_shapes=1,
+        ),
+        vocab=VocabConfig(kind="char", size=23, byte_fallback=False, normalization="identity"),
+        model=dataclasses.replace(
+            TINY, num_encoder_layers=1, num_decoder_layers=2, dropout_rate=0.1, scan_layers=True
+        ),
+        optim=OptimConfig(schedule="constant", warmup_steps=0, ema_decay=0.9),
+        train=TrainConfig(steps=4, evaluate_every=2, checkpoint_every=2, tensorboard=False, prng="threefry"),
+        parallel=ParallelConfig(devices=1),
+        search=SearchConfig(method="greedy", beam_size=1, max_length_offset=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(base, tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "scanned"
+    fit(base, run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    output = tmp_path_factory.mktemp("exported") / "torch"
+    pytest.importorskip("torch")
+    return output, export_run(run, format_name="torch", output=output, warn=print)
+
+
+def test_a_run_keeps_its_layers_stacked_and_is_read_as_single_ones(base, run):
+    assert read_config(run / "config.json") == base
+    stored, _ = Checkpoints(run).restore_params(4)
+    assert is_stacked(stored)
+    trained = load_trained(run, checkpoint="4", warn=print)
+    assert not trained.config.model.scan_layers
+    assert jax.tree.all(jax.tree.map(np.array_equal, stack_layers(trained.params), stored))
+    Checkpoints(run).average(2)
+    assert not is_stacked(load_trained(run, checkpoint="average", warn=print).params)
+
+
+def test_a_run_translates_as_it_did_while_it_was_trained(base, run):
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    found = evaluate_run(run, split="test")
+    assert found["chrf"] == report["test"]["chrf"]
+    lines = (run / "translations" / "test.source").read_text(encoding="utf-8").split("\n")[:-1]
+    expected = (run / "translations" / "test.hypothesis").read_text(encoding="utf-8").split("\n")[:-1]
+    assert [best.text for best in Translator.load(run).translate(lines)] == expected
+
+
+def test_an_export_agrees_with_the_foreign_system(exported):
+    _, result = exported
+    assert result["largest_difference"] < 1e-5
+
+
+def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, tmp_path):
+    run_dir = tmp_path / "imported"
+    import_run(exported[0], format_name="torch", run_dir=run_dir)
+    assert not read_config(run_dir / "config.json").model.scan_layers
+    before = load_trained(run, warn=print).params
+    assert jax.tree.all(jax.tree.map(np.array_equal, load_trained(run_dir, warn=print).params, before))
+    slow = dataclasses.replace(base.optim, learning_rate=1e-7, ema_decay=0.0)
+    train = dataclasses.replace(base.train, steps=1)
+    fit(dataclasses.replace(base, optim=slow, train=train), run_dir)
+    assert is_stacked(Checkpoints(run_dir).restore_params(1)[0])
+    after = load_trained(run_dir, checkpoint="1", warn=print).params
+    assert not jax.tree.all(jax.tree.map(np.array_equal, after, before))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=3e-7), after, before)

@@ -1,0 +1,148 @@
+"""Axes that cannot be are refused with the numbers and the nearest that can; every parameter has one rule."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import choose_layout
+from flaxformer_mt.parallel.sharding_rules import RULES, describe_placements, place_parameters, spec_of
+from flaxformer_mt.trees import flatten_tree
+
+
+def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
+    return Config(model=ModelConfig(**model), parallel=parallel or ParallelConfig())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices", "expected"),
+    [
+        (ParallelConfig(), 8, ("pmap", 8, 1, 1)),
+        (ParallelConfig(), 1, ("mesh", 1, 1, 1)),
+        (ParallelConfig(backend="pmap"), 1, ("pmap", 1, 1, 1)),
+        (ParallelConfig(backend="mesh"), 4, ("mesh", 4, 1, 1)),
+        (ParallelConfig(fsdp=2), 8, ("mesh", 4, 2, 1)),
+        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, ("mesh", 2, 2, 2)),
+        (ParallelConfig(devices=2), 8, ("pmap", 2, 1, 1)),
+    ],
+)
+def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
+    assert choose_layout(make_config(parallel), device_count=devices) == expected
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (ParallelConfig(data=3), r"data 3 .* = 3, but there are 8 devices; set parallel\.data=8 .*devices=3"),
+        (ParallelConfig(fsdp=3), r"fsdp 3 .* does not divide the 8 devices .*: parallel\.fsdp=2$"),
+        (ParallelConfig(fsdp=4, tensor=4), r"8 devices .*: parallel\.fsdp=2 or parallel\.tensor=2$"),
+        (ParallelConfig(data=4, fsdp=4), r"= 16, but there are 8 devices; set parallel\.data=2"),
+        (ParallelConfig(devices=9), r"parallel\.devices asks for 9 devices, but there are 8 \(cpu\)"),
+        (ParallelConfig(backend="pmap", fsdp=2), r"pmap keeps whole parameters .* parallel\.fsdp is 2"),
+    ],
+)
+def test_axes_that_do_not_multiply_to_the_devices_are_refused(parallel, message):
+    with pytest.raises(UserError, match=message):
+        choose_layout(make_config(parallel), device_count=8, platform="cpu")
+
+
+def test_sizes_that_axes_do_not_divide_are_refused_together():
+    config = make_config(ParallelConfig(data=1, fsdp=2, tensor=4), num_heads=6, ffn_dim=30, model_dim=33)
+    with pytest.raises(UserError) as error:
+        choose_layout(config, device_count=8)
+    heads, ffn, width = str(error.value).split("\n")
+    assert heads.startswith("model.num_heads 6 is not divisible by parallel.tensor 4; the nearest that is: ")
+    assert heads.endswith("model.num_heads=8, or parallel.tensor=2")
+    assert "model.ffn_dim=32, or parallel.tensor=2" in ffn
+    assert "model.model_dim 33 is not divisible by parallel.fsdp 2" in width
+    assert "model.model_dim=32, or parallel.fsdp=1" in width
+
+
+def test_rows_that_devices_cannot_share_are_refused():
+    config = dataclasses.replace(Config(), data=DataConfig(row_multiple=12))
+    with pytest.raises(
+        UserError, match=r"row_multiple 12 rows, which parallel\.data 8 .* = 8 cannot"
+    ) as error:
+        choose_layout(config, device_count=8)
+    assert "data.row_multiple=16, or 6 for parallel.data x parallel.fsdp" in str(error.value)
+
+
+def test_several_processes_use_all_devices():
+    with pytest.raises(UserError, match=r"asks for 2 of 8 devices, but 2 processes share them"):
+        choose_layout(make_config(ParallelConfig(devices=2)), device_count=8, process_count=2)
+
+
+SIZES = {"data": 2, "fsdp": 2, "tensor": 4}
+
+MODELS = {
+    "plain": ModelConfig(),
+    "tied embeddings": ModelConfig(tying="embeddings", output_bias=True),
+    "untied": ModelConfig(tying="none", attention_bias=False, ffn_bias=False),
+    "gated": ModelConfig(activation="swiglu", norm="rms", embedding_norm=True),
+    "convolutions": ModelConfig(ffn_layer="convolution", positions="learned", embedding_bias=True),
+    "one causal stack": ModelConfig(architecture="decoder_only", num_encoder_layers=0, positions="learned"),
+    "scanned": ModelConfig(scan_layers=True),
+}
+
+
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    small = dataclasses.replace(config, num_decoder_layers=2, model_dim=16, num_heads=4, ffn_dim=24)
+    if config.num_encoder_layers:
+        small = dataclasses.replace(small, num_encoder_layers=2)
+    model = make_model(small, source_size=20, target_size=20)
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    return {path: leaf.shape for path, leaf in flatten_tree(params).items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_matches_one_rule_and_every_matrix_is_split(name):
+    placements = place_parameters(shapes_of(MODELS[name]), SIZES)
+    for path, placement in placements.items():
+        matrix = path.endswith(("kernel", "embedding"))
+        assert ("fsdp" in placement.spec) == matrix, path
+        if matrix and "positions" not in path:
+            assert "tensor" in placement.spec, path
+
+
+def test_every_rule_is_some_parameters():
+    used = {
+        placement.pattern
+        for config in MODELS.values()
+        for placement in place_parameters(shapes_of(config), SIZES).values()
+    }
+    assert used == {pattern for pattern, _ in RULES}
+
+
+def test_a_new_name_without_a_rule_is_noticed():
+    with pytest.raises(ValueError, match="decoder/gadget/kernel matches 0 sharding rules"):
+        place_parameters({"decoder/gadget/kernel": (4, 4)}, SIZES)
+
+
+def test_states_lie_where_their_parameters_do():
+    path, shape = "encoder/layers_0/self_attention/query/kernel", (16, 4, 8)
+    spec = PartitionSpec("fsdp", "tensor")
+    for prefix in ("", "params/", "opt_state/1/0/mu/", "ema_params/", "gradients/"):
+        assert spec_of(prefix + path, shape, SIZES) == spec
+    assert spec_of("params/encoder/layers/self_attention/query/kernel", (6, *shape), SIZES) == PartitionSpec(
+        None, "fsdp", "tensor"
+    )
+
+
+def test_what_is_not_divisible_or_not_a_parameter_stays_whole():
+    assert spec_of("shared_embedding/embedding", (19, 16), SIZES) == PartitionSpec(None, "fsdp")
+    assert (
+        spec_of("opt_state/0/v_row/decoder/layers_0/feedforward/input/kernel", (16,), SIZES)
+        == PartitionSpec()
+    )
+    assert spec_of("step", (), SIZES) == PartitionSpec()
+
+
+def test_the_table_names_rule_count_shape_and_axes():
+    lines = describe_placements(place_parameters(shapes_of(MODELS["plain"]), SIZES), SIZES)
+    kernel = next(line for line in lines if "feedforward/(input|gate)/kernel" in line)
+    assert kernel.split("  ", 2)[2].strip().startswith("4 x [16, 24]: fsdp 2, tensor 4 (as ")
+    assert any("whole on every device" in line for line in lines if "norm" in line)

@@ -1,0 +1,332 @@
+"""However the work is laid over eight simulated devices, training computes the same."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.setup import load_state, to_trees
+from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.train_progress import Progress
+from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
+
+V, STEPS = 20, 20
+CONFIG = Config(
+    data=DataConfig(row_multiple=8),
+    model=ModelConfig(
+        num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=4, ffn_dim=24, dropout_rate=0.0
+    ),
+    # Biases of keys have no gradient but rounding, which Adam would blow up were epsilon not far above it.
+    optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.9, epsilon=1e-3),
+    # threefry numbers do not depend on how arrays are laid over devices
+    train=TrainConfig(prng="threefry", loss_chunk_tokens=8),
+)
+ONE = ParallelConfig(devices=1)
+LAYOUTS = {
+    "one": ONE,
+    "pmap 8": ParallelConfig(backend="pmap"),
+    "data 8": ParallelConfig(backend="mesh"),
+    "fsdp 8": ParallelConfig(fsdp=8),
+    "2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2),
+}
+MESHES = ("one", "data 8", "fsdp 8", "2 x 2 x 2")
+
+
+def on(layout: str | ParallelConfig, config: Config = CONFIG) -> Config:
+    parallel = LAYOUTS[layout] if isinstance(layout, str) else layout
+    return dataclasses.replace(config, parallel=parallel)
+
+
+def with_dropout(rate: float) -> Config:
+    return dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dropout_rate=rate))
+
+
+def make_batch(seed: int) -> Batch:
+    """Eight rows of 6, 1, 3, 0, 6, 6, 2 and 4 target tokens: no two halves have the same to do."""
+    generator = np.random.default_rng(seed)
+    source, target = (generator.integers(4, V, (8, n)).astype(np.int32) for n in (5, 6))
+    source_mask = np.arange(5)[None] < np.array([5, 2, 3, 1, 4, 5, 1, 2])[:, None]
+    target_mask = np.arange(6)[None] < np.array([6, 1, 3, 0, 6, 6, 2, 4])[:, None]
+    return Batch(source, np.roll(target, 1, axis=1), target, source_mask, target_mask)
+
+
+class Run(NamedTuple):
+    """What a training leaves: the state at its end, on the host and on its devices, and each update's."""
+
+    state: TrainState
+    placed: TrainState
+    losses: np.ndarray
+    metrics: list[Any]
+    parallel: Parallel
+
+
+def make_parts(config: Config):
+    model = make_model(config.model, source_size=V, target_size=V)
+    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
+
+    def make_state() -> TrainState:
+        return init_state(init_params(model, jax.random.key(0)), optimizer, ema=True)
+
+    return model, optimizer, make_state
+
+
+def train(config: Config, steps: int = STEPS) -> Run:
+    """So many updates on the config's layout, as the trainer makes them."""
+    parallel = make_parallel(config)
+    model, optimizer, make_state = make_parts(config)
+    state = parallel.init(make_state)
+    train_step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
+    metrics = []
+    for number in range(steps):
+        state, found = train_step(state, parallel.put(make_batch(number)))
+        metrics.append(found)
+    metrics = parallel.fetch(metrics)
+    losses = np.array([m.loss_sum / m.weight for m in metrics])
+    return Run(parallel.fetch(state), state, losses, metrics, parallel)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    return {name: train(on(name)) for name in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def dropout_runs() -> dict[str, Run]:
+    config = with_dropout(0.3)
+    return {name: train(on(name, config), steps=4) for name in MESHES}
+
+
+def test_eight_devices_are_simulated():
+    assert jax.device_count() == 8
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one"])
+def test_every_layout_trains_as_one_device_does(runs, name):
+    """Twenty updates with uneven padding, clipping and an average: the same up to the rounding of sums."""
+    one, other = runs["one"], runs[name]
+    assert one.losses[-1] < 0.9 * one.losses[0], "training that does not train would compare anything"
+    np.testing.assert_allclose(other.losses, one.losses, rtol=1e-5)
+    for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
+    assert one.metrics[0].weight == other.metrics[0].weight == 28
+
+
+def test_microbatches_train_as_their_batch_does(runs):
+    """Eight of a row each, one of which has no token at all."""
+    config = on(ONE)
+    parallel = make_parallel(config)
+    model, optimizer, make_state = make_parts(config)
+    gradient, update = jax.jit(make_gradient_step(model, config)), jax.jit(make_update(optimizer, config))
+    add, state, losses = jax.jit(add_sums), parallel.init(make_state), []
+    for number in range(STEPS):
+        batch, sums = make_batch(number), None
+        for row in range(8):
+            part = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
+            found = gradient(state.params, state.step, part, np.int32(row))
+            sums = found if sums is None else add(sums, found)
+        state, metrics = update(state, sums)
+        losses.append(float(metrics.loss_sum / metrics.weight))
+    np.testing.assert_allclose(losses, runs["one"].losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MESHES[1:])
+def test_dropout_does_not_depend_on_the_mesh(dropout_runs, name):
+    np.testing.assert_allclose(dropout_runs[name].losses, dropout_runs["one"].losses, rtol=1e-5)
+
+
+def test_devices_of_a_pmap_draw_dropout_of_their_own():
+    """Rows that are all the same give different losses where masks differ."""
+    config = on("pmap 8", with_dropout(0.5))
+    parallel, (model, _, make_state) = make_parallel(config), make_parts(config)
+    state = parallel.init(make_state)
+    gradient = make_gradient_step(model, config)
+    same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
+
+    class Unreduced:
+        shard = property(lambda self: jax.lax.axis_index("d"))
+
+        def __call__(self, tree):
+            return tree
+
+    def loss_of(params, step, batch):
+        return gradient(params, step, batch, reduce=Unreduced()).loss_sum
+
+    losses = jax.pmap(loss_of, axis_name="d", in_axes=(None, None, 0))(
+        state.params, state.step, parallel.put(same)
+    )
+    assert len(set(np.asarray(losses).tolist())) == 8
+    assert parallel.compile(lambda x: 2 * x)(state.step) == 0
+
+
+def test_dropout_is_at_work_in_these_tests(runs, dropout_runs):
+    assert abs(dropout_runs["one"].losses[1] - runs["one"].losses[1]) > 1e-3
+
+
+def bytes_on_first_device(tree: Any) -> int:
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def test_fsdp_keeps_an_eighth_of_the_parameters_on_each_device():
+    config = dataclasses.replace(CONFIG, model=ModelConfig(num_encoder_layers=1, num_decoder_layers=1))
+    parallel = make_parallel(on("fsdp 8", config))
+    model = make_model(config.model, source_size=8000, target_size=8000)
+    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    shardings = jax.tree.leaves(parallel.shardings(shapes))
+    leaves = jax.tree.leaves(shapes)
+    own = sum(
+        np.prod(sharding.shard_shape(leaf.shape)) for leaf, sharding in zip(leaves, shardings, strict=True)
+    )
+    assert own / sum(leaf.size for leaf in leaves) == pytest.approx(1 / 8, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "share"), [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), ("2 x 2 x 2", 4)])
+def test_states_stay_where_they_were_born(runs, name, share):
+    """After twenty updates the moments and the average are split as the parameters are."""
+    run = runs[name]
+    for tree in (run.placed.params, run.placed.ema_params, run.placed.opt_state):
+        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        # vectors are whole everywhere, and there are many of them in a model this small
+        assert whole / share <= bytes_on_first_device(tree) < whole / share + 0.2 * whole * (share > 1) + 1
+    for leaf, sharding in zip(
+        jax.tree.leaves(run.placed), jax.tree.leaves(run.parallel.shardings(run.placed)), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+
+
+def test_each_layout_compiles_one_program_for_one_shape(runs):
+    run = runs["2 x 2 x 2"]
+    model, optimizer, _ = make_parts(CONFIG)
+    traced = []
+
+    def step(state, batch):
+        traced.append(1)
+        return make_train_step(model, optimizer, CONFIG)(state, batch)
+
+    compiled = run.parallel.compile(step, batch=1)
+    state = run.placed
+    for number in range(3):
+        state, _ = compiled(state, run.parallel.put(make_batch(number)))
+    assert len(traced) == 1 and compiled._cache_size() == 1
+
+
+@pytest.mark.parametrize("name", ["pmap 8", "data 8", "2 x 2 x 2"])
+def test_batches_are_split_by_rows(name):
+    parallel, batch = make_parallel(on(name)), make_batch(0)
+    put = parallel.put(batch)
+    assert put.source_segments is None
+    height = 8 // parallel.layout.row_parts
+    for shard in put.source.addressable_shards:
+        part = shard.device.id // parallel.layout.tensor
+        rows = batch.source[part * height : (part + 1) * height]
+        np.testing.assert_array_equal(np.asarray(shard.data).reshape(rows.shape), rows)
+
+
+@pytest.fixture(scope="module")
+def saved(runs, tmp_path_factory) -> dict[str, Path]:
+    """A run directory with the last state of each layout."""
+    folders = {name: tmp_path_factory.mktemp("saved") for name in LAYOUTS}
+    for name, run_dir in folders.items():
+        checkpoints = Checkpoints(run_dir)
+        checkpoints.save(STEPS, to_trees(runs[name].placed), Progress(step=STEPS, epoch=2, index=3).to_dict())
+        checkpoints.wait()
+    return folders
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("source", LAYOUTS)
+def test_a_checkpoint_of_any_layout_goes_on_on_any_other(runs, saved, source, target):
+    """Bit for bit, optimizer state and place in the data included, and laid as the target lays it."""
+    parallel = runs[target].parallel
+    state, progress = load_state(Checkpoints(saved[source]), parallel, make_parts(CONFIG)[2])
+    for left, right, sharding in zip(
+        jax.tree.leaves(runs[source].state),
+        jax.tree.leaves(state),
+        jax.tree.leaves(parallel.shardings(state)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, parallel.fetch(right))
+        assert right.sharding.is_equivalent_to(sharding, right.ndim)
+    assert progress.step == STEPS and progress.position == (2, 3)
+
+
+def test_what_is_placed_comes_back_whole():
+    tree = {"decoder": {"layers_0": {"feedforward": {"input": {"kernel": np.arange(32.0).reshape(8, 4)}}}}}
+    parallel = make_parallel(on("2 x 2 x 2"))
+    placed = parallel.place(tree)
+    leaf = jax.tree.leaves(placed)[0]
+    assert leaf.addressable_shards[0].data.shape == (4, 2)
+    np.testing.assert_array_equal(jax.tree.leaves(parallel.fetch(placed))[0], jax.tree.leaves(tree)[0])
+
+
+@pytest.mark.parametrize("name", ["one", "pmap 8"])
+def test_donated_arguments_give_their_memory_away(name):
+    parallel = make_parallel(on(name))
+    state, other = parallel.place(jnp.arange(8.0)), parallel.place(jnp.ones(8))
+    result = parallel.compile(lambda state, other: state + other, donate=(0,))(state, other)
+    np.testing.assert_array_equal(result, np.arange(8.0) + 1)
+    assert state.is_deleted()
+    assert not other.is_deleted()
+
+
+def test_devices_by_default_are_all_and_are_named():
+    assert make_parallel(Config()).device_count == 8
+    assert re.fullmatch(r".+ \(\d+ cores\)", make_parallel(on("one")).describe())
+    two = make_parallel(on(ParallelConfig(devices=2)))
+    assert re.fullmatch(r".+ \(\d+ cores, 2 simulated devices\)", two.describe())
+
+
+CACHING = """
+import sys, time
+from pathlib import Path
+import jax, jax.numpy as jnp
+from flaxformer_mt.parallel import enable_compilation_cache
+enable_compilation_cache(Path(sys.argv[1]))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # this program compiles in no time
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+result = jax.jit(lambda x: jnp.tanh(x @ x.T).sum(0))(jnp.ones((3, 4)))
+print(float(result[0]), sum(name == "/jax/compilation_cache/cache_hits" for name in events))
+"""
+
+
+def run_caching(directory: Path, **environment: str) -> tuple[list[str], str]:
+    variables = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", CACHING, str(directory)],
+        env={**variables, **environment},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_compiled_programs_are_kept_and_found_again_in_silence(tmp_path):
+    (first, hits), noise = run_caching(tmp_path / "compiled")
+    assert (hits, noise) == ("0", "")
+    assert any((tmp_path / "compiled").iterdir())
+    (second, hits), noise = run_caching(tmp_path / "compiled")
+    assert int(hits) >= 1
+    assert noise == ""
+    assert second == first
+
+
+def test_a_cache_of_the_users_choice_is_left_alone(tmp_path):
+    run_caching(tmp_path / "ours", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))
+    assert not (tmp_path / "ours").exists()
+    assert any((tmp_path / "theirs").iterdir())

@@ -1,0 +1,175 @@
+"""Folders appear whole or not at all, whenever the process dies; each changed byte is noticed."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt.runs import atomic_folder as manifest
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing after it runs, as nothing here catches it."""
+
+
+def write_folder(final: Path, text: str) -> None:
+    """Builds, seals and publishes a folder with two files."""
+    folder = manifest.begin_folder(final)
+    (folder / "sub" / "deep").mkdir(parents=True)
+    (folder / "sub" / "deep" / "a.txt").write_text(text)
+    (folder / "b.bin").write_bytes(bytes(range(256)))
+    manifest.seal_folder(folder, {"text": text, "list": [1, None]})
+    manifest.publish_folder(final)
+
+
+def kill_at(patch, count: int) -> None:
+    """Ends the process, so to speak, at the count-th change that the code makes to the disk."""
+    calls = itertools.count()
+
+    def mortal(function):
+        def call(*args, **kwargs):
+            if next(calls) == count:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    for module, name in [(os, "rename"), (os, "fsync"), (os, "rmdir"), (os, "unlink"), (os, "mkdir")]:
+        patch.setattr(module, name, mortal(getattr(module, name)))
+
+
+def survive(monkeypatch, action, check) -> int:
+    """Runs `action` with death at its first, second, ... change, and checks each time; returns the deaths."""
+    for count in itertools.count():
+        with monkeypatch.context() as patch:
+            kill_at(patch, count)
+            try:
+                action()
+            except Killed:
+                died = True
+            else:
+                died = False
+        check(died)
+        if not died:
+            return count
+    raise AssertionError("unreachable")
+
+
+def test_a_sealed_folder_is_sound_and_keeps_its_facts(tmp_path):
+    write_folder(tmp_path / "x", "ä\n")
+    assert manifest.find_damage(tmp_path / "x") == ""
+    assert manifest.read_facts(tmp_path / "x") == {"text": "ä\n", "list": [1, None]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+def test_killed_while_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
+    final = tmp_path / "7"
+
+    def check(died: bool) -> None:
+        if final.exists():  # before any sweep: what is visible is whole
+            assert manifest.find_damage(final) == ""
+        manifest.sweep_folders(tmp_path)
+        assert manifest.find_damage(final) == ""
+        assert manifest.read_facts(final)["text"] == ("old" if died and not renamed() else "new")
+        assert [path.name for path in tmp_path.iterdir()] == ["7"]
+        if died:
+            write_folder(final, "old")
+
+    def renamed() -> bool:
+        return (final / "sub" / "deep" / "a.txt").read_text() == "new"
+
+    write_folder(final, "old")
+    assert survive(monkeypatch, lambda: write_folder(final, "new"), check) > 10
+    assert renamed()
+
+
+def test_killed_while_writing_the_first_leaves_none_or_all(tmp_path, monkeypatch):
+    final = tmp_path / "7"
+
+    def check(died: bool) -> None:
+        manifest.sweep_folders(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] in ([], ["7"])
+        if final.exists():
+            assert manifest.find_damage(final) == ""
+            manifest.remove_folder(final)
+        else:
+            assert died
+
+    assert survive(monkeypatch, lambda: write_folder(final, "new"), check) > 8
+
+
+def test_killed_while_removing_leaves_all_or_none(tmp_path, monkeypatch):
+    final = tmp_path / "7"
+
+    def check(died: bool) -> None:
+        if final.exists():
+            assert died and manifest.find_damage(final) == ""
+        manifest.sweep_folders(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] in ([], ["7"])
+        if died and not final.exists():
+            write_folder(final, "text")
+
+    write_folder(final, "text")
+    assert survive(monkeypatch, lambda: manifest.remove_folder(final), check) > 5
+
+
+def test_killed_while_sweeping_sweeps_the_next_time(tmp_path, monkeypatch):
+    write_folder(tmp_path / "kept", "kept")
+
+    def leave_behind() -> None:
+        for prefix in (".writing-", ".removed-", ".replaced-"):
+            write_folder(tmp_path / "1", "half")
+            os.rename(tmp_path / "1", tmp_path / f"{prefix}5")
+
+    def check(died: bool) -> None:
+        manifest.sweep_folders(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "kept"]
+        assert manifest.find_damage(tmp_path / "5") == ""
+        if died:
+            manifest.remove_folder(tmp_path / "5")
+            leave_behind()
+
+    leave_behind()
+    assert survive(monkeypatch, lambda: manifest.sweep_folders(tmp_path), check) > 5
+    manifest.sweep_folders(tmp_path / "absent")
+
+
+def test_every_changed_byte_is_noticed(tmp_path):
+    folder = tmp_path / "x"
+    write_folder(folder, "text")
+    for path in [folder / "b.bin", folder / "sub" / "deep" / "a.txt", folder / "manifest.json"]:
+        content = path.read_bytes()
+        end = len(content) - (path.name == "manifest.json")  # its last byte is a newline that says nothing
+        for index in range(end):
+            path.write_bytes(content[:index] + bytes([content[index] ^ 0x15]) + content[index + 1 :])
+            damage = manifest.find_damage(folder)
+            # white space between the entries may change, as nothing that is read from it does
+            assert (
+                path.name in damage or content[index : index + 1].isspace() and path.name == "manifest.json"
+            )
+        path.write_bytes(content)
+        assert manifest.find_damage(folder) == ""
+
+
+def test_damage_says_what_is_wrong(tmp_path):
+    folder = tmp_path / "x"
+    write_folder(folder, "text")
+    (folder / "sub" / "deep" / "a.txt").write_text("tex")
+    assert manifest.find_damage(folder) == "file sub/deep/a.txt has 3 bytes instead of 4"
+    assert manifest.find_damage(folder, lambda name: not name.startswith("sub/")) == ""
+    (folder / "b.bin").unlink()
+    assert manifest.find_damage(folder, lambda name: name == "b.bin") == "file b.bin is missing"
+    (folder / "manifest.json").write_text("[]")
+    assert manifest.find_damage(folder) == "file manifest.json is not readable"
+    (folder / "manifest.json").unlink()
+    assert manifest.find_damage(folder) == "file manifest.json is missing"
+    with pytest.raises(ValueError, match="missing"):
+        manifest.read_facts(folder)
+
+
+def test_another_format_is_not_read_as_if_it_were_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 2)
+    write_folder(tmp_path / "x", "text")
+    monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 1)
+    assert manifest.find_damage(tmp_path / "x") == "it has format 2, and this version reads format 1"

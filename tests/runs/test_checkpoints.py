@@ -1,0 +1,404 @@
+"""Checkpoints: bits come back, a crash or damage is never silent, and the right ones are kept."""
+
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs import checkpoints as checkpoint_module
+from flaxformer_mt.runs.checkpoints import Checkpoints
+
+
+def make_params(seed: float = 0.0) -> dict:
+    """A small tree with a float32, a bfloat16, a scalar and an empty leaf."""
+    return {
+        "dense": {
+            "kernel": jnp.arange(24, dtype=jnp.float32).reshape(3, 8) / 7 + seed,
+            "bias": (jnp.arange(8) / 3 + seed).astype(jnp.bfloat16),
+        },
+        "scale": jnp.float32(seed),
+        "unused": jnp.zeros((0, 5)),
+    }
+
+
+def save_steps(run_dir: Path, scores: dict[int, float | None], **options) -> Checkpoints:
+    """Saves a tiny checkpoint at each step, with its score as progress["metrics"]["bleu"]."""
+    checkpoints = Checkpoints(run_dir, **options)
+    for step, score in scores.items():
+        metrics = {} if score is None else {options.get("best_metric", "bleu"): score}
+        checkpoints.save(step, {"params": {"w": jnp.full((2,), float(step))}}, {"metrics": metrics})
+    checkpoints.wait()
+    return checkpoints
+
+
+def assert_same_bits(left, right) -> None:
+    """Structures, types, shapes and bits are equal."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert (a.dtype, np.shape(a)) == (b.dtype, np.shape(b))
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_trees_and_progress_return_bit_for_bit(tmp_path):
+    params = make_params(0.25)
+    # a NaN with a payload, an infinity, a negative zero and a subnormal: values that a detour would change
+    strange = np.array([0x7FC00123, 0x7F800000, 0x80000000, 0x00000001], np.uint32).view(np.float32)
+    params["dense"]["kernel"] = params["dense"]["kernel"].at[0, :4].set(strange)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.constant_schedule(1e-3)))
+    opt_state = optimizer.update(params, optimizer.init(params), params)[1]
+    trees = {"params": params, "opt_state": opt_state, "none": {"a": None, "b": (), "c": optax.EmptyState()}}
+    progress = {"epoch": 3, "best": -math.inf, "metrics": {"bleu": 12.5}, "text": "ä\u2028\u0085b"}
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, trees, progress)
+    checkpoints.wait()
+    restored, restored_progress = Checkpoints(tmp_path).restore("last", jax.eval_shape(lambda: trees))
+    assert_same_bits(restored, trees)
+    assert restored_progress == progress
+    assert any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(restored))
+    assert any(leaf.dtype == jnp.int32 for leaf in jax.tree.leaves(restored["opt_state"]))
+
+
+def test_numpy_targets_stay_on_the_host(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    tree = {"big": np.array([2**40, -1]), "flag": np.array([True, False]), "number": 3}
+    checkpoints.save(1, {"data": tree}, {})
+    restored, _ = checkpoints.restore(1, {"data": tree})
+    assert isinstance(restored["data"]["big"], np.ndarray)
+    assert restored["data"]["big"].tolist() == [2**40, -1]
+    assert restored["data"]["flag"].tolist() == [True, False]
+    assert restored["data"]["number"] == 3
+
+
+def test_save_takes_a_snapshot(tmp_path, monkeypatch):
+    """The writing starts after the caller has overwritten and donated what it saved."""
+    go = threading.Event()
+    write = checkpoint_module._write_checkpoint
+
+    def write_later(*args):
+        assert go.wait(timeout=20)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint_module, "_write_checkpoint", write_later)
+    checkpoints = Checkpoints(tmp_path)
+    host, device = np.arange(4.0), jnp.arange(4096.0)
+    progress = {"epoch": 1}
+    checkpoints.save(1, {"params": {"host": host, "device": device}}, progress)
+    host[:] = -1
+    progress["epoch"] = 2
+    device = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(device)
+    device.block_until_ready()
+    go.set()
+    params, restored_progress = checkpoints.restore_params(1)
+    np.testing.assert_array_equal(params["host"], np.arange(4.0))
+    np.testing.assert_array_equal(params["device"], np.arange(4096.0))
+    assert restored_progress == {"epoch": 1}
+
+
+def test_restore_params_prefers_the_moving_average_and_needs_no_optimizer(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"opt_state": {"m": jnp.ones(3)}, "params": make_params(1)}, {"n": 1})
+    checkpoints.save(2, {"opt_state": {}, "params": make_params(1), "ema_params": make_params(2)}, {"n": 2})
+    for step in (1, 2):
+        params, progress = checkpoints.restore_params(step)
+        assert_same_bits(params, make_params(step))
+        assert progress == {"n": step}
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+
+
+def test_keeps_the_last_and_the_best(tmp_path):
+    scores = {10: 1.0, 20: 9.0, 30: None, 40: 2.0, 50: math.nan, 60: 3.0}
+    checkpoints = save_steps(tmp_path, scores, keep_last=2)
+    assert checkpoints.steps() == [20, 50, 60]
+    assert (checkpoints.best(), checkpoints.latest()) == (20, 60)
+    assert checkpoints.resolve("best").name == "20"
+    assert checkpoints.resolve("last").name == "60"
+    assert checkpoints.resolve("50") == checkpoints.resolve(50) == tmp_path / "checkpoints" / "50"
+
+
+def test_lower_loss_is_better_and_the_earliest_of_equals_is_best(tmp_path):
+    losses = {1: 3.0, 2: 1.5, 3: 1.5, 4: 2.0}
+    assert save_steps(tmp_path / "loss", losses, best_metric="loss").best() == 2
+    assert save_steps(tmp_path / "chrf", losses, best_metric="chrf").best() == 1
+    assert save_steps(tmp_path / "none", {1: None}).best() is None
+
+
+def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=3)
+    for step in (1, 2, 3):
+        params = {
+            "w": jnp.array([1e8 if step == 2 else 3, 0.1 * step], jnp.float32),
+            "half": jnp.array([step / 4], jnp.bfloat16),
+            "count": jnp.int32(step),
+        }
+        checkpoints.save(step, {"params": params, "opt_state": {"m": jnp.ones(2)}}, {})
+    assert checkpoints.average(3) == tmp_path / "checkpoints" / "average"
+    mean, progress = checkpoints.restore_params("average")
+    # in float32, 3 + 1e8 + 3 is 1e8, whose third is another float32 than that of the true sum
+    assert np.float32(1e8) / 3 != np.float32((1e8 + 6) / 3)
+    w = np.array([[3, 1e8, 3], np.float32(0.1) * np.arange(1, 4, dtype=np.float32)])
+    np.testing.assert_array_equal(mean["w"], w.mean(axis=1).astype(np.float32))
+    assert mean["half"].dtype == jnp.bfloat16 and mean["half"].tolist() == [0.5]
+    assert mean["count"].dtype == jnp.int32 and mean["count"] == 3
+    assert progress == {"step": 3, "averaged_steps": [1, 2, 3], "averaged_tree": "params"}
+
+    checkpoints.average(1)  # replaces the first
+    assert_same_bits(checkpoints.restore_params("average")[0], checkpoints.restore_params(3)[0])
+    for step in (4, 5, 6, 7):
+        checkpoints.save(step, {"params": {"w": jnp.ones(2)}}, {})
+    assert checkpoints.steps() == [5, 6, 7]
+    assert checkpoints.resolve("average").is_dir()
+
+
+def test_average_of_what_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="as there are none.*train first"):
+        Checkpoints(tmp_path).average(2)
+    checkpoints = save_steps(tmp_path, {5: 1.0, 6: 1.0})
+    for last in (3, 0):
+        with pytest.raises(UserError, match=f"cannot average {last} checkpoints, only 1 to 2; .* has 5, 6"):
+            checkpoints.average(last)
+    checkpoints.save(7, {"params": {"w": jnp.ones(3)}}, {})
+    with pytest.raises(UserError, match=r"params/w: stored float32\[2\], wanted float32\[3\]"):
+        checkpoints.average(2)
+    assert not (tmp_path / "checkpoints" / "average").exists()
+
+
+def test_absent_checkpoints_are_answered_with_those_there_are(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint last; .*checkpoints has no checkpoints; train first"):
+        Checkpoints(tmp_path).resolve("last")
+    with pytest.raises(UserError, match="no checkpoint 12; .* has no checkpoints"):
+        Checkpoints(tmp_path).restore_params(12)
+    checkpoints = save_steps(tmp_path, {100: None, 1400: None})
+    with pytest.raises(UserError, match="no checkpoint 1000; the nearest is 1400; .* has 100, 1400$"):
+        checkpoints.restore_params(1000)
+    with pytest.raises(UserError, match="no best checkpoint: none has a bleu yet; use last"):
+        checkpoints.resolve("best")
+    with pytest.raises(UserError, match="no averaged checkpoint; the command `average` makes one"):
+        checkpoints.resolve("average")
+    with pytest.raises(UserError, match="'lats' is not best, last, average or a step; did you mean last?"):
+        checkpoints.resolve("lats")
+    with pytest.raises(UserError, match="'-5' is not"):
+        checkpoints.resolve(-5)
+
+
+def damage_file(path: Path, kind: str) -> None:
+    """Cuts a file in half, flips a bit in its middle, or deletes it."""
+    content, middle = path.read_bytes(), path.stat().st_size // 2
+    if kind == "delete":
+        path.unlink()
+    elif kind == "truncate":
+        path.write_bytes(content[:middle])
+    else:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+
+
+@pytest.mark.parametrize("kind", ["truncate", "change", "delete"])
+def test_damage_to_any_file_is_named_with_the_last_good_one(tmp_path, kind):
+    checkpoints = save_steps(tmp_path, {1: 1.0, 2: 2.0})
+    target = {"params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}}
+    folder = checkpoints.resolve(2)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert len(files) >= 4
+    for path in files:
+        content = path.read_bytes()
+        damage_file(path, kind)
+        name = path.relative_to(folder)
+        message = f"checkpoint 2 of .* is damaged: file {name} .*; last good: 1; use --checkpoint=1"
+        with pytest.raises(UserError, match=message):
+            checkpoints.restore(2, target)
+        with pytest.raises(UserError, match=message):
+            checkpoints.restore_params("last")
+        assert checkpoints.newest_good() == 1
+        assert f"{path.name} " in checkpoints.warning
+        assert checkpoints.warning.endswith("the newest good one is 1")
+        path.write_bytes(content)
+    assert checkpoints.newest_good() == 2
+    assert checkpoints.warning == ""
+    checkpoints.restore(2, target)
+
+
+def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    trees = {"params": {"w": jnp.ones(2)}, "opt_state": {"m": jnp.ones(2)}}
+    checkpoints.save(1, trees, {})
+    damage_file(checkpoints.resolve(1) / "opt_state" / "_METADATA", "delete")
+    np.testing.assert_array_equal(checkpoints.restore_params(1)[0]["w"], [1, 1])
+    with pytest.raises(UserError, match="opt_state/_METADATA is missing; no other checkpoint is good"):
+        checkpoints.restore(1, trees)
+
+
+def test_newest_good_without_any_good_one(tmp_path):
+    assert Checkpoints(tmp_path).newest_good() is None
+    checkpoints = save_steps(tmp_path, {1: 1.0, 2: 1.0})
+    for step in (1, 2):
+        damage_file(checkpoints.resolve(step) / "progress.json", "truncate")
+    with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*none is good: delete"):
+        checkpoints.newest_good()
+
+
+def test_after_falling_back_the_damaged_one_costs_no_good_one(tmp_path):
+    checkpoints = save_steps(tmp_path, {100: None, 200: None}, keep_last=1)
+    damage_file(checkpoints.resolve(200) / "manifest.json", "delete")
+    save_steps(tmp_path, {150: None}, keep_last=1)
+    assert checkpoints.steps() == [150, 200]
+    assert checkpoints.newest_good() == 150
+    save_steps(tmp_path, {200: 7.0}, keep_last=1)
+    assert checkpoints.steps() == [200]
+    assert checkpoints.newest_good() == 200
+
+
+def test_a_target_of_another_shape_is_refused_path_by_path(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, {"params": make_params(), "opt_state": {}}, {})
+    target = jax.eval_shape(make_params)
+    target["dense"]["kernel"] = jax.ShapeDtypeStruct((3, 16), jnp.float32)
+    target["dense"]["bias"] = jax.ShapeDtypeStruct((8,), jnp.float32)
+    target["extra"] = jax.ShapeDtypeStruct((2,), jnp.int32)
+    del target["scale"]
+    with pytest.raises(UserError) as caught:
+        checkpoints.restore(3, {"params": target})
+    head, *lines = str(caught.value).split("\n")
+    assert "checkpoint 3 of" in head and "4 arrays differ" in head
+    assert sorted(lines) == [
+        "  params/dense/bias: stored bfloat16[8], wanted float32[8]",
+        "  params/dense/kernel: stored float32[3,8], wanted float32[3,16]",
+        "  params/extra: stored nothing, wanted int32[2]",
+        "  params/scale: stored float32[], wanted nothing",
+    ]
+    with pytest.raises(UserError, match="has no ema_params, only .*opt_state.*; use the config"):
+        checkpoints.restore(3, {"ema_params": jax.eval_shape(make_params)})
+
+
+def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
+    checkpoints = save_steps(tmp_path, {1: 1.0})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    try:
+        checkpoints.save(2, {"params": {"w": np.random.default_rng(0).random(50_000)}}, {})
+        with pytest.raises(UserError, match="could not be written: .*File too large.*make room .* has 1 "):
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert checkpoints.steps() == [1]
+    save_steps(tmp_path, {2: 1.0})
+    assert checkpoints.newest_good() == 2
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch):
+    def fail(*args):
+        raise ZeroDivisionError("a defect")
+
+    checkpoints = save_steps(tmp_path, {1: 1.0})
+    monkeypatch.setattr(checkpoint_module.manifest, "seal_folder", fail)
+    for call in (checkpoints.steps, checkpoints.wait, checkpoints.best, lambda: checkpoints.resolve(1)):
+        checkpoints.save(2, {"params": {"w": jnp.ones(2)}}, {})
+        with pytest.raises(ZeroDivisionError, match="a defect"):
+            call()
+        call()
+
+
+def test_what_cannot_be_saved_is_said_at_once(tmp_path):
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        Checkpoints(tmp_path).save(1, {}, {"array": np.ones(2)})
+    with pytest.raises(ValueError, match="a/b .*ambiguous"):
+        Checkpoints(tmp_path).save(1, {"params": {"a/b": np.ones(2)}}, {})
+    with pytest.raises(ValueError, match="keep_last is 0"):
+        Checkpoints(tmp_path, keep_last=0)
+
+
+SHARDED = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from flaxformer_mt.runs.checkpoints import Checkpoints
+
+run_dir = sys.argv[1]
+assert jax.device_count() == 4
+mesh = jax.make_mesh((2, 2), ("a", "b"))
+axes = {"both": ("a", "b"), "rows": (("a", "b"),), "whole": (), "scalar": ()}
+layouts = {name: NamedSharding(mesh, P(*axes[name])) for name in axes}
+host = {
+    "both": np.arange(32, dtype=np.float32).reshape(4, 8),
+    "rows": np.arange(4, dtype=np.int32),
+    "whole": np.ones(3, np.float32),
+    "scalar": np.float32(5),
+}
+checkpoints = Checkpoints(run_dir, keep_last=3)
+targets = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layouts[n]) for n, x in host.items()}
+restored, progress = checkpoints.restore("last", {"params": targets})
+assert progress == {"saved_on": 1}
+for name, value in restored["params"].items():
+    assert value.sharding == layouts[name], name
+    np.testing.assert_array_equal(value, host[name])
+assert restored["params"]["both"].addressable_shards[3].data.shape == (2, 4)
+checkpoints.save(20, restored, {"saved_on": 4, "metrics": {"bleu": 1}})
+checkpoints.wait()
+np.testing.assert_array_equal(checkpoints.restore_params(20)[0]["both"], host["both"])
+noise = np.random.default_rng(0).random(2_000_000, "float32")
+for step in range(30, 10_000):
+    checkpoints.save(step, {"params": {"big": noise}}, {})
+    if step == 32:
+        print("ready", flush=True)
+"""
+
+
+def test_other_devices_no_noise_and_a_killed_save(tmp_path):
+    """Saved on one device, restored and saved on four, restored on one; then killed while it writes."""
+    host = {
+        "both": np.arange(32, dtype=np.float32).reshape(4, 8),
+        "rows": np.arange(4, dtype=np.int32),
+        "whole": np.ones(3, np.float32),
+        "scalar": np.float32(5),
+    }
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(10, {"params": jax.tree.map(jnp.asarray, host)}, {"saved_on": 1})
+    checkpoints.wait()
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    child = subprocess.Popen(
+        [sys.executable, "-c", SHARDED, str(tmp_path)],
+        env={**os.environ, **flags},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = child.stdout.readline()
+    time.sleep(0.15)
+    child.send_signal(signal.SIGKILL)
+    errors = child.communicate()[1]
+    assert (line, errors) == ("ready\n", "")  # orbax keeps quiet
+
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest_good() == checkpoints.latest() >= 31
+    restored, progress = checkpoints.restore(20, {"params": jax.eval_shape(lambda: host)})
+    assert_same_bits(restored["params"], host)
+    assert progress["saved_on"] == 4
+    for step in checkpoints.steps():
+        checkpoints.restore_params(step)
+    assert all(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())  # the leftovers are gone
+
+
+def test_files_are_as_documented(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, {"params": {"w": jnp.ones(2)}, "opt_state": optax.EmptyState()}, {"epoch": 1})
+    folder = checkpoints.resolve(5)
+    assert folder == checkpoints.directory / "5" == tmp_path / "checkpoints" / "5"
+    assert {path.name for path in folder.iterdir()} == {"params", "progress.json", "manifest.json"}
+    assert json.loads((folder / "progress.json").read_text()) == {"epoch": 1}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["facts"]["trees"] == {"params": {"w": "float32[2]"}, "opt_state": {}}
+    assert manifest["files"]["progress.json"]["bytes"] == (folder / "progress.json").stat().st_size

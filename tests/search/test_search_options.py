@@ -1,0 +1,560 @@
+"""The options of a search: rules for tokens, required sequences, coverage, groups, ensembles, segments."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_search import (
+    BOS,
+    EOS,
+    PAD,
+    QUICK,
+    SYMBOLS,
+    brute_force,
+    constant_lattice,
+    log_softmax,
+    make_tables,
+    next_logits,
+    penalty,
+    start_cache,
+    tokens_of,
+)
+
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config.checks import check_search, validate
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.search import (
+    Lines,
+    Search,
+    Symbols,
+    ensemble,
+    ensemble_caches,
+    search,
+    take_rows,
+)
+from flaxformer_mt.shapes import Batch, Cache
+
+# 27 prefixes of three words, four continuations each: with six tokens and four steps nothing is ever pruned.
+EXHAUSTIVE = SearchConfig(beam_size=108, length_penalty=1.0)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("options", "max_length", "n_best", "symbols"), compiler_options=QUICK
+)
+def _run(tables, lines, *, options, max_length, n_best, symbols):
+    width = {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
+    return search(
+        next_logits,
+        start_cache(tables, width),
+        lines,
+        options=options,
+        symbols=symbols,
+        max_length=max_length,
+        n_best=n_best,
+    )
+
+
+def run(tables, lines, *, options, max_length, n_best=1, symbols=SYMBOLS):
+    """The result on the host, all hypotheses checked to be what the tables say of them."""
+    found = _run(tables, lines, options=options, max_length=max_length, n_best=n_best, symbols=symbols)
+    found = jax.tree.map(np.asarray, found)
+    for row, rank in itertools.product(*map(range, found.lengths.shape)):
+        tokens = tokens_of(found, row, rank)
+        if tokens:
+            np.testing.assert_allclose(
+                found.log_probs[row, rank], log_prob_of(tables[row], tokens), rtol=1e-4
+            )
+    return found
+
+
+def log_prob_of(table, tokens) -> float:
+    context = (BOS, BOS, *tokens)
+    steps = zip(context, context[1:], tokens, strict=False)
+    return sum(log_softmax(table[a, b])[c] for a, b, c in steps)
+
+
+def limits(*lengths) -> Lines:
+    return Lines(np.array(lengths, np.int32))
+
+
+def filled(*rows) -> np.ndarray:
+    """Sequences in an array, -1 after the shorter ones."""
+    longest = max(map(len, rows))
+    return np.array([[*row, *[-1] * (longest - len(row))] for row in rows], np.int32)
+
+
+def assert_best_of_all(found, tables, lengths, keeps):
+    """Row by row, the hypotheses are the best of all those that `keeps(row, tokens)` lets through."""
+    for row, length in enumerate(lengths):
+        everything = brute_force(tables[row], length, 1.0)
+        expected = [tokens for _, _, tokens in everything if keeps(row, tokens)][: found.lengths.shape[1]]
+        assert [tokens_of(found, row, rank) for rank in range(len(expected))] == expected
+
+
+def contains(tokens, phrase) -> bool:
+    size = len(phrase)
+    return any(tuple(tokens[i : i + size]) == tuple(phrase) for i in range(len(tokens) - size + 1))
+
+
+# ---- prefixes ----
+
+
+def test_a_prefix_is_forced_and_the_rest_is_the_best_after_it():
+    tables = make_tables(3, 6, seed=1)
+    prefixes = [(5, 3), (), (4,)]
+    lines = limits(4, 4, 3)._replace(prefixes=filled(*prefixes))
+    symbols = Symbols(PAD, BOS, EOS, never=(5,))  # a prefix may have what is suppressed, what follows may not
+    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=4, symbols=symbols)
+
+    def keeps(row, tokens):
+        size = len(prefixes[row])
+        return tokens[:size] == prefixes[row] and 5 not in tokens[size:]
+
+    assert_best_of_all(found, tables, [4, 4, 3], keeps)
+
+
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_paths_start_with_their_prefixes(method):
+    tables = make_tables(3, 9, seed=2)
+    lines = limits(8, 8, 8)._replace(
+        prefixes=filled((5, 8, 3), (), (4,)), seeds=np.arange(3, dtype=np.uint32)
+    )
+    options = SearchConfig(method=method)
+    found = run(tables, lines, options=options, max_length=8)
+    assert tokens_of(found, 0)[:3] == (5, 8, 3) and tokens_of(found, 2)[0] == 4
+    free = run(tables, lines._replace(prefixes=None), options=options, max_length=8)
+    assert tokens_of(free, 1) == tokens_of(found, 1)  # a line without a prefix is as it was
+
+
+# ---- rules ----
+
+
+def test_suppressed_tokens_and_short_translations_are_left_out():
+    tables = make_tables(3, 6, seed=3)
+    tables[..., [EOS, 4]] += 2.0
+    lines = limits(4, 4, 2)._replace(min_lengths=np.array([3, 0, 2]))
+    symbols = Symbols(PAD, BOS, EOS, never=(4,))
+    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=4, symbols=symbols)
+    shortest = [3, 0, 2]
+    assert_best_of_all(
+        found, tables, [4, 4, 2], lambda row, tokens: 4 not in tokens and len(tokens) >= shortest[row]
+    )
+    options = SearchConfig(method="sample")
+    seeded = lines._replace(seeds=np.arange(3, dtype=np.uint32))
+    drawn = run(tables, seeded, options=options, max_length=4, n_best=8, symbols=symbols)
+    for row, rank in itertools.product(range(3), range(8)):
+        tokens = tokens_of(drawn, row, rank)
+        assert 4 not in tokens and len(tokens) >= shortest[row]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_ngram_occurs_twice(n):
+    def repeats(tokens):
+        grams = [tokens[i : i + n] for i in range(len(tokens) - n + 1)]
+        return len(set(grams)) < len(grams)
+
+    tables = make_tables(2, 6, seed=4)
+    tables[..., 3:] += 1.5
+    options = SearchConfig(beam_size=108, length_penalty=1.0, no_repeat_ngram=n)
+    found = run(tables, limits(4, 3), options=options, max_length=4, n_best=6)
+    assert_best_of_all(found, tables, [4, 3], lambda row, tokens: not repeats(tokens))
+    greedy = SearchConfig(method="greedy", no_repeat_ngram=n)
+    long = make_tables(4, 7, seed=5)
+    long[..., EOS] = -9.0
+    path = run(long, limits(14, 14, 14, 14), options=greedy, max_length=14)
+    free = run(long, limits(14, 14, 14, 14), options=SearchConfig(method="greedy"), max_length=14)
+    assert not any(repeats(tokens_of(path, row)) for row in range(4))
+    assert all(repeats(tokens_of(free, row)) for row in range(4))
+
+
+# ---- required sequences ----
+
+PHRASES = [[(3, 4), (4, 5)], [(5, 5, 3)], [], [(4,), (4,), (5, 4)]]
+
+
+def required(rows) -> np.ndarray:
+    most, longest = max(map(len, rows)), max(len(phrase) for row in rows for phrase in row)
+    array = np.full((len(rows), most, longest), -1, np.int32)
+    for row, phrases in enumerate(rows):
+        for number, phrase in enumerate(phrases):
+            array[row, number, : len(phrase)] = phrase
+    return array
+
+
+def has_all(phrases, tokens) -> bool:
+    return all(contains(tokens, phrase) for phrase in phrases)
+
+
+def test_a_wide_beam_finds_the_best_of_all_that_contain_what_is_required():
+    tables = make_tables(4, 6, seed=6)
+    lines = limits(4, 4, 4, 4)._replace(required=required(PHRASES))
+    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=3)
+    for row in range(4):
+        everything = brute_force(tables[row], 4, 1.0)
+        expected = [tokens for _, _, tokens in everything if has_all(PHRASES[row], tokens)][:3]
+        for rank, tokens in enumerate(expected):
+            assert tokens_of(found, row, rank) == tokens and found.satisfied[row, rank]
+        for rank in range(len(expected), 3):  # the rest is marked
+            assert not found.satisfied[row, rank]
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_narrow_beam_contains_what_is_required_however_unlikely(width):
+    tables = make_tables(4, 9, seed=7)
+    tables[..., [3, 4, 5]] -= 6.0
+    lines = limits(12, 12, 12, 12)._replace(required=required(PHRASES))
+    options = SearchConfig(beam_size=width)
+    found = run(tables, lines, options=options, max_length=12)
+    for row, phrases in enumerate(PHRASES):
+        assert has_all(phrases, tokens_of(found, row)) and found.satisfied[row, 0]
+    free = run(tables, limits(12, 12, 12, 12), options=options, max_length=12)
+    assert tokens_of(free, 2) == tokens_of(found, 2)  # a line that requires nothing is as it was
+    np.testing.assert_allclose(free.scores[2], found.scores[2], rtol=1e-5)
+    assert not any(has_all(PHRASES[row], tokens_of(free, row)) for row in (0, 1, 3))
+
+
+def test_what_cannot_contain_all_is_marked():
+    tables = make_tables(2, 9, seed=8)
+    lines = limits(2, 6)._replace(required=required([[(3, 4, 5)], [(3, 4)]]))
+    symbols = Symbols(PAD, BOS, EOS, never=(4,))
+    found = run(tables, lines, options=SearchConfig(beam_size=3), max_length=6, n_best=3, symbols=symbols)
+    assert found.lengths[:, 0].all() and not found.satisfied.any()
+    assert found.satisfied is not None and 4 not in found.tokens[1]
+
+
+# ---- coverage ----
+
+SOURCE_MASK = np.array([[True, True, True], [True, True, False]])
+# What a token looks at, by its id: the end at the first source token, 3 at the second, and so on.
+LOOKS_AT = np.array([[0, 0, 0], [0, 0, 0], [0.8, 0.2, 0], [0.1, 0.6, 0.3], [0, 0.5, 0.5], [0.3, 0.7, 0]])
+
+
+def attentive(tokens, cache):
+    """The Markov chain, which looks at the source as LOOKS_AT says of the token before the next."""
+    logits, after = next_logits(tokens, cache._replace(per_beam={"before": cache.per_beam["before"]}))
+    looks = jnp.asarray(LOOKS_AT, jnp.float32)[tokens]
+    return logits, after._replace(per_beam={**after.per_beam, "attention": looks})
+
+
+def coverage_of(tokens, mask, beta) -> float:
+    total = LOOKS_AT[[BOS, *tokens[:-1]]].sum(axis=0)
+    return beta * np.log(np.clip(total[mask], 1e-10, 1.0)).sum()
+
+
+def test_coverage_ranks_hypotheses_by_what_they_looked_at():
+    tables, beta = make_tables(2, 6, seed=9), 0.7
+    options = SearchConfig(beam_size=108, length_penalty=1.0, coverage_penalty=beta)
+    cache = start_cache(tables, 108)
+    cache = cache._replace(per_beam={**cache.per_beam, "attention": jnp.zeros((2, 108, 3))})
+    found = jax.jit(
+        lambda cache, lines: search(
+            attentive,
+            cache,
+            lines,
+            options=options,
+            symbols=SYMBOLS,
+            max_length=4,
+            n_best=4,
+            attention_of=lambda cache: cache.per_beam["attention"],
+        ),
+        compiler_options=QUICK,
+    )(cache, limits(4, 4)._replace(source_mask=SOURCE_MASK))
+    plain = run(tables, limits(4, 4), options=EXHAUSTIVE, max_length=4, n_best=4)
+    assert not np.array_equal(found.tokens, plain.tokens)
+    for row in range(2):
+        finished = [
+            (score, tokens) for score, _, tokens in brute_force(tables[row], 4, 1.0) if tokens[-1] == EOS
+        ]
+        scored = [(score + coverage_of(tokens, SOURCE_MASK[row], beta), tokens) for score, tokens in finished]
+        for rank, (score, tokens) in enumerate(sorted(scored, reverse=True)[:4]):
+            assert tokens_of(found, row, rank) == tokens
+            np.testing.assert_allclose(found.scores[row, rank], score, rtol=1e-4)
+
+
+# ---- groups ----
+
+
+def diverse_beam(table, limit, *, width, groups, strength):
+    """Diverse beam search in plain Python, without an early end: (score, tokens), best first."""
+    size = width // groups
+    live = [[(0.0, ())] for _ in range(groups)]
+    finished = set()
+    for length in range(1, limit + 1):
+        chosen = np.zeros(table.shape[0])
+        for group in range(groups):
+            candidates = []
+            for log_prob, tokens in live[group]:
+                context = (BOS, BOS, *tokens)
+                for token, step in enumerate(log_softmax(table[context[-2], context[-1]])):
+                    if token not in (PAD, BOS):
+                        merit = log_prob + step - strength * chosen[token]
+                        candidates.append((merit, log_prob + step, (*tokens, token)))
+            best = [candidate[1:] for candidate in sorted(candidates, reverse=True)[:size]]
+            for _, tokens in best:
+                chosen[tokens[-1]] += 1
+            finished |= {(lp / penalty(length, 1.0), tokens) for lp, tokens in best if tokens[-1] == EOS}
+            live[group] = [(lp, tokens) for lp, tokens in best if tokens[-1] != EOS]
+    return sorted(finished, reverse=True)
+
+
+@pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (4, 2.0), (2, 0.0)])
+def test_groups_are_those_of_diverse_beam_search(groups, strength):
+    tables = make_tables(3, 9, seed=10)
+    tables[..., EOS] += 1.0
+    options = SearchConfig(beam_size=4, diversity_groups=groups, diversity_strength=strength)
+    found = run(tables, limits(8, 8, 6), options=options, max_length=8, n_best=4)
+    for row, limit in enumerate((8, 8, 6)):
+        expected = diverse_beam(tables[row], limit, width=4, groups=groups, strength=strength)
+        ours = [tokens_of(found, row, rank) for rank in range(4)]
+        assert ours[0] == expected[0][1]
+        np.testing.assert_allclose(found.scores[row, 0], expected[0][0], rtol=1e-4)
+        ended = [tokens for tokens in ours if tokens and tokens[-1] == EOS]
+        assert len(set(ended)) == len(ended) and set(ended) <= {tokens for _, tokens in expected}
+
+
+def test_one_group_is_plain_beam_search():
+    tables = make_tables(3, 9, seed=11)
+    plain, grouped = (
+        run(tables, limits(8, 8, 6), options=options, max_length=8, n_best=4)
+        for options in (
+            SearchConfig(beam_size=4),
+            SearchConfig(beam_size=4, diversity_groups=1, diversity_strength=0.0),
+        )
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, grouped)
+    # Kept apart by force, all hypotheses start with tokens of their own.
+    apart = SearchConfig(beam_size=4, diversity_groups=4, diversity_strength=100.0)
+    found = run(tables, limits(8, 8, 6), options=apart, max_length=8, n_best=4)
+    assert all(len({tokens_of(found, row, rank)[0] for rank in range(4)}) == 4 for row in range(3))
+
+
+# ---- inexact stopping ----
+
+
+@pytest.mark.parametrize(("patience", "steps"), [(0.5, 1), (1.0, 2)])
+def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
+    # Each step one of two beams ends. An exact search would go on for long: words are almost free.
+    counted, calls = constant_lattice({EOS: 0.45, 3: 0.5, 4: 0.05})
+    options = SearchConfig(beam_size=2, length_penalty=2.0, stopping="inexact", patience=patience)
+    found = search(
+        counted,
+        Cache({}, {}, jnp.zeros((), jnp.int32)),
+        limits(50),
+        options=options,
+        symbols=SYMBOLS,
+        max_length=50,
+    )
+    jax.effects_barrier()
+    assert len(calls) == steps and tokens_of(jax.tree.map(np.asarray, found), 0) == (EOS,)
+
+
+# ---- ensembles ----
+
+
+def run_ensemble(tables, mean):
+    """One search over the Markov chains of several tables."""
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def compiled(tables, lines):
+        cache = ensemble_caches([start_cache(table, 3) for table in tables])
+        both = ensemble([next_logits] * len(tables), mean=mean)
+        options = SearchConfig(beam_size=3)
+        return search(both, cache, lines, options=options, symbols=SYMBOLS, max_length=6, n_best=3)
+
+    return jax.tree.map(np.asarray, compiled(tables, limits(6, 6)))
+
+
+@pytest.mark.parametrize("mean", ["log_probs", "probs"])
+def test_an_ensemble_is_one_model_of_the_mean(mean):
+    one, two = make_tables(2, 7, seed=12), make_tables(2, 7, seed=13)
+    alone = run(one, limits(6, 6), options=SearchConfig(beam_size=3), max_length=6, n_best=3)
+    itself = run_ensemble([one, one], mean)
+    np.testing.assert_array_equal(itself.tokens, alone.tokens)
+    np.testing.assert_allclose(itself.scores, alone.scores, rtol=1e-5)
+    logs = [np.asarray(jax.nn.log_softmax(table)) for table in (one, two)]
+    together = np.mean(logs, axis=0) if mean == "log_probs" else np.log(np.mean(np.exp(logs), axis=0))
+    expected = run(together, limits(6, 6), options=SearchConfig(beam_size=3), max_length=6, n_best=3)
+    found = run_ensemble([one, two], mean)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+
+
+def test_an_ensemble_has_one_vocabulary():
+    with pytest.raises(UserError, match="vocabularies of 7 and 8 entries"):
+        run_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], "probs")
+
+
+# ---- segments ----
+
+
+def test_a_search_in_segments_of_what_is_left_is_the_search():
+    tables = make_tables(5, 9, seed=14)
+    lines = limits(3, 12, 1, 9, 12)
+    options = SearchConfig(beam_size=3)
+    whole = run(tables, lines, options=options, max_length=12, n_best=2)
+    task = Search(next_logits, options, SYMBOLS, max_length=12, n_best=2)
+    advance = jax.jit(lambda state: task.run(state, steps=3), compiler_options=QUICK)
+    state, rows, found = task.start(start_cache(tables, 3), lines), np.arange(5), {}
+    sizes = []
+    while len(rows):
+        state = advance(state)
+        sizes.append(len(rows))
+        done, result = np.asarray(state.done), jax.tree.map(np.asarray, task.finish(state))
+        found |= {
+            row: [tokens_of(result, at, n) for n in range(2)] for at, row in enumerate(rows) if done[at]
+        }
+        state, rows = take_rows(state, np.flatnonzero(~done)), rows[~done]
+    assert len(sizes) > 2 and sizes[0] > sizes[-1]
+    assert [found[row] for row in range(5)] == [
+        [tokens_of(whole, row, n) for n in range(2)] for row in range(5)
+    ]
+
+
+# ---- beams that stay where they are ----
+
+
+@pytest.mark.parametrize(("architecture", "seed"), [("encoder_decoder", 0), ("decoder_only", 2)])
+def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(architecture, seed):
+    config = ModelConfig(
+        architecture=architecture,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        model_dim=8,
+        num_heads=2,
+        ffn_dim=8,
+        tying="none",
+    )
+    model = make_model(config, source_size=11, target_size=11)
+    params = jax.tree.map(lambda leaf: 2.5 * leaf, init_params(model, jax.random.key(seed)))
+    source = np.array([[5, 6, 7, EOS, PAD], [9, EOS, PAD, PAD, PAD]], np.int32)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def translate(params):
+        cache = model.apply({"params": params}, source, source > 0, 4, 9, method="start_decoding")
+        return search(
+            lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="decode_step"),
+            cache,
+            limits(9, 7),
+            options=SearchConfig(beam_size=4),
+            symbols=SYMBOLS,
+            max_length=9,
+            n_best=4,
+        )
+
+    stayed = translate(params)
+    assert len(np.unique(np.asarray(stayed.tokens[0]))) > 4  # the beams are of different words
+    target_out = np.asarray(stayed.tokens).reshape(8, 9)
+    target_in = np.pad(target_out[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    rows, is_token = np.repeat(source, 4, axis=0), target_out != PAD
+    batch = Batch(rows, target_in, target_out, rows > 0, is_token)
+    logits = jax.jit(lambda: model.apply({"params": params}, batch, deterministic=True))()
+    steps = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), target_out[..., None], axis=2)[..., 0]
+    full = np.where(is_token, steps, 0.0).sum(axis=1).reshape(2, 4)
+    np.testing.assert_allclose(stayed.log_probs, full, atol=1e-5 * 9)
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
+        ({"min_p": -0.1}, "min_p is -0.1; it must be from 0"),
+        ({"top_k": -1}, "top_k is -1; it must be at least 0"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number above 0"),
+        ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu'; it must be one of gnmt, length"),
+        ({"method": "bean"}, "method is 'bean'; it must be one of beam, greedy, sample"),
+        ({"diversity_groups": 3}, "beam_size 4 is not divisible by .*diversity_groups 3; the nearest .*: 3"),
+        ({"min_length_offset": 30}, "min_length_offset 30, is above the longest of some"),
+        ({"min_length_ratio": 2.0}, "min_length_ratio 2.0 times .*max_length_ratio 1.5 times"),
+        ({"patience": float("nan")}, "patience is nan"),
+        ({"seed": -1}, "seed is -1"),
+        ({"coverage_penalty": float("inf")}, "coverage_penalty is inf; it must be a finite number"),
+    ],
+)
+def test_options_that_cannot_be_are_named(fields, words):
+    options = SearchConfig(**fields)
+    with pytest.raises(UserError, match=words) as error:
+        check_search(options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=words):
+        validate(Config(search=options))
+    with pytest.raises(UserError, match=words):
+        Search(next_logits, options, SYMBOLS, max_length=4)
+
+
+def test_coverage_needs_a_layer_that_there_is():
+    options = SearchConfig(coverage_penalty=0.2, coverage_layer=6)
+    with pytest.raises(UserError, match="coverage_layer is 6, but model.num_decoder_layers is 6"):
+        check_search(options, model=ModelConfig())
+    with pytest.raises(UserError, match="no cross-attention to measure coverage by"):
+        check_search(SearchConfig(coverage_penalty=0.2), model=ModelConfig(architecture="decoder_only"))
+
+
+def test_what_lines_need_is_named():
+    def start(**fields):
+        task = Search(next_logits, SearchConfig(**fields), SYMBOLS, max_length=4)
+        cache = start_cache(make_tables(1, 6, seed=1), 4)
+        return task.start(cache, limits(4)._replace(required=filled((3,))[None]))
+
+    with pytest.raises(ValueError, match="needs a seed for each line"):
+        start(method="sample")
+    with pytest.raises(ValueError, match="greedy search cannot require sequences; use method beam"):
+        start(method="greedy")
+    with pytest.raises(ValueError, match="needs attention_of"):
+        start(coverage_penalty=1.0)
+    with pytest.raises(ValueError, match="exclude each other; set diversity_groups to 1"):
+        start(diversity_groups=2)
+
+
+# ---- what is off costs nothing ----
+
+
+def primitives_of(options, lines):
+    """The names of all operations of a traced search."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name
+            for value in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+            ):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from walk(inner)
+
+    tables = np.zeros((2, 9, 9, 9), np.float32)
+    width = options.beam_size if options.method == "beam" else 1
+    traced = jax.make_jaxpr(
+        lambda tables: search(
+            next_logits, start_cache(tables, width), lines, options=options, symbols=SYMBOLS, max_length=7
+        )
+    )(tables)
+    return list(walk(traced.jaxpr))
+
+
+def test_options_that_are_off_are_not_in_the_program():
+    plain = primitives_of(SearchConfig(), limits(5, 7))
+    for options, lines, extra in (
+        (SearchConfig(no_repeat_ngram=2), limits(5, 7), "scatter_max"),
+        (SearchConfig(diversity_groups=2), limits(5, 7), "scatter-add"),
+        (SearchConfig(), limits(5, 7)._replace(required=required([[(3, 4)], [(5,)]])), "cummax"),
+    ):
+        more = primitives_of(options, lines)
+        assert len(more) > len(plain)
+        names = {name.replace("-", "_") for name in more} - {name.replace("-", "_") for name in plain}
+        assert extra.replace("-", "_") in names, names
+    others = primitives_of(
+        SearchConfig(min_length_ratio=0.0, diversity_strength=3.0, temperature=2.0), limits(5, 7)
+    )
+    assert others == plain
+    drawn = limits(5, 7)._replace(seeds=np.arange(2, dtype=np.uint32))
+    whole = primitives_of(SearchConfig(method="sample"), drawn)
+    cut = primitives_of(SearchConfig(method="sample", top_p=0.5), drawn)
+    assert "cumsum" in cut and "cumsum" not in whole

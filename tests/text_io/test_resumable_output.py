@@ -1,0 +1,136 @@
+"""Output that is cut off anywhere and gone on with is what it would have been."""
+
+import json
+
+import pytest
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.resumable_output import open_resumable
+
+ORIGIN = {"run": "runs/a", "checkpoint": "best (step 10)", "options": {"beam_size": 4}}
+LINES = ["a", "", "c\u2028", "d ||| x", "e", "f", "g"]
+
+
+def outputs_of(number, line):
+    """One to three output lines for an input line, some of which look like others."""
+    return [f"{number} ||| {line}{rank}" for rank in range(1 + number % 3)]
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(path, lines, *, resume=False, origin=ORIGIN, step=2, stop_after=None, second=None):
+    with open_resumable(str(path), origin=origin, step=step, resume=resume) as output:
+        start = output.done
+        reader = output.read("input", lines)
+        other = None if second is None else output.read("prefix", second)
+        for number, line in enumerate(reader, start=start):
+            if other is not None:
+                next(other)
+            if number == stop_after:
+                raise Killed
+            output.write(outputs_of(number, line))
+    return start
+
+
+def expected():
+    return "".join(f"{text}\n" for n, line in enumerate(LINES) for text in outputs_of(n, line)).encode()
+
+
+def test_without_interruption_only_the_file_is_left(tmp_path):
+    assert run(tmp_path / "out", LINES) == 0
+    assert (tmp_path / "out").read_bytes() == expected()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("torn", [b"", b"4 ||| half a li", b"9 ||| whole\n9 |"])
+@pytest.mark.parametrize("stop_after", range(7))
+def test_wherever_it_is_cut_off_it_becomes_the_same(tmp_path, stop_after, torn):
+    with pytest.raises(Killed):
+        run(tmp_path / "out", LINES, stop_after=stop_after)
+    assert not (tmp_path / "out").exists()
+    with (tmp_path / "out.partial").open("ab") as partial:
+        partial.write(torn)
+    assert run(tmp_path / "out", LINES, resume=True) == stop_after - stop_after % 2
+    assert (tmp_path / "out").read_bytes() == expected()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_it_may_be_cut_off_again_and_again(tmp_path):
+    for stop_after in (3, 3, 5, 6):
+        with pytest.raises(Killed):
+            run(tmp_path / "out", LINES, resume=True, stop_after=stop_after)
+    run(tmp_path / "out", LINES, resume=True)
+    assert (tmp_path / "out").read_bytes() == expected()
+
+
+def test_the_input_may_have_grown(tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "out", LINES[:5], stop_after=4)
+    assert run(tmp_path / "out", LINES, resume=True) == 4
+    assert (tmp_path / "out").read_bytes() == expected()
+
+
+def test_nothing_to_resume_is_a_beginning_and_without_resume_it_begins_anew(tmp_path):
+    assert run(tmp_path / "out", LINES, resume=True) == 0
+    with pytest.raises(Killed):
+        run(tmp_path / "new", LINES, stop_after=4)
+    assert run(tmp_path / "new", LINES) == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes() == expected()
+
+
+def interrupted(path, **options):
+    with pytest.raises(Killed):
+        run(path, LINES, stop_after=5, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"origin": ORIGIN | {"checkpoint": "best (step 20)"}}, ["best (step 20)", "best (step 10)"]),
+        ({"origin": ORIGIN | {"run": "runs/b"}}, ["run:", "runs/b", "runs/a"]),
+        ({"origin": ORIGIN | {"options": {"beam_size": 5}}}, ['{"beam_size": 5}', '{"beam_size": 4}']),
+        ({"origin": ORIGIN | {"more": 1}}, ["more: 1 now, absent for"]),
+        ({"step": 3}, ["step: 3 now, 2 for"]),
+    ],
+)
+def test_what_made_it_must_be_the_same(tmp_path, changes, words):
+    interrupted(tmp_path / "out")
+    before = (tmp_path / "out.partial").read_bytes()
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "out", LINES, resume=True, **changes)
+    assert all(word in str(error.value) for word in [*words, "leave out --resume to begin anew"])
+    assert (tmp_path / "out.partial").read_bytes() == before
+    assert run(tmp_path / "out", LINES, resume=True) == 4
+
+
+def test_the_lines_that_are_done_must_be_the_same(tmp_path):
+    interrupted(tmp_path / "out", second=LINES)
+    before = (tmp_path / "out.partial").read_bytes()
+    with pytest.raises(UserError, match="the first 4 lines of input are not those"):
+        run(tmp_path / "out", ["A", *LINES[1:]], resume=True, second=LINES)
+    with pytest.raises(UserError, match="the first 4 lines of prefix are not those"):
+        run(tmp_path / "out", LINES, resume=True, second=["A", *LINES[1:]])
+    with pytest.raises(UserError, match="input ends after 3 lines, but .* is of 4"):
+        run(tmp_path / "out", LINES[:3], resume=True, second=LINES)
+    assert (tmp_path / "out.partial").read_bytes().startswith(before[:20])
+    run(tmp_path / "out", LINES, resume=True, second=LINES)
+    assert (tmp_path / "out").read_bytes() == expected()
+
+
+def test_a_partial_file_without_its_record_is_refused(tmp_path):
+    interrupted(tmp_path / "out")
+    record = tmp_path / "out.partial.json"
+    content = json.loads(record.read_text())
+    assert content["lines"] == 4 and content["origin"] == ORIGIN
+    (tmp_path / "out.partial").write_bytes(b"short")
+    with pytest.raises(UserError, match="has 5 bytes, but its record says"):
+        run(tmp_path / "out", LINES, resume=True)
+    for damaged in ("{", "[]"):
+        record.write_text(damaged)
+        with pytest.raises(UserError, match=r"has no record out\.partial\.json"):
+            run(tmp_path / "out", LINES, resume=True)
+    record.unlink()
+    with pytest.raises(UserError, match=r"has no record out\.partial\.json"):
+        run(tmp_path / "out", LINES, resume=True)

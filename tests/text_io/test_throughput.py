@@ -1,0 +1,85 @@
+"""What is said of the speed: nothing at first, then lines, tokens, and the time left; compiling apart."""
+
+import io
+
+import jax
+import pytest
+
+from flaxformer_mt.text_io.throughput import Throughput
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_nothing_is_said_of_what_takes_a_moment(clock):
+    stream = io.StringIO()
+    with Throughput(total=10, stream=stream, clock=clock) as throughput:
+        for _ in range(10):
+            clock.now += 0.4
+            throughput.add(tokens=7)
+    assert stream.getvalue() == ""
+
+
+def test_now_and_then_a_line_and_one_at_the_end(clock):
+    stream = io.StringIO()
+    with Throughput(total=100, stream=stream, clock=clock) as throughput:
+        for _ in range(50):
+            clock.now += 1.0
+            throughput.add(lines=2, tokens=30)
+    first, last = stream.getvalue().rstrip("\n").split("\n")
+    assert first == "60/100 lines | 2.0 lines/s | 30 target tokens/s | 0:20 left"
+    assert last == "100/100 lines | 2.0 lines/s | 30 target tokens/s | 0:50 in all"
+
+
+def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
+    stream = io.StringIO()
+    with Throughput(total=2040, done=1000, stream=stream, clock=clock) as throughput:
+        throughput._listen("/jax/core/compile/backend_compile_duration", 20.0)
+        throughput._listen("/jax/some/other/thing", 99.0)
+        clock.now += 40.0
+        throughput.add(lines=40, tokens=400)
+    first, last = stream.getvalue().rstrip("\n").split("\n")
+    assert first == "1,040/2,040 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:20 | 8:20 left"
+    assert last.endswith("0:40 in all")
+
+
+def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
+    with Throughput(stream=io.StringIO(), clock=clock) as throughput:
+        jax.jit(lambda x: x * 3 + 1)(2.0).block_until_ready()
+    heard = throughput._compiling
+    assert heard > 0
+    jax.jit(lambda x: x * 5 + 1)(2.0).block_until_ready()
+    assert throughput._compiling == heard
+
+
+def test_quiet_is_quiet(clock):
+    stream = io.StringIO()
+    with Throughput(quiet=True, stream=stream, clock=clock) as throughput:
+        clock.now += 60.0
+        throughput.add(tokens=7)
+    assert stream.getvalue() == ""
+
+
+def test_without_a_total_no_time_is_left(clock):
+    stream = Terminal()
+    with Throughput(stream=stream, clock=clock) as throughput:
+        clock.now += 6.0
+        throughput.add(lines=12, tokens=60)
+    written = stream.getvalue()
+    assert "12 lines | 2.0 lines/s | 10 target tokens/s" in written and "left" not in written
+    assert written.rstrip("\n").endswith("0:06 in all")

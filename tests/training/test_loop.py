@@ -1,0 +1,463 @@
+"""`fit` end to end on a made-up language: it learns, writes its directory, and survives what kills it."""
+
+import dataclasses
+import functools
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from made_up_text import write_text
+
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    SearchConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.training.optimizers import make_optimizer
+from flaxformer_mt.training.setup import to_trees
+from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.train_log import TrainingLog
+from flaxformer_mt.training.validation import Evaluation
+from flaxformer_mt.vocab import load_vocabs
+
+# What a library warns of reaches the user's terminal.
+pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What two runs of the same config may differ in: how long things took.
+CLOCKS = {"time", "seconds", "tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second"}
+
+REPORT_KEYS = {
+    "step",
+    "stopped_early",
+    "train_seconds",
+    "target_tokens",
+    "parameters",
+    "hardware",
+    "python",
+    "best",
+    "test",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Config:
+    """The config of the reference run; vocabularies and token stores are made once for all tests."""
+    folder = tmp_path_factory.mktemp("text")
+    write_text(folder, "train", 64, seed=1)
+    write_text(folder, "valid", 6, seed=2)
+    write_text(folder, "test", 6, seed=3)
+    return Config(
+        seed=5,
+        data=DataConfig(
+            dataset="parallel_text",
+            text_dir=str(folder),
+            cache_dir=str(tmp_path_factory.mktemp("cache")),
+            source_language="xx",
+            target_language="yy",
+            max_source_length=16,
+            max_target_length=16,
+            batch_tokens=128,
+            num_shapes=1,
+        ),
+        vocab=VocabConfig(kind="bpe", size=40, byte_fallback=False, normalization="identity"),
+        model=ModelConfig(
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=16,
+            num_heads=2,
+            ffn_dim=16,
+            dropout_rate=0.1,
+        ),
+        optim=OptimConfig(learning_rate=0.02, warmup_steps=4, ema_decay=0.9),
+        train=TrainConfig(
+            steps=12,
+            log_every=5,
+            evaluate_every=8,
+            checkpoint_every=4,
+            keep_checkpoints=3,
+            tensorboard=False,
+            log_accuracy=True,
+            prng="threefry",
+        ),
+        parallel=ParallelConfig(devices=1),
+        search=SearchConfig(beam_size=2, max_length_offset=4),
+    )
+
+
+def change(config: Config, **sections: dict[str, Any]) -> Config:
+    """The config with fields of its sections set anew: change(config, train={"steps": 3})."""
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()
+    }
+    return dataclasses.replace(config, **changed)
+
+
+@pytest.fixture(scope="module")
+def reference(base, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """A run that nothing disturbed, and its report."""
+    run_dir = tmp_path_factory.mktemp("runs") / "reference"
+    return run_dir, fit(base, run_dir)
+
+
+def load_state(run_dir: Path, step: int) -> dict[str, Any]:
+    """All arrays of a checkpoint, by the names that the trainer gives them."""
+    config = read_config(run_dir / "config.json")
+    vocabs = load_vocabs(run_dir / "vocab")
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    optimizer = make_optimizer(config.optim, lambda step: step * 0.0)
+
+    def make() -> Any:
+        params = init_params(model, jax.random.key(0))
+        return to_trees(init_state(params, optimizer, ema=config.optim.ema_decay > 0))
+
+    return Checkpoints(run_dir).restore(step, jax.eval_shape(make))[0]
+
+
+def assert_same_run(run_dir: Path, expected_dir: Path) -> None:
+    """Final arrays are equal bit for bit, and so is what was logged, apart from the clocks."""
+    config = read_config(expected_dir / "config.json")
+    left, right = load_state(run_dir, config.train.steps), load_state(expected_dir, config.train.steps)
+    assert {"params", "opt_state", "counters"} <= set(left)
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for (path, a), b in zip(jax.tree.leaves_with_path(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
+    assert without_clocks(read_metrics(run_dir)) == without_clocks(read_metrics(expected_dir))
+    for name in ("test.hypothesis", "test.source", "test.reference"):
+        assert (run_dir / "translations" / name).read_bytes() == (
+            expected_dir / "translations" / name
+        ).read_bytes()
+
+
+def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name not in CLOCKS} for record in records]
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Calls functions after the updates that the steps number: at_step({3: stop})."""
+
+    def install(actions: dict[int, Any]) -> None:
+        add = TrainingLog.add
+
+        def add_and_act(self: TrainingLog, step: int, *arguments: Any) -> None:
+            add(self, step, *arguments)
+            if step in actions:
+                actions[step]()
+
+        monkeypatch.setattr(TrainingLog, "add", add_and_act)
+
+    return install
+
+
+# ---- a run that nothing disturbs ----
+
+
+def test_a_profile_changes_nothing_but_leaves_a_trace(base, reference, tmp_path, capsys):
+    """Of the last three updates of a run that is hardly longer; with a peak, the log has the utilization."""
+    config = change(base, train={"peak_flops": 1e12})
+    fit(config, tmp_path / "run", profile=3)
+    said = re.search(r"profile of updates 10 to 12: (\S+);", capsys.readouterr().err)
+    assert said and said[1].startswith(str(tmp_path / "run" / "profile"))
+    names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
+    assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
+    records = read_metrics(tmp_path / "run")
+    for record in records:
+        if record["split"] == "train":
+            utilization = record.pop("utilization")
+            assert utilization == pytest.approx(record["model_flops_per_second"] / 1e12)
+    assert without_clocks(records) == without_clocks(read_metrics(reference[0]))
+
+
+def test_training_learns_and_writes_its_directory(base, reference):
+    run_dir, report = reference
+    assert {path.name for path in run_dir.iterdir()} == {
+        "config.json",
+        "vocab",
+        "checkpoints",
+        "metrics.jsonl",
+        "translations",
+        "report.json",
+    }
+    assert read_config(run_dir / "config.json") == base
+    assert Checkpoints(run_dir).steps() == [4, 8, 12]
+    records = read_metrics(run_dir)
+    train = [record for record in records if record["split"] == "train"]
+    valid = [record for record in records if record["split"] == "valid"]
+    assert [record["step"] for record in train] == [5, 10, 12]
+    assert [record["step"] for record in valid] == [8, 12]
+    assert train[-1]["loss"] < 0.9 * train[0]["loss"]
+    assert valid[-1]["loss"] < valid[0]["loss"]
+    assert all(0 <= record["padding"] < 1 and record["skipped"] == 0 for record in train)
+    assert train[0]["learning_rate"] == pytest.approx(0.02 * (4 / 5) ** 0.5)
+    assert {"loss", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert sum(record["target_tokens"] for record in train) == report["target_tokens"]
+    assert all(0 <= record["data_wait"] <= 1 and record["model_flops_per_second"] > 0 for record in train)
+    assert not any({"utilization", "device_memory_gib"} & set(record) for record in train)  # on a CPU
+
+
+def test_the_report_says_what_was_documented(reference):
+    run_dir, report = reference
+    assert set(report) == REPORT_KEYS
+    assert json.loads((run_dir / "report.json").read_text(encoding="utf-8")) == report
+    assert (report["step"], report["stopped_early"]) == (12, False)
+    assert report["hardware"].endswith(" cores)")
+    state = load_state(run_dir, 12)
+    assert report["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+    test = report["test"]
+    assert (test["sentences"], test["beam_size"], test["method"]) == (6, 2, "beam")
+    assert {"bleu", "chrf", "signature"} <= set(test)
+    best = max((r for r in read_metrics(run_dir) if r["split"] == "valid"), key=lambda r: r["bleu"])
+    assert report["best"] == {"step": best["step"], "bleu": best["bleu"]}
+    assert len((run_dir / "translations" / "test.hypothesis").read_text(encoding="utf-8").split("\n")) == 7
+
+
+def test_target_tokens_are_counted_once(base, reference):
+    """Every epoch passes over the same tokens; 12 updates are a whole number of epochs and a rest."""
+    run_dir, report = reference
+    progress = Checkpoints(run_dir).restore_params(12)[1]
+    lines = (Path(base.data.text_dir) / "train.yy").read_text(encoding="utf-8").split("\n")[:-1]
+    vocab = load_vocabs(run_dir / "vocab").target
+    epoch = sum(len(vocab.tokenize(line)) for line in lines)
+    assert progress["epoch"] >= 1
+    assert progress["epoch"] * epoch <= report["target_tokens"] < (progress["epoch"] + 1) * epoch
+
+
+def test_each_epoch_has_its_line(reference):
+    """All epochs are over the same tokens, so that their losses can be compared."""
+    run_dir, _ = reference
+    progress = Checkpoints(run_dir).restore_params(12)[1]
+    epochs = [record for record in read_metrics(run_dir) if record["split"] == "epoch"]
+    assert [record["epoch"] for record in epochs] == list(range(1, progress["epoch"] + 1))
+    assert len(epochs) >= 1 and len({record["target_tokens"] for record in epochs}) == 1
+    assert all(0 < record["accuracy"] < 1 for record in epochs)
+    batches = epochs[0]["step"]
+    assert [record["step"] for record in epochs] == [batches * record["epoch"] for record in epochs]
+    train = [record for record in read_metrics(run_dir) if record["split"] == "train"]
+    assert all(0 <= record["accuracy"] < 1 for record in train)
+
+
+def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, capsys, monkeypatch):
+    run_dir, report = reference
+    monkeypatch.setattr(trainer, "begin_sitting", None)  # whoever calls it fails
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "config.json"}
+    assert fit(base, run_dir) == report
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    told = capsys.readouterr().err
+    assert f"{run_dir} is finished, at step 12 of 12" in told
+    assert f"test BLEU {report['test']['bleu']:.2f}" in told
+
+
+def test_another_config_is_refused_by_the_names_of_its_fields(base, reference):
+    run_dir, _ = reference
+    other = change(base, model={"ffn_dim": 32}, optim={"learning_rate": 0.5})
+    with pytest.raises(UserError, match=r"model\.ffn_dim: 16 -> 32\n  optim\.learning_rate: 0\.02 -> 0\.5"):
+        fit(other, run_dir)
+
+
+# ---- runs that are stopped ----
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from flaxformer_mt.runs import atomic_folder as manifest
+from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.training.train_log import TrainingLog
+
+run_dir, config, where, number = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+calls = 0
+
+def kill_in(owner, name, matters):
+    original = getattr(owner, name)
+    def killing(*arguments, **options):
+        global calls
+        if matters(*arguments):
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+    setattr(owner, name, killing)
+
+if where == "update":
+    kill_in(TrainingLog, "add", lambda *_: True)
+elif where == "save":
+    kill_in(manifest, "seal_folder", lambda folder, *_: folder.parent.name == "checkpoints")
+trainer.fit(read_config(config), run_dir)
+"""
+
+
+def run_killed(run_dir: Path, config: Path, where: str, number: int) -> subprocess.CompletedProcess:
+    """Trains in a process that is killed at the given update, in the given save of a checkpoint, or never."""
+    command = [sys.executable, "-c", KILLED, str(run_dir), str(config), where, str(number)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path):
+    """Killed while the checkpoint of step 8 is being saved; then again three updates after that of step 4."""
+    config, run_dir = tmp_path / "config.json", tmp_path / "run"
+    save_config(base, config)
+    assert run_killed(run_dir, config, "save", 2).returncode == -signal.SIGKILL
+    assert Checkpoints(run_dir).steps() == [4]
+    assert any(path.name.startswith(".writing") for path in (run_dir / "checkpoints").iterdir())
+    assert run_killed(run_dir, config, "update", 3).returncode == -signal.SIGKILL
+    assert Checkpoints(run_dir).steps() == [4]
+    done = run_killed(run_dir, config, "never", 0)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step 4 of 12" in done.stderr
+    assert not [line for line in done.stderr.split("\n") if "arning" in line or "Traceback" in line]
+    assert not list((run_dir / "checkpoints").glob(".*"))
+    assert_same_run(run_dir, reference[0])
+    report = json.loads((run_dir / "report.json").read_text(encoding="utf-8"))
+    for name in ("step", "target_tokens", "best", "parameters"):
+        assert report[name] == reference[1][name]
+
+
+@pytest.mark.parametrize(
+    ("sections", "number", "status"),
+    [
+        ({"optim": {"accumulation": 2}, "train": {"prng": "rbg"}}, signal.SIGTERM, 143),
+        ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
+    ],
+    ids=["accumulation", "packing and sampling"],
+)
+def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sections, number, status):
+    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace."""
+    config = change(base, **sections)
+    config = change(
+        config,
+        train={"steps": 4, "log_every": 4, "checkpoint_every": 2, "evaluate_every": 100, "average_last": 2},
+    )
+    fit(config, tmp_path / "undisturbed")
+    run_dir = tmp_path / "stopped"
+    at_step({3: lambda: signal.raise_signal(number)})
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        fit(config, run_dir)
+    assert stopped.value.code == status
+    assert Checkpoints(run_dir).steps() == [2, 3]
+    assert not (run_dir / "report.json").exists()
+    told = capfd.readouterr().err
+    assert f"{number.name}: saving after this step" in told
+    assert "stopped at step 3 and saved" in told
+    assert fit(config, run_dir)["step"] == 4
+    assert "goes on from step 3 of 4" in capfd.readouterr().err
+    assert Checkpoints(run_dir).steps() == [2, 4]
+    assert_same_run(run_dir, tmp_path / "undisturbed")
+    averages = [Checkpoints(run).restore_params("average") for run in (run_dir, tmp_path / "undisturbed")]
+    assert averages[0][1] == averages[1][1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, averages[0][0], averages[1][0]))
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, reference, tmp_path, capsys):
+    """A run killed after its last update, before its report, whose last checkpoint then lost a bit."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference[0], run_dir)
+    (run_dir / "report.json").unlink()
+    victim = max((run_dir / "checkpoints" / "12" / "params").rglob("*"), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    report = fit(base, run_dir)
+    told = capsys.readouterr().err
+    assert "warning: checkpoint 12" in told
+    assert "goes on from step 8 of 12" in told
+    assert report["step"] == 12
+    assert_same_run(run_dir, reference[0])
+
+
+# ---- other ends ----
+
+
+def test_patience_ends_a_run_and_the_average_serves(base, tmp_path, monkeypatch, capsys):
+    """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; on four devices, without a test set."""
+    scores = iter([1.0, 3.0, 2.0, 3.0])
+    monkeypatch.setattr(Evaluation, "__call__", lambda self, params: {"loss": 1.0, "bleu": next(scores)})
+    text = tmp_path / "text"
+    shutil.copytree(base.data.text_dir, text, ignore=shutil.ignore_patterns("test.*"))
+    config = change(
+        base,
+        data={"text_dir": str(text)},
+        train={
+            "evaluate_every": 1,
+            "checkpoint_every": 100,
+            "patience": 2,
+            "average_last": 2,
+            "final_checkpoint": "average",
+        },
+        parallel={"devices": 4},
+    )
+    report = fit(config, tmp_path / "run")
+    assert (report["step"], report["stopped_early"]) == (4, True)
+    assert report["best"] == {"step": 2, "bleu": 3.0}
+    assert report["hardware"].endswith(" cores, 4 simulated devices)")
+    assert "test" not in report
+    checkpoints = Checkpoints(tmp_path / "run", best_metric="bleu")
+    assert checkpoints.steps() == [2, 3, 4]
+    assert checkpoints.best() == 2
+    averaged, progress = checkpoints.restore_params("average")
+    assert progress["averaged_steps"] == [3, 4]
+    third, fourth = (checkpoints.restore_params(step)[0] for step in (3, 4))
+    mean = jax.tree.map(lambda a, b: (np.float64(a) + np.float64(b)) / 2, third, fourth)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), averaged, mean)
+    [line] = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
+    assert line["step"] == 4  # what had been gathered when it ended
+    assert fit(config, tmp_path / "run") == report  # and it stays ended
+    assert "is finished, at step 4 of 12" in capsys.readouterr().err
+
+
+def test_without_a_validation_set_there_is_no_best(base, tmp_path):
+    text = tmp_path / "text"
+    shutil.copytree(base.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*"))
+    config = change(base, data={"text_dir": str(text)}, train={"patience": 3})
+    with pytest.raises(UserError) as error:
+        fit(config, tmp_path / "run")
+    message = str(error.value)
+    assert "train.patience=3 and train.final_checkpoint=best need a validation set" in message
+    assert "has no split valid" in message
+    assert "set train.final_checkpoint=last" in message
+
+
+def test_training_that_produces_no_numbers_ends_with_the_remedy(base, tmp_path):
+    """A learning rate at which the first update overflows; without a validation set, which needs none."""
+    text = tmp_path / "text"
+    shutil.copytree(base.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*"))
+    config = change(
+        base,
+        data={"text_dir": str(text)},
+        optim={"learning_rate": 1e38, "schedule": "constant", "warmup_steps": 0},
+        train={"max_nonfinite_steps": 3, "log_every": 1, "final_checkpoint": "last", "checkpoint_every": 2},
+    )
+    with pytest.raises(UserError, match=r"the last 3 updates up to step 4 .*lower optim\.learning_rate"):
+        fit(config, tmp_path / "run")
+    lines = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
+    assert [record["skipped"] for record in lines] == [0, 1, 2, 3]
+    state = load_state(tmp_path / "run", 2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"]))
+
+
+def test_a_config_that_cannot_be_is_refused_before_anything_is_written(base, tmp_path):
+    with pytest.raises(UserError, match=r"train\.steps is 0"):
+        fit(change(base, train={"steps": 0}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,222 @@
+"""Schedules against hand values, Adam against numpy, and which parameters each rule touches."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from flaxformer_mt.config import ModelConfig, OptimConfig
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.training.optimizers import _muon_dimensions, make_optimizer, make_schedule
+
+CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
+
+
+def rates(
+    config: OptimConfig, steps: list[int], *, model_dim: int = 64, total_steps: int = 12
+) -> list[float]:
+    schedule = make_schedule(config, model_dim=model_dim, total_steps=total_steps)
+    return [float(schedule(step)) for step in steps]
+
+
+def test_noam_is_equation_3_of_the_paper():
+    """lrate = D^-0.5 * min(n^-0.5, n * warmup^-1.5), where the first update is n = 1."""
+    config = OptimConfig(schedule="noam", learning_rate=2.0, warmup_steps=4000)
+    numbers = [1, 100, 3999, 4000, 4001, 100_000]
+    expected = [2 * 512**-0.5 * min(n**-0.5, n * 4000**-1.5) for n in numbers]
+    np.testing.assert_allclose(rates(config, [n - 1 for n in numbers], model_dim=512), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # updates 1, 2, 4 (the end of warm-up), 8, 12 (the end), 16 (beyond)
+        ("inverse_sqrt", [0.125, 0.25, 0.5, 0.5 * 0.5**0.5, 0.5 * 3**-0.5, 0.25]),
+        ("constant", [0.125, 0.25, 0.5, 0.5, 0.5, 0.5]),
+        ("linear", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
+        ("cosine", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
+    ],
+)
+def test_schedules_by_hand(schedule, expected):
+    """Peak 0.5 after 4 updates; linear and cosine end at a fifth of it after 12, and are halfway at 8."""
+    config = dataclasses.replace(CONFIG, schedule=schedule, final_fraction=0.2)
+    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5)
+
+
+def test_cosine_is_not_linear_between():
+    config = dataclasses.replace(CONFIG, schedule="cosine")
+    expected = 0.5 * 0.5 * (1 + math.cos(math.pi / 4))
+    np.testing.assert_allclose(rates(config, [5]), [expected], rtol=1e-5)
+
+
+def test_without_warmup_the_first_update_is_at_the_peak():
+    for schedule in ("inverse_sqrt", "constant", "linear", "cosine"):
+        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=0)
+        rate = rates(config, [0], total_steps=1000)[0]
+        assert 0.499 < rate <= 0.5, schedule
+
+
+def run(config: OptimConfig, params: dict, gradients: list[dict]) -> list[dict]:
+    """The parameters after each update at a constant rate of 0.5."""
+    optimizer = make_optimizer(config, optax.constant_schedule(0.5))
+    state, history = optimizer.init(params), []
+
+    @jax.jit
+    def step(gradient: dict, state: optax.OptState, params: dict) -> tuple[dict, optax.OptState]:
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(gradient, state, params)
+        history.append(params)
+    return history
+
+
+def random_tree(seed: int) -> dict:
+    generator = np.random.default_rng(seed)
+    return {
+        "dense": {
+            "kernel": generator.normal(size=(3, 4)).astype(np.float32),
+            "bias": generator.normal(size=4).astype(np.float32),
+        }
+    }
+
+
+def test_adam_is_its_definition():
+    """Algorithm 1 of Kingma and Ba 2015 for three updates, in numpy."""
+    config = dataclasses.replace(CONFIG, optimizer="adam", b1=0.8, b2=0.95, epsilon=1e-3)
+    gradients = [random_tree(seed) for seed in (1, 2, 3)]
+    history = run(config, random_tree(0), gradients)
+    for leaf in ("kernel", "bias"):
+        value = random_tree(0)["dense"][leaf].astype(np.float64)
+        first = second = np.zeros_like(value)
+        for number, gradient in enumerate(gradients, start=1):
+            g = gradient["dense"][leaf]
+            first = 0.8 * first + 0.2 * g
+            second = 0.95 * second + 0.05 * g**2
+            value = value - 0.5 * (first / (1 - 0.8**number)) / (np.sqrt(second / (1 - 0.95**number)) + 1e-3)
+            np.testing.assert_allclose(history[number - 1]["dense"][leaf], value, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_scales_the_whole_gradient_to_its_norm():
+    """Seen through lion's neighbour without memory: Adam with betas 0 divides by |g| + epsilon."""
+    gradient = {"dense": {"kernel": np.full((2, 2), 3.0, np.float32), "bias": np.full(1, 8.0, np.float32)}}
+    norm = 10.0  # sqrt(4 x 9 + 64)
+    zero = jax.tree.map(np.zeros_like, gradient)
+    for clip, scale in [(2.5, 2.5 / norm), (20.0, 1.0), (0.0, 1.0)]:
+        config = dataclasses.replace(CONFIG, optimizer="adam", b1=0.0, b2=0.0, epsilon=1.0, clip_norm=clip)
+        after = run(config, zero, [gradient])[0]["dense"]
+        expected = {name: -0.5 * (g * scale) / (g * scale + 1) for name, g in gradient["dense"].items()}
+        np.testing.assert_allclose(after["kernel"], expected["kernel"], rtol=1e-5)
+        np.testing.assert_allclose(after["bias"], expected["bias"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    """The real tree of a small model, all entries 1, so that decay shows everywhere."""
+    config = ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        model_dim=8,
+        num_heads=2,
+        key_dim=3,
+        ffn_dim=10,
+        tying="none",
+        positions="learned",
+        max_positions=6,
+        output_bias=True,
+    )
+    model = make_model(config, source_size=9, target_size=11)
+    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
+
+
+def leaf_names(tree: dict) -> list[str]:
+    return [path[-1].key for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
+def test_weight_decay_shrinks_matrices_and_leaves_biases_and_scales_alone(optimizer, params):
+    """Without a gradient, decay is all that moves: by learning rate x decay = 0.5 x 0.1."""
+    config = dataclasses.replace(CONFIG, optimizer=optimizer, weight_decay=0.1)
+    after = run(config, params, [jax.tree.map(jnp.zeros_like, params)])[0]
+    seen = set()
+    for name, leaf in zip(leaf_names(after), jax.tree.leaves(after), strict=True):
+        expected = 0.95 if name in ("kernel", "embedding", "output_kernel") else 1.0
+        np.testing.assert_allclose(leaf, np.full(leaf.shape, expected), rtol=1e-5, err_msg=name)
+        seen.add(name)
+    assert seen == {"kernel", "embedding", "output_kernel", "bias", "scale", "output_bias"}
+
+
+def test_muon_turns_kernels_from_inputs_to_outputs(params):
+    dimensions = _muon_dimensions(params)
+    block = dimensions["decoder"]["layers_0"]
+    attention, feedforward = block["cross_attention"], block["feedforward"]
+    for name in ("query", "key", "value"):
+        assert attention[name]["kernel"] == contrib.MuonDimensionNumbers(0, (1, 2))
+    assert attention["output"]["kernel"] == contrib.MuonDimensionNumbers((0, 1), 2)
+    assert feedforward["input"]["kernel"] == contrib.MuonDimensionNumbers(0, 1)
+    assert feedforward["output"]["kernel"] == contrib.MuonDimensionNumbers(0, 1)
+    left_to_adam = [
+        attention["query"]["bias"],
+        block["feedforward_residual"]["norm"]["scale"],
+        dimensions["source_embedding"]["embedding"],
+        dimensions["output_kernel"],
+    ]
+    assert left_to_adam == [None] * 4
+
+
+def test_muon_makes_updates_orthogonal_as_matrices(params):
+    """The update of a query projection [D, H, K] is, as a D x HK matrix, a multiple of an orthogonal one."""
+    config = dataclasses.replace(CONFIG, optimizer="muon")
+    gradients = jax.tree.map(
+        lambda leaf: jnp.asarray(np.random.default_rng(leaf.size).normal(size=leaf.shape), jnp.float32),
+        params,
+    )
+    after = run(config, params, [gradients])[0]
+    attention, before = after["encoder"]["layers_0"]["self_attention"], 1.0
+    for name, rows in {"query": 8, "output": 8}.items():
+        update = np.asarray(attention[name]["kernel"]) - before
+        matrix = update.reshape(rows, -1) if name == "query" else update.reshape(-1, rows)
+        singular = np.linalg.svd(matrix, compute_uv=False)
+        # five Newton-Schulz iterations end within about 0.7 and 1.2 of the common value
+        assert singular.max() / singular.min() < 2, name
+        raw = np.asarray(gradients["encoder"]["layers_0"]["self_attention"][name]["kernel"]).reshape(
+            matrix.shape
+        )
+        assert np.linalg.svd(raw, compute_uv=False).max() / np.linalg.svd(raw, compute_uv=False).min() > 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [("adam", 0.05), ("adamw", 0.05), ("adafactor", 0.05), ("lion", 0.02), ("muon", 0.05)],
+)
+def test_every_optimizer_fits_a_line(optimizer, rate):
+    generator = np.random.default_rng(7)
+    inputs = generator.normal(size=(64, 3)).astype(np.float32)
+    wanted = inputs @ generator.normal(size=(3, 4)).astype(np.float32) + 0.5
+
+    def loss(params: dict) -> jax.Array:
+        return ((inputs @ params["dense"]["kernel"] + params["dense"]["bias"] - wanted) ** 2).mean()
+
+    update_rule = make_optimizer(
+        dataclasses.replace(CONFIG, optimizer=optimizer, clip_norm=1.0), optax.constant_schedule(rate)
+    )
+    params = jax.tree.map(lambda leaf: 0.1 * leaf, random_tree(0))
+    state = update_rule.init(params)
+
+    @jax.jit
+    def run_200(params: dict, state: optax.OptState) -> dict:
+        def step(carry: tuple, _: None) -> tuple:
+            params, state = carry
+            updates, state = update_rule.update(jax.grad(loss)(params), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, state), None, length=200)[0][0]
+
+    assert float(loss(run_200(params, state))) < 0.05 * float(loss(params))

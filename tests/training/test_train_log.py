@@ -1,0 +1,243 @@
+"""The running log of training: what its lines are means of, and that a stop anywhere changes none."""
+
+import dataclasses
+import json
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.flops import real_work, training_flops
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training import train_log as monitor
+from flaxformer_mt.training.train_log import DataWait, TrainingLog
+from flaxformer_mt.training.update import StepMetrics
+
+CLOCKS = {"tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second", "utilization"}
+TOKENS, TRUE = np.ones((2, 3), np.int32), np.ones((2, 3), bool)
+BATCH = Batch(TOKENS, TOKENS, TOKENS, TRUE, TRUE)
+
+
+class Lines(list):
+    """A tracker that keeps what it is told, clocks in a list of their own."""
+
+    def __init__(self) -> None:
+        self.clocks: list[dict[str, float]] = []
+
+    def log(self, step: int, split: str, values: dict[str, Any]) -> None:
+        self.append((step, split, {name: v for name, v in values.items() if name not in CLOCKS}))
+        if split == "train":
+            self.clocks.append({name: v for name, v in values.items() if name in CLOCKS})
+
+
+class Devices:
+    """As much of Parallel as the log asks: 2 devices."""
+
+    device_count = 2
+    row_factor = 1
+
+    def __init__(self, device_kind: str = "cpu", memory: int | None = None) -> None:
+        self.device_kind = device_kind
+        self.memory = lambda: memory
+
+
+class Clock:
+    """A time that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    stopped = Clock()
+    monkeypatch.setattr(monitor, "time", stopped)
+    return stopped
+
+
+def make_config(**train: Any) -> Config:
+    return Config(train=TrainConfig(**{"steps": 1000, "log_every": 4, "log_accuracy": True} | train))
+
+
+def make_log(
+    lines: Lines,
+    config: Config,
+    gathered: dict[str, Any] | None = None,
+    parallel: Devices | None = None,
+) -> TrainingLog:
+    return TrainingLog(
+        lines,
+        lambda step: 0.5,
+        config,
+        parallel=parallel or Devices(),
+        target_size=11,
+        gathered=gathered,
+    )
+
+
+def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
+    one = np.float32(1.0)
+    counted = None if correct is None else np.float32(correct)
+    return StepMetrics(np.float32(loss), np.float32(weight), one, np.int32(0), np.int32(0), counted)
+
+
+def run(
+    log: TrainingLog, updates: list[tuple[float, float, float | None]], epochs: list[int], first: int = 0
+):
+    for step, (update, epoch) in enumerate(zip(updates, epochs, strict=True), start=first + 1):
+        log.add(step, metrics(*update), [BATCH], epoch)
+
+
+UPDATES = [(6.0, 2.0, 1.0), (4.0, 2.0, 0.0), (9.0, 3.0, 3.0), (5.0, 5.0, 1.0), (1.0, 1.0, 1.0)]
+
+
+def test_each_epoch_ends_with_the_means_over_its_tokens():
+    """Epochs of 3 and 2 updates, a line of the log every 4."""
+    lines = Lines()
+    run(make_log(lines, make_config()), UPDATES, [0, 0, 1, 1, 2])
+    assert [(step, split) for step, split, _ in lines] == [(3, "epoch"), (4, "train"), (5, "epoch")]
+    assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "accuracy": 4 / 7, "target_tokens": 7}
+    assert lines[2][2] == {"epoch": 2, "loss": 6 / 6, "accuracy": 2 / 6, "target_tokens": 6}
+    assert (lines[1][2]["loss"], lines[1][2]["accuracy"]) == (24 / 12, 5 / 12)
+
+
+def test_accuracy_is_logged_only_where_it_is_counted():
+    lines = Lines()
+    updates = [(loss, weight, None) for loss, weight, _ in UPDATES]
+    run(make_log(lines, make_config(log_accuracy=False)), updates, [0, 0, 1, 1, 2])
+    assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "target_tokens": 7}
+    assert not any("accuracy" in values for _, _, values in lines)
+
+
+def test_an_update_of_several_epochs_ends_them_all_with_one_line():
+    lines = Lines()
+    run(make_log(lines, make_config()), UPDATES[:3], [0, 3, 3])
+    assert [(step, split, values["epoch"]) for step, split, values in lines] == [(2, "epoch", 3)]
+    assert lines[0][2]["loss"] == 10 / 4
+
+
+def test_a_loss_that_is_no_number_voids_a_line_but_not_the_epoch():
+    lines = Lines()
+    run(make_log(lines, make_config(log_every=2)), [UPDATES[0], (math.nan, 7.0, 0.0), UPDATES[2]], [0, 0, 1])
+    assert [split for _, split, _ in lines] == ["train", "epoch"]
+    assert math.isnan(lines[0][2]["loss"])
+    assert lines[1][2] == {"epoch": 1, "loss": 15 / 5, "accuracy": 4 / 5, "target_tokens": 5}
+
+
+def random_updates(count: int) -> list[tuple[float, float, float]]:
+    """Losses whose sum in float64 depends on the order of addition."""
+    random = np.random.default_rng(0)
+    return [(float(np.float32(loss)), 7.0, 3.0) for loss in 10 ** random.uniform(-12, 12, count)]
+
+
+@pytest.mark.parametrize("stop", range(1, 24))
+def test_a_stop_anywhere_changes_no_line(stop):
+    """Bit for bit, whether it falls on the end of a line, of an epoch, or between."""
+    config, updates = make_config(log_every=9), random_updates(24)
+    epochs = [step // 11 for step in range(1, 25)]
+    undisturbed, before, after = Lines(), Lines(), Lines()
+    run(make_log(undisturbed, config), updates, epochs)
+    assert [split for _, split, _ in undisturbed] == ["train", "epoch", "train", "epoch"]
+    log = make_log(before, config)
+    run(log, updates[:stop], epochs[:stop])
+    gathered = json.loads(json.dumps(log.to_dict()))
+    run(make_log(after, config, gathered), updates[stop:], epochs[stop:], first=stop)
+    assert before + after == undisturbed
+
+
+def masked_batch(source: list[int], target: list[int]) -> Batch:
+    """Rows of so many tokens, in 6 and 5 places."""
+    masks = [np.arange(width) < np.asarray(rows)[:, None] for rows, width in ((source, 6), (target, 5))]
+    ids = [mask.astype(np.int32) for mask in masks]
+    return Batch(ids[0], ids[1], ids[1], *masks)
+
+
+def test_a_line_counts_real_tokens_padding_and_the_operations_they_need(clock):
+    """Two updates, one of two microbatches, in 4 seconds."""
+    lines, config = Lines(), make_config(log_every=2)
+    config = dataclasses.replace(config, model=ModelConfig(dtype="bfloat16"))
+    log = make_log(lines, config, parallel=Devices("NVIDIA H200", memory=3 * 2**29))
+    first, second, third = masked_batch([6, 1], [5, 2]), masked_batch([2, 2], [3, 3]), masked_batch([4], [4])
+    log.add(1, metrics(1.0, 13.0, 1.0), [first, second], 0)
+    clock.now += 4
+    log.add(2, metrics(1.0, 4.0, 1.0), [third], 0)
+    (_, _, values), (clocks,) = lines[0], lines.clocks
+    assert (values["source_tokens"], values["target_tokens"], values["shapes"]) == (15, 17, 2)
+    assert values["padding"] == pytest.approx(1 - 32 / (5 * 11))
+    assert values["device_memory_gib"] == 1.5
+    work = [real_work(batch.source_mask, batch.target_mask) for batch in (first, second, third)]
+    flops = sum(training_flops(config.model, part, target_size=11) for part in work)
+    assert clocks["tokens_per_second"] == 17 / 4 and clocks["steps_per_second"] == 2 / 4
+    assert clocks["model_flops_per_second"] == pytest.approx(flops / 4)
+    assert clocks["utilization"] == pytest.approx(flops / 4 / (2 * 989.4e12))
+
+
+def test_a_device_of_unknown_peak_has_no_utilization_and_one_that_does_not_tell_no_memory(clock):
+    lines = Lines()
+    log = make_log(lines, make_config(log_every=1))
+    clock.now += 1
+    run(log, UPDATES[:1], [0])
+    assert "utilization" not in lines.clocks[0] and "device_memory_gib" not in lines[0][2]
+    assert lines.clocks[0]["model_flops_per_second"] > 0
+
+
+class Result:
+    """What an update leaves behind, there when it is told."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+
+    def block_until_ready(self) -> "Result":
+        assert self._done.wait(timeout=60)
+        return self
+
+    def finish(self) -> None:
+        self._done.set()
+
+
+def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left(clock):
+    """All of 0 to 2, before any update; of 2 to 7 what lies after the end of the update, at 5."""
+    wait, update = DataWait(), Result()
+    wait.add_wait(0, 2)
+    wait.add_update(update)
+    wait.add_wait(2, 7)
+    clock.now = 5
+    update.finish()
+    assert wait.read() == 2 + 2
+    assert wait.read() == 0
+
+
+def test_waiting_beside_busy_devices_costs_nothing(clock):
+    """Two updates are on their way, the first done at 4: the wait from 1 to 3 holds nothing up."""
+    wait, updates = DataWait(), [Result(), Result()]
+    for update in updates:
+        wait.add_update(update)
+    wait.add_wait(1, 3)
+    clock.now = 4
+    for update in updates:
+        update.finish()
+    assert wait.read() == 0
+
+
+def test_what_was_waited_before_a_stop_is_in_the_line_after_it(clock):
+    """1 of 4 seconds before, none of 6 after."""
+    lines, config = Lines(), make_config(log_every=2)
+    log = make_log(Lines(), config)
+    with log.waiting():
+        clock.now += 1
+    clock.now += 3
+    run(log, UPDATES[:1], [0])
+    log.pause()
+    gathered = json.loads(json.dumps(log.to_dict()))
+    clock.now += 1000
+    log = make_log(lines, config, gathered)
+    clock.now += 6
+    run(log, UPDATES[1:2], [0], first=1)
+    assert lines.clocks[0]["data_wait"] == pytest.approx(1 / 10)
+    assert lines.clocks[0]["tokens_per_second"] == pytest.approx(2 * 6 / 10)

@@ -1,0 +1,295 @@
+"""The update: one batch is its microbatches, padding weighs nothing, and bad gradients leave no trace."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.losses import smoothed_cross_entropy
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.update import (
+    Sums,
+    add_sums,
+    make_evaluation_step,
+    make_gradient_step,
+    make_train_step,
+    make_update,
+)
+
+V = 19
+CONFIG = Config(
+    seed=3,
+    model=ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        model_dim=8,
+        num_heads=2,
+        ffn_dim=12,
+        dropout_rate=0.0,
+        output_bias=True,
+    ),
+    optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.5),
+    train=TrainConfig(label_smoothing=0.1, prng="threefry"),
+)
+DROPOUT = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dropout_rate=0.4))
+
+
+class Compiled(NamedTuple):
+    """The programs of a config; none donates, so that states can be used again."""
+
+    state: TrainState
+    train_step: Any
+    gradient: Any
+    update: Any
+
+
+@functools.cache
+def compiled(config: Config) -> Compiled:
+    model = make_model(config.model, source_size=V, target_size=V)
+    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=100)
+    optimizer = make_optimizer(config.optim, schedule)
+    params = init_params(model, jax.random.key(0))
+    return Compiled(
+        init_state(params, optimizer, ema=config.optim.ema_decay > 0),
+        jax.jit(make_train_step(model, optimizer, config)),
+        jax.jit(make_gradient_step(model, config)),
+        jax.jit(make_update(optimizer, config)),
+    )
+
+
+def random_batch(rows: list[int]) -> Batch:
+    """Row n of an endless batch for each n in `rows`, of lengths of its own; -1 is a row of padding."""
+    source, target = np.zeros((len(rows), 5), np.int32), np.zeros((len(rows), 6), np.int32)
+    target_in, source_lengths, target_lengths = target.copy(), np.zeros(len(rows)), np.zeros(len(rows))
+    for place, row in enumerate(rows):
+        if row < 0:
+            continue
+        generator = np.random.default_rng(row)
+        source_lengths[place], target_lengths[place] = generator.integers(1, 6), generator.integers(1, 7)
+        source[place], target[place] = generator.integers(4, V, 5), generator.integers(4, V, 6)
+        target_in[place] = [1, *target[place, :-1]]
+    source_mask = np.arange(5)[None] < source_lengths[:, None]
+    target_mask = np.arange(6)[None] < target_lengths[:, None]
+    return Batch(
+        source * source_mask, target_in * target_mask, target * target_mask, source_mask, target_mask
+    )
+
+
+def assert_close(left: Any, right: Any, atol: float = 1e-6) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol), left, right)
+
+
+def assert_same_bits(left: Any, right: Any) -> None:
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def differs(left: Any, right: Any) -> bool:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def test_a_batch_is_its_microbatches():
+    """Four rows at once, or in two halves with 9 and 4 target tokens: the same update."""
+    state, train_step, gradient, update = compiled(CONFIG)
+    rows = [0, 1, 2, 3]
+    halves = [random_batch(rows[:2]), random_batch(rows[2:])]
+    weights = [int(half.target_mask.sum()) for half in halves]
+    assert weights[0] != weights[1]
+    whole, metrics = train_step(state, random_batch(rows))
+    sums = add_sums(*(gradient(state.params, state.step, half, number) for number, half in enumerate(halves)))
+    accumulated, accumulated_metrics = update(state, sums)
+    assert float(metrics.weight) == sum(weights)
+    assert_close(accumulated_metrics, metrics)
+    assert differs(whole.params, state.params)
+    # Adam's first update is g / (|g| + epsilon): where a gradient is rounding, so is its sign
+    assert_close(accumulated.opt_state, whole.opt_state, atol=1e-7)
+    by_hand = jax.tree.map(lambda g: g / sum(weights), sums.gradients)
+    assert_close(optax.tree.norm(by_hand), metrics.gradient_norm)
+
+
+def test_padding_rows_and_repeated_rows_change_nothing():
+    """The mean over tokens is over real ones: twice the same rows, or half of them padding."""
+    state, train_step, _, _ = compiled(CONFIG)
+    padded, padded_metrics = train_step(state, random_batch([0, 1, -1, -1]))
+    doubled, doubled_metrics = train_step(state, random_batch([0, 1, 0, 1]))
+    assert float(doubled_metrics.weight) == 2 * float(padded_metrics.weight)
+    assert_close(doubled_metrics.gradient_norm, padded_metrics.gradient_norm)
+    assert_close(doubled.opt_state, padded.opt_state, atol=1e-7)
+
+
+def test_the_update_is_a_function_of_state_and_batch():
+    state, train_step, _, _ = compiled(CONFIG)
+    batch = random_batch([0, 1, 2, 3])
+    first, second = train_step(state, batch), train_step(state, batch)
+    assert_same_bits(first, second)
+    assert first[0].step == 1
+    assert int(state.step) == 0
+
+
+def test_dropout_follows_seed_step_and_microbatch():
+    state, _, gradient, _ = compiled(DROPOUT)
+    batch = random_batch([0, 1, 2, 3])
+    base = gradient(state.params, jnp.int32(0), batch, 0)
+    assert_same_bits(gradient(state.params, jnp.int32(0), batch, 0), base)
+    assert differs(gradient(state.params, jnp.int32(1), batch, 0), base)
+    assert differs(gradient(state.params, jnp.int32(0), batch, 1), base)
+    other_seed = make_gradient_step(
+        make_model(DROPOUT.model, source_size=V, target_size=V), dataclasses.replace(DROPOUT, seed=4)
+    )
+    assert differs(jax.jit(other_seed)(state.params, jnp.int32(0), batch, 0), base)
+
+
+def test_the_loss_in_chunks_trains_alike():
+    state, train_step, _, _ = compiled(CONFIG)
+    chunked = compiled(
+        dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, loss_chunk_tokens=7))
+    )
+    batch = random_batch([0, 1, 2, 3])
+    expected, metrics = train_step(state, batch)
+    result, chunked_metrics = chunked.train_step(state, batch)
+    assert_close(chunked_metrics, metrics)
+    assert_close(result.opt_state, expected.opt_state)
+
+
+@pytest.mark.parametrize("loss_chunk_tokens", [0, 7])
+def test_right_predictions_are_counted_while_training(loss_chunk_tokens):
+    """As evaluation counts them, summed over microbatches; the update is the one without counting."""
+    train = dataclasses.replace(CONFIG.train, log_accuracy=True, loss_chunk_tokens=loss_chunk_tokens)
+    state, train_step, gradient, update = compiled(dataclasses.replace(CONFIG, train=train))
+    assert compiled(CONFIG).train_step(state, random_batch([0, 1, 2, 3]))[1].correct_sum is None
+    for _ in range(15):  # until some are right
+        state, metrics = train_step(state, random_batch([0, 1, 2, 3]))
+    batch, halves = random_batch([0, 1, 2, 3]), [random_batch([0, 1]), random_batch([2, 3])]
+    logits = make_model(CONFIG.model, source_size=V, target_size=V).apply(
+        {"params": state.params}, batch, deterministic=True
+    )
+    right = ((np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask).sum()
+    assert 0 < right < batch.target_mask.sum()
+    _, metrics = train_step(state, batch)
+    sums = [gradient(state.params, state.step, half, number) for number, half in enumerate(halves)]
+    _, accumulated = update(state, add_sums(*sums))
+    assert metrics.correct_sum == accumulated.correct_sum == right
+    bad = sums[0]._replace(loss_sum=jnp.float32(np.nan))
+    _, skipped = update(state, bad)
+    assert (int(skipped.skipped), float(skipped.correct_sum)) == (1, float(sums[0].correct_sum))
+
+
+def test_training_fits_a_batch():
+    state, train_step, _, _ = compiled(CONFIG)
+    batch = random_batch([0, 1, 2, 3])
+    losses = []
+    for _ in range(40):
+        state, metrics = train_step(state, batch)
+        losses.append(float(metrics.loss_sum / metrics.weight))
+    assert losses[-1] < 0.6 * losses[0]
+    assert int(state.step) == 40
+    assert int(state.skipped) == 0
+
+
+def small_state(ema: bool = True) -> tuple[TrainState, Any]:
+    """Two parameters, and the update that goes with them."""
+    config = dataclasses.replace(
+        CONFIG, optim=dataclasses.replace(CONFIG.optim, ema_decay=0.9 if ema else 0.0, warmup_steps=0)
+    )
+    schedule = make_schedule(dataclasses.replace(config.optim), model_dim=8, total_steps=100)
+    optimizer = make_optimizer(config.optim, schedule)
+    params = {"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([3.0])}
+    return init_state(params, optimizer, ema=ema), jax.jit(make_update(optimizer, config))
+
+
+def sums_of(kernel: list[float], bias: float, *, loss: float = 6.0, weight: float = 2.0) -> Sums:
+    gradients = {"kernel": jnp.array([kernel]), "bias": jnp.array([bias])}
+    return Sums(gradients, jnp.float32(loss), jnp.float32(weight))
+
+
+GOOD = sums_of([0.2, -0.4], 0.6)
+BAD = {
+    "NaN in a gradient": sums_of([0.2, np.nan], 0.6),
+    "infinity in a gradient": sums_of([0.2, -0.4], -np.inf),
+    "gradient whose norm overflows": sums_of([3e38, 3e38], 0.6),
+    "loss that is not finite": sums_of([0.2, -0.4], 0.6, loss=np.inf),
+    "batch without tokens": sums_of([0.0, 0.0], 0.0, loss=0.0, weight=0.0),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_gradient_leaves_everything_but_the_counters(case):
+    state, update = small_state()
+    for _ in range(3):  # so that optimizer state and average are not at their beginnings
+        state, _ = update(state, GOOD)
+    assert differs(state.params, state.ema_params)
+    after, metrics = update(state, BAD[case])
+    for name in ("params", "opt_state", "ema_params"):
+        assert_same_bits(getattr(after, name), getattr(state, name))
+    assert (int(after.step), int(after.skipped), int(after.skipped_in_a_row)) == (4, 1, 1)
+    assert (int(metrics.skipped), int(metrics.skipped_in_a_row)) == (1, 1)
+
+
+def test_bad_updates_are_counted_and_training_recovers():
+    state, update = small_state()
+    counts = []
+    for sums in (
+        GOOD,
+        BAD["NaN in a gradient"],
+        BAD["infinity in a gradient"],
+        GOOD,
+        BAD["NaN in a gradient"],
+    ):
+        before = state
+        state, _ = update(state, sums)
+        counts.append((int(state.step), int(state.skipped), int(state.skipped_in_a_row)))
+        assert differs(before.params, state.params) is (sums is GOOD)
+    assert counts == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (4, 2, 0), (5, 3, 1)]
+    # what the good updates did is what they would have done without the bad ones between them
+    undisturbed, _ = small_state()
+    for sums in (GOOD, GOOD):
+        undisturbed, _ = update(undisturbed, sums)
+    assert_same_bits((state.params, state.opt_state), (undisturbed.params, undisturbed.opt_state))
+
+
+def test_the_moving_average_by_hand():
+    """Decay of update n = 0, 1, 2, ... is the smaller of 0.9 and (1 + n) / (10 + n)."""
+    state, update = small_state()
+    average = np.float64(state.params["bias"][0])
+    assert float(state.ema_params["bias"][0]) == average
+    for number in range(5):
+        state, _ = update(state, GOOD)
+        decay = min(0.9, (1 + number) / (10 + number))
+        average = decay * average + (1 - decay) * np.float64(state.params["bias"][0])
+        np.testing.assert_allclose(state.ema_params["bias"][0], average, rtol=1e-6)
+        assert state.inference_params is state.ema_params
+    late = dataclasses.replace(state, step=jnp.int32(10_000))  # where the config's own decay is the smaller
+    after, _ = update(late, GOOD)
+    expected = 0.9 * np.float64(late.ema_params["bias"][0]) + 0.1 * np.float64(after.params["bias"][0])
+    np.testing.assert_allclose(after.ema_params["bias"][0], expected, rtol=1e-6)
+
+
+def test_without_an_average_the_parameters_serve():
+    state, update = small_state(ema=False)
+    state, metrics = update(state, GOOD)
+    assert state.ema_params is None
+    assert state.inference_params is state.params
+    assert (float(metrics.loss_sum), float(metrics.weight)) == (6.0, 2.0)
+    np.testing.assert_allclose(metrics.gradient_norm, np.sqrt(0.01 + 0.04 + 0.09), rtol=1e-6)
+
+
+def test_evaluation_is_plain_cross_entropy_without_dropout():
+    model = make_model(DROPOUT.model, source_size=V, target_size=V)
+    params = compiled(CONFIG).state.params
+    batch = random_batch([0, 1, 2, -1])
+    scores = jax.jit(make_evaluation_step(model))(params, batch)
+    logits = model.apply({"params": params}, batch, deterministic=True)
+    assert_close(scores["loss"], smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0))
+    hits = (np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask
+    assert [float(x) for x in scores["accuracy"]] == [hits.sum(), batch.target_mask.sum()]

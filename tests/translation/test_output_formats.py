@@ -1,0 +1,92 @@
+"""What is written of a translation: columns, n-best lists, JSON that any reader takes."""
+
+import json
+import math
+
+from flaxformer_mt.translation.output_formats import TranslationFormat, format_score
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.scorer import PairScore
+
+NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
+BEST = Translation(
+    "a ä",
+    -0.25,
+    -0.5,
+    (7, 9, 2),
+    token_log_probs=(-0.125, -0.25, -0.125),
+    alignment=((1, 0), (0, 1)),
+    alternatives=(NEXT,),
+)
+
+
+def pieces(tokens):
+    return [f"p{token}" for token in tokens]
+
+
+def lines(translation=BEST, **options):
+    return TranslationFormat(**options).lines(4, "x y", translation, pieces)
+
+
+def test_columns_come_before_the_text():
+    assert lines() == ["a ä"]
+    assert lines(scores=True) == ["-0.250000\ta ä"]
+    assert lines(token_scores=True) == ["-0.250000\t-0.500000\t-0.125000 -0.250000 -0.125000\ta ä"]
+    assert lines(alignments=True) == ["1-0 0-1\ta ä"]
+    assert lines(NEXT, scores=True, alignments=True) == ["-2.000000\t0-0\tb\tc"]
+    blank = Translation("", 0.0, 0.0, (), token_log_probs=(), alignment=())
+    assert lines(blank, token_scores=True, alignments=True) == ["0.000000\t0.000000\t\t\t"]
+
+
+def test_n_best_lists():
+    assert lines(n_best=True) == ["4 ||| a ä ||| -0.250000", "4 ||| b\tc ||| -2.000000"]
+    assert lines(n_best=True, alignments=True)[0] == "4 ||| a ä ||| -0.250000 ||| 1-0 0-1"
+
+
+def test_json_has_everything():
+    (line,) = lines(json=True)
+    assert json.loads(line) == {
+        "line": 4,
+        "source": "x y",
+        "text": "a ä",
+        "score": -0.25,
+        "log_prob": -0.5,
+        "tokens": [7, 9, 2],
+        "pieces": ["p7", "p9", "p2"],
+        "token_log_probs": [-0.125, -0.25, -0.125],
+        "alignment": [[1, 0], [0, 1]],
+        "truncated": False,
+        "satisfied": True,
+        "parts": 1,
+    }
+    assert "ä" in line and "\n" not in line
+    several = json.loads(lines(json=True, n_best=True)[0])["n_best"]
+    assert [one["text"] for one in several] == ["a ä", "b\tc"]
+
+
+def test_what_is_no_number_is_null_in_json():
+    failed = Translation("", -math.inf, math.nan, ())
+    found = json.loads(lines(failed, json=True)[0])
+    assert found["score"] is None and found["log_prob"] is None
+
+
+def test_scores():
+    score = PairScore(-0.25, -0.5, (-0.125, -0.375), (7, 2))
+
+    def write(**options):
+        return format_score(score, 3, ("x", "y"), pieces, **({"tokens": False, "as_json": False} | options))
+
+    assert write() == "-0.250000"
+    assert write(tokens=True) == "-0.250000\t-0.500000\t-0.125000 -0.375000"
+    assert json.loads(write(as_json=True)) == {
+        "line": 3,
+        "source": "x",
+        "target": "y",
+        "score": -0.25,
+        "log_prob": -0.5,
+        "tokens": [7, 2],
+        "pieces": ["p7", "p2"],
+        "token_log_probs": [-0.125, -0.375],
+        "truncated": False,
+    }
+    alone = format_score(score, 3, (None, "y"), pieces, tokens=False, as_json=True)
+    assert "source" not in json.loads(alone)

@@ -1,0 +1,120 @@
+"""Parts of a long text: nothing is lost, none is too long, and cuts fall where a reader would make them."""
+
+import random
+
+import pytest
+
+from flaxformer_mt.translation.segmentation import is_unspaced, join_translations, split_sentences, split_text
+
+
+def at_most(words):
+    return lambda text: len(text.split()) <= words
+
+
+def sizes_at_most(characters):
+    return lambda text: len(text) <= characters
+
+
+# What a hostile file may contain: scripts, marks, joined emoji, accents, odd white space.
+ALPHABET = [
+    *"aB1.,;:!? \t\u3000\u00a0\"')(。！、क।؟。é-",
+    "e\u0301",
+    "👩\u200d🚀",
+    "👍\U0001f3fd",
+    "\x85",
+    "ab ",
+    ". ",
+]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parts_put_together_are_the_text_and_none_is_too_long(seed):
+    chance = random.Random(seed)
+    text = "".join(chance.choices(ALPHABET, k=chance.randrange(200)))
+    most = chance.randrange(1, 40)
+    for fits, longest in ((sizes_at_most(most), most), (at_most(most), None)):
+        parts = split_text(text, fits)
+        assert "".join(part.text for part in parts) == text
+        assert all(text[part.start :].startswith(part.text) for part in parts)
+        assert all(fits(part.text.strip()) for part in parts)
+        assert longest is None or all(len(part.text.strip()) <= longest for part in parts)
+
+
+def test_a_text_that_fits_is_left_alone():
+    assert [part.text for part in split_text(" A. B. C. ", at_most(3))] == [" A. B. C. "]
+    assert [part.text for part in split_text("", at_most(0))] == [""]
+
+
+def test_sentences_then_clauses_then_words_then_characters():
+    text = "Ein Satz. Zwei Wörter, drei lange Wörter mehr, vier. abcdefghijklmnop"
+    cut = [part.text for part in split_text("One two. " + text, at_most(3))]
+    assert cut == [
+        "One two. ",
+        "Ein Satz. ",
+        "Zwei Wörter, ",
+        "drei lange Wörter ",
+        "mehr, ",
+        "vier. abcdefghijklmnop",
+    ]
+    assert [part.text for part in split_text("abcdefgh ij", sizes_at_most(3))] == ["abc", "def", "gh ", "ij"]
+
+
+def test_a_sentence_is_cut_into_as_few_parts_as_its_clauses_allow():
+    text = "a b, c d, e f, g h, i j"
+    assert [part.text for part in split_text(text, at_most(4))] == ["a b, c d, ", "e f, g h, ", "i j"]
+
+
+def test_what_is_seen_as_one_character_stays_whole_while_it_fits():
+    cluster = "👩\u200d🚀"
+    assert [p.text for p in split_text(cluster * 3, sizes_at_most(4))] == [cluster] * 3
+    assert [p.text for p in split_text("e\u0301" * 4, sizes_at_most(3))] == ["e\u0301"] * 4
+    assert "".join(p.text for p in split_text(cluster, sizes_at_most(2))) == cluster
+
+
+def test_five_thousand_words_take_few_measurements():
+    calls = []
+
+    def fits(text):
+        calls.append(len(text))
+        return len(text.split()) <= 100
+
+    parts = split_text("wort " * 5000, fits)
+    assert [len(part.text.split()) for part in parts] == [100] * 50
+    # Each part is found by doubling and halving among texts of about its own length.
+    assert len(calls) < 50 * 16 and sum(calls) < 60 * len("wort " * 5000)
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["Dr. Smith went home. ", "He slept."],
+        ['He said: "Stop!" ', "Then he left. ", "(He had to.) ", "Fine."],
+        ["It costs 3.14 Euro. ", "See www.example.org. ", "Yes."],
+        ["Am 3. Mai kam er. ", "Im Jahr 1990. ", "Es gibt z. B. Hunde und z.B. Katzen. ", "Ja."],
+        ["J. R. R. Tolkien wrote. ", "We read."],
+        ["Wait... ", "What?! ", "No… he said."],
+        ["„Komm!“ ", "Er kam. ", "»Gut.« ", "Ja."],
+        ["“Stop!” he said. ", "“No.” ", "Yes."],
+        ["¿Qué? ", "¡No! ", "Sí."],
+        ["你好。", "再见！", "「走吧。」", "他说：3.14。", "好"],
+        ["犬は寝る。 ", "猫も寝る？", "はい"],
+        ["क्या हाल है? ", "मैं ठीक हूँ। ", "चलो॥ ", "अब"],
+        ["هل أنت بخير؟ ", "نعم. ", "حسنا۔ ", "نعم"],
+        ["Привет, г. Иванов. ", "Т.е. да. ", "Нет."],
+        ["no stop at the end"],
+    ],
+)
+def test_sentences_of_many_scripts(sentences):
+    assert split_sentences("".join(sentences)) == sentences
+
+
+def test_translations_are_joined_as_their_script_is_written():
+    assert join_translations(["A b.", "", "  C d. "]) == "A b. C d."
+    assert join_translations(["你好。", "再见。"]) == "你好。再见。"
+    assert join_translations(["はい。", "OK. So", "안녕.", "네."]) == "はい。OK. So 안녕. 네."
+    assert join_translations([]) == "" == join_translations(["", " "])
+
+
+def test_scripts_without_spaces():
+    assert all(map(is_unspaced, "你々はカ。、Ａ𠀀"))
+    assert not any(map(is_unspaced, "aéЖ한ก।؟. "))

@@ -1,0 +1,720 @@
+"""Lines in, lines out, with a tiny random network and a real vocabulary."""
+
+import collections
+import dataclasses
+import itertools
+import math
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config.files import save_config
+from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import TrainedModel
+from flaxformer_mt.search import NOBODY, Searched, SearchResult
+from flaxformer_mt.text_io.resumable_output import open_resumable
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.source_lines import read_sources
+from flaxformer_mt.translation.translator import Translation, Translator
+from flaxformer_mt.vocab import make_vocabs
+
+TEXT = [
+    ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
+    ("die alte Katze trinkt heute Milch .", "the old cat drinks milk today ."),
+    ("wir lesen ein gutes Buch .", "we read a good book ."),
+    ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
+]
+
+
+class Pair:
+    def __init__(self, source, target):
+        self.source, self.target = source, target
+
+
+@pytest.fixture(scope="module")
+def vocabs(tmp_path_factory):
+    pairs = [Pair(*text) for text in TEXT * 5]
+    return make_vocabs(VocabConfig(size=320), pairs, tmp_path_factory.mktemp("vocab"))
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Config(
+        data=DataConfig(max_source_length=12),
+        vocab=VocabConfig(size=320),
+        model=ModelConfig(
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=16,
+            num_heads=2,
+            ffn_dim=16,
+            output_bias=True,
+        ),
+        search=SearchConfig(beam_size=3, max_length_ratio=0.5, max_length_offset=4, batch_tokens=600),
+    )
+
+
+def random_params(config, vocabs, seed=0):
+    """Parameters whose outputs differ from token to token, and that end sentences now and then."""
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    params = init_params(model, jax.random.key(seed))
+    table = params["shared_embedding"]["embedding"]
+    params["shared_embedding"]["embedding"] = 3.0 * table
+    params["output_bias"] = params["output_bias"].at[vocabs.target.eos_id].set(4.0)
+    return params
+
+
+@pytest.fixture(scope="module")
+def params(config, vocabs):
+    return random_params(config, vocabs)
+
+
+@pytest.fixture(scope="module")
+def shared_translator(config, params, vocabs):
+    return quick(Translator(config, params, vocabs))
+
+
+def quick(translator):
+    """The same translator with less optimised programs: here they are small and many."""
+    quickly = {"xla_backend_optimization_level": 0}
+    translator.search.programs.compile(compiler_options=quickly)
+    translator.scorer.decoder.compile(compiler_options=quickly)
+    return translator
+
+
+@pytest.fixture
+def warnings():
+    return []
+
+
+@pytest.fixture
+def translator(shared_translator, warnings, monkeypatch):
+    """One translator for all tests, so that each shape is compiled once; it warns into a fresh list."""
+    monkeypatch.setattr(shared_translator, "warn", warnings.append)
+    return shared_translator
+
+
+SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
+
+
+def pad(sequences, pad_id):
+    longest = max(map(len, sequences))
+    return np.array([[*tokens, *[pad_id] * (longest - len(tokens))] for tokens in sequences], np.int32)
+
+
+# ---- the network and the search together ----
+
+
+def test_log_probs_are_those_of_the_network(translator, config, vocabs, params):
+    """The cached, batched, reordered search agrees with one full pass over its own output."""
+    vocab = vocabs.target
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocab.size)
+    found = translator.translate(SENTENCES, n_best=3)
+    assert all(len(translation.n_best) == 3 for translation in found)
+    hypotheses = [hypothesis for translation in found for hypothesis in translation.n_best]
+    source = pad([vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)], vocab.pad_id)
+    target_in = pad([(vocab.bos_id, *h.tokens[:-1]) for h in hypotheses], vocab.pad_id)
+    target_out = pad([h.tokens for h in hypotheses], vocab.pad_id)
+
+    @jax.jit
+    def log_probs_of(params, source, target_in, target_out):
+        mask = source != vocab.pad_id
+        memory = model.apply({"params": params}, source, mask, method="encode")
+        steps = jax.nn.log_softmax(model.apply({"params": params}, target_in, memory, mask, method="decode"))
+        steps = jnp.take_along_axis(steps, target_out[:, :, None], axis=2)[:, :, 0]
+        return jnp.where(target_out == vocab.pad_id, 0.0, steps).sum(axis=1)
+
+    expected = log_probs_of(params, source, target_in, target_out)
+    np.testing.assert_allclose([h.log_prob for h in hypotheses], expected, rtol=1e-4)
+    scores = [float(p) / (5 + len(h.tokens)) * 6 for p, h in zip(expected, hypotheses, strict=True)]
+    np.testing.assert_allclose([h.score for h in hypotheses], scores, rtol=1e-4)
+
+
+def test_a_line_does_not_depend_on_its_company(translator):
+    lines = [*SENTENCES, "", "Katze", "ein Hund ."]
+    together = translator.translate(lines)
+    assert len({t.text for t in together}) > 3  # different sources, different translations
+    backwards = translator.translate(lines[::-1])[::-1]
+    for one, two in zip(together, backwards, strict=True):
+        assert (one.text, one.tokens) == (two.text, two.tokens)
+        np.testing.assert_allclose(two.score, one.score, rtol=1e-4)
+    for number in (3, 6):
+        assert translator.translate([lines[number]])[0].tokens == together[number].tokens
+
+
+def test_other_parameters_need_no_compilation(translator, config, vocabs):
+    own = translator.translate(SENTENCES)
+    shapes = compiled_sizes(translator)
+    others = translator.translate(SENTENCES, params=random_params(config, vocabs, seed=1))
+    assert [t.tokens for t in others] != [t.tokens for t in own]
+    assert compiled_sizes(translator) == shapes
+    assert translator.translate(SENTENCES) == own
+
+
+def compiled_sizes(translator):
+    programs = vars(translator.search.programs)
+    sizes = {name: run._cache_size() for name, run in programs.items() if hasattr(run, "_cache_size")}
+    assert min(sizes[name] for name in ("_read", "_begin", "_search")) > 0
+    return sizes
+
+
+class FakePrograms:
+    """Instead of network and search: ends at once. Notes sizes, and the longest translation allowed."""
+
+    parts = 1
+
+    def __init__(self, eos_id):
+        self.eos_id = eos_id
+        self.sizes = collections.deque(maxlen=30)
+
+    def find_layout(self, params, sources, *, n_best):
+        return "layout"
+
+    def begin(self, params, layout, blocks, *, rows, source_length, n_best):
+        limits = np.zeros(rows, int)
+        for first, (ids, mask, lines) in blocks:
+            assert mask.any(axis=1).all()  # attention over nothing would not be a number
+            # sentences are searched, other rows not
+            assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
+            assert ids.shape == mask.shape and ids.shape[1] <= source_length and first + len(ids) <= rows
+            limits[first : first + len(ids)] = lines.max_lengths
+        return limits
+
+    def empty(self, layout, size):
+        return size
+
+    def move(self, layout, state, rows, size):
+        assert (rows == -1).all()
+        return size
+
+    def search(self, params, layout, state, lines, *, counts, leave, refill, n_best):
+        self.sizes.append((*state, int(lines.max())))
+        assert (lines > 0).sum() == counts[0] and leave <= state.rows
+        shape = (len(lines) + state.rows, n_best)
+        tokens = np.full((*shape, state.room), self.eos_id, np.int32)
+        ones = np.ones(shape)
+        nobody = np.full(state.rows, NOBODY)
+        return Searched(
+            state, nobody, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
+        )
+
+
+def fake_search(translator, monkeypatch):
+    """Replaces network and search by something that ends at once."""
+    fake = FakePrograms(translator.vocabs.target.eos_id)
+    monkeypatch.setattr(translator.search, "programs", fake)
+    return fake
+
+
+def test_lines_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
+    translator = Translator(config, {}, vocabs)
+    fake = fake_search(translator, monkeypatch)
+    words = " ".join(source for source, _ in TEXT).split()
+    lines = [" ".join(words[i % 20 : i % 20 + 1 + i % 4]) for i in range(300)]
+    assert list(translator.translate_stream(lines, window=100))[-1].tokens == (vocabs.target.eos_id,)
+    assert len(fake.sizes) >= 9 and len({size[:-1] for size in fake.sizes}) <= 4
+    assert {source_length for _, source_length, *_ in fake.sizes} <= {8, 12}
+
+
+def test_limits(translator, config):
+    for translation in translator.translate(SENTENCES):
+        assert translation.tokens
+    eager = dataclasses.replace(config.search, max_length_ratio=0.0, max_length_offset=0)
+    short = quick(
+        Translator(dataclasses.replace(config, search=eager), translator._params, translator.vocabs)
+    )
+    assert [len(t.tokens) for t in short.translate(SENTENCES[:2])] == [1, 1]  # always room for one token
+
+
+def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
+    model = dataclasses.replace(config.model, positions="learned", max_positions=40)
+    long = dataclasses.replace(config.search, max_length_offset=100)
+    translator = Translator(dataclasses.replace(config, model=model, search=long), {}, vocabs)
+    fake = fake_search(translator, monkeypatch)
+    translator.translate(SENTENCES)
+    assert {limit for *_, limit in fake.sizes} == {40}
+    assert {room for _, _, room, _ in fake.sizes} == {24}  # what is usual; then 40, where needed
+
+
+# ---- one line for each line ----
+
+
+ODD_LINES = [
+    "",
+    "   \t ",
+    "\x85",
+    "Hund \x85 Katze",
+    "a\u2028b\u2029c",
+    "\x00\x01\x07 Hund \x1b[31m",
+    "🐕‍🦺 🎉🎉🎉",
+    "Собака спит .",
+    "كلب ينام",
+    "犬は庭で寝ている。",
+    "\u200b\ufeff",
+    "Hund\tKatze\rMilch\nBuch",
+    "Hund " * 500,
+    "x" * 300,
+    "犬は庭で寝ている" * 20,
+    "\U0010ffff\ue000",
+    "der Hund",
+]
+
+
+def test_odd_lines_give_one_line_each(translator, warnings):
+    translations = translator.translate(ODD_LINES)
+    assert len(translations) == len(ODD_LINES)
+    for line, translation in zip(ODD_LINES, translations, strict=True):
+        assert len(f"{translation.text}|".splitlines()) == 1, repr(line)
+        assert translation.text == translation.text.encode().decode()
+    assert translations[0] == translations[1] == translations[2] == Translation("", 0.0, 0.0, ())
+    assert translations[-1].parts == 1 and translations[-1].tokens
+    assert not any(t.truncated for t in translations)
+    several = [number for number, t in enumerate(translations, start=1) if t.parts > 1]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"lines {', '.join(map(str, several))}: longer than data.max_source_length")
+
+
+def test_what_ends_lines_elsewhere_becomes_a_space(translator, monkeypatch):
+    spelled = "a\nb\rc\vd\fe\x1cf\x1dg\x1eh\x85i\u2028j\u2029k"
+    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: spelled)
+    assert translator.translate(["Hund"])[0].text == "a b c d e f g h i j k"
+
+
+def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network ran")
+
+    monkeypatch.setattr(translator.search.programs, "_read", refuse)
+    assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
+    assert translator.translate([]) == []
+
+
+def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
+    monkeypatch.setattr(translator, "_long_lines", "cut")
+    read = []
+    begin = translator.search.programs.begin
+
+    def spy(params, layout, blocks, **options):
+        blocks = list(blocks)
+        read.extend(np.where(block.mask, block.ids, -1) for _, block in blocks)
+        return begin(params, layout, blocks, **options)
+
+    monkeypatch.setattr(translator.search.programs, "begin", spy)
+    long = "Hund schläft " * 9
+    found = translator.translate(["Milch", long, "", long])
+    assert [t.truncated for t in found] == [False, True, False, True]
+    source, ids = read[0], vocabs.source.tokenize(long)
+    assert source.shape[1] == 12 and source[0].tolist() == [*ids[:11], vocabs.source.eos_id]
+    assert warnings == [
+        "lines 2, 4: longer than data.max_source_length 12 tokens, so only the beginning was translated; "
+        "split long lines into sentences"
+    ]
+    warnings.clear()
+    fake_search(translator, monkeypatch)
+    translator.translate([long] * 13)
+    assert warnings[0].startswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more: longer")
+
+
+def test_scores_that_are_not_numbers_are_told(translator, warnings, params):
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
+    found = translator.translate(["Hund", ""], params=broken)
+    assert [t.text for t in found] == ["", ""]
+    assert found[0].score == -math.inf and found[1].score == 0.0
+    assert warnings == [
+        "line 1: the model's scores are not numbers, so the translation is empty; try an earlier checkpoint"
+    ]
+
+
+# ---- n best ----
+
+
+def test_n_best_are_different_and_in_order(translator):
+    for translation in translator.translate(SENTENCES, n_best=3):
+        assert translation.n_best[0] is translation
+        assert len({hypothesis.tokens for hypothesis in translation.n_best}) == 3
+        ended = [h for h in translation.n_best if h.tokens[-1] == translator.vocabs.target.eos_id]
+        scores = [hypothesis.score for hypothesis in ended]
+        assert scores == sorted(scores, reverse=True)
+    best = [t.tokens for t in translator.translate(SENTENCES)]
+    assert best == [t.tokens for t in translator.translate(SENTENCES, n_best=3)]
+
+
+def test_greedy_is_beam_one(config, params, vocabs):
+    found = []
+    for method, width in (("greedy", 5), ("beam", 1)):
+        search = dataclasses.replace(config.search, method=method, beam_size=width)
+        translator = quick(Translator(dataclasses.replace(config, search=search), params, vocabs))
+        found.append(translator.translate(SENTENCES[:3]))
+        with pytest.raises(UserError, match=f"n_best is 2, but {method} search keeps 1"):
+            translator.translate(SENTENCES, n_best=2)
+    assert [t.tokens for t in found[0]] == [t.tokens for t in found[1]]
+
+
+# ---- streams ----
+
+
+def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, warnings):
+    lines = [*SENTENCES[:4], "", "Milch", "Hund " * 50]
+    expected = [t.text for t in translator.translate(lines)]
+    warnings.clear()
+    read = []
+
+    def source():
+        for number in itertools.count():
+            read.append(number)
+            yield lines[number % len(lines)]
+
+    stream = translator.translate_stream(source(), window=5)
+    for number in range(14):
+        assert next(stream).text == expected[number % len(lines)]
+        assert len(read) <= (number // 5 + 1) * 5
+    assert [warning.split(":")[0] for warning in warnings] == ["line 7", "line 14"]
+
+
+def test_a_stream_of_nothing(translator):
+    assert list(translator.translate_stream([])) == []
+    with pytest.raises(UserError, match="window is 0"):
+        next(translator.translate_stream(["Hund"], window=0))
+
+
+def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
+    fake_search(translator, monkeypatch)
+
+    def peak(count):
+        lines = (f"der Hund {number % 7}" for number in range(count))
+        tracemalloc.start()
+        try:
+            with open_resumable(str(tmp_path / "out"), origin={}, step=64, resume=False) as output:
+                for translation in translator.translate_stream(output.read("input", lines), window=64):
+                    output.write([translation.text])
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(256)  # what is made once
+    short = peak(256)
+    assert peak(8 * 256) < short + 100_000  # of 1,792 lines more, fewer than 60 bytes each are kept
+
+
+# ---- mistakes ----
+
+
+def test_mistakes_are_named(translator, config, vocabs):
+    with pytest.raises(UserError, match="n_best is 4, but beam search keeps 3 hypotheses"):
+        translator.translate(SENTENCES, n_best=4)
+    with pytest.raises(UserError, match="n_best is 0"):
+        translator.translate(SENTENCES, n_best=0)
+    with pytest.raises(UserError, match="got one string"):
+        translator.translate("Hund")
+    with pytest.raises(UserError, match="line 2 is bytes, not str"):
+        translator.translate(["Hund", b"Hund"])
+    with pytest.raises(ValueError, match="params="):
+        Translator(config, None, vocabs).translate(["Hund"])
+    wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
+    with pytest.raises(UserError) as error:
+        Translator(dataclasses.replace(config, search=wrong), None, vocabs)
+    assert [line.split(" is ")[0] for line in str(error.value).split("\n")] == [
+        "search.beam_size",
+        "search.length_penalty",
+        "search.max_length_ratio",
+        "search.batch_tokens",
+    ]
+
+
+# ---- run directories ----
+
+
+@pytest.fixture
+def run_dir(tmp_path, config, params, vocabs, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))  # load leaves it alone
+    run = tmp_path / "run"
+    (run / "vocab").mkdir(parents=True)
+    save_config(config, run / "config.json")
+    vocabs.save(run / "vocab")
+    checkpoints = Checkpoints(run)
+    checkpoints.save(10, {"params": params}, {"step": 10, "metrics": {}})
+    checkpoints.wait()
+    return run
+
+
+def test_load_translates_as_what_was_saved(run_dir, translator, warnings):
+    loaded = Translator.load(run_dir, checkpoint="10", warn=warnings.append)
+    assert not warnings and loaded.checkpoint == "10"
+    assert loaded.translate(["Milch"])[0].tokens == translator.translate(["Milch"])[0].tokens
+    search = SearchConfig(method="greedy")
+    assert Translator.load(run_dir, checkpoint="10", search=search).config.search == search
+
+
+def test_load_takes_the_final_checkpoint_or_says_what_instead(run_dir, params, warnings, config):
+    loaded = Translator.load(run_dir, warn=warnings.append)  # best is wanted, but nothing was evaluated
+    assert loaded.checkpoint == "last" and len(warnings) == 1
+    assert "has no best checkpoint yet; using last" in warnings[0]
+    checkpoints = Checkpoints(run_dir)
+    checkpoints.save(20, {"params": params}, {"step": 20, "metrics": {"bleu": 5.0}})
+    checkpoints.wait()
+    warnings.clear()
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "best" and not warnings
+    averaged = dataclasses.replace(config.train, final_checkpoint="average", average_last=2)
+    save_config(dataclasses.replace(config, train=averaged), run_dir / "config.json")
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "best"
+    assert "has no average checkpoint yet; using best" in warnings[0]
+    warnings.clear()
+    checkpoints.average(2)
+    assert Translator.load(run_dir, warn=warnings.append).checkpoint == "average" and not warnings
+    with pytest.raises(UserError, match="30"):  # what was asked for by name is never replaced
+        Translator.load(run_dir, checkpoint="30")
+
+
+def test_load_refuses_what_does_not_fit(run_dir, config, tmp_path):
+    with pytest.raises(UserError, match="config.json"):
+        Translator.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="search.beam_size is 0"):
+        Translator.load(run_dir, search=SearchConfig(beam_size=0))
+    wider = dataclasses.replace(config.model, ffn_dim=32, output_bias=False)
+    save_config(dataclasses.replace(config, model=wider), run_dir / "config.json")
+    with pytest.raises(UserError) as error:
+        Translator.load(run_dir, checkpoint="10")
+    assert "(16, 32) by the config, (16, 16) in the checkpoint" in str(error.value)
+    assert "['output_bias']: absent by the config, (320,) in the checkpoint" in str(error.value)
+
+
+# ---- what a search is asked ----
+
+
+def searching(config, params, vocabs, **fields):
+    """A translator with other options of its search, and what it warns of."""
+    told = []
+    search = dataclasses.replace(config.search, **fields)
+    translator = Translator(dataclasses.replace(config, search=search), params, vocabs, warn=told.append)
+    return quick(translator), told
+
+
+def test_a_call_is_translate(translator):
+    assert translator(SENTENCES[:2], n_best=2) == translator.translate(SENTENCES[:2], n_best=2)
+
+
+def test_prefixes_and_phrases_are_in_the_translation(translator, warnings):
+    lines = ["der Hund", "", "Milch", "ein Buch"]
+    found = translator.translate(
+        lines,
+        prefixes=["the old", "a", "", "we"],
+        required=[["milk"], ["cat"], ["red apples", "dog"], []],
+    )
+    assert found[0].text.startswith("the old") and "milk" in found[0].text
+    assert found[1].text == "" and not found[1].satisfied
+    assert "red apples" in found[2].text and "dog" in found[2].text and found[2].satisfied
+    assert found[3].text.startswith("we") and found[3].satisfied
+    assert [warning.split(":")[0] for warning in warnings] == ["line 2"]
+    free = translator.translate(lines)
+    assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
+
+
+def test_a_stream_takes_its_demands_line_by_line(translator):
+    lines, prefixes = ["der Hund", "Milch", "ein Buch"], ["we", "", "a"]
+    whole = translator.translate(lines, prefixes=prefixes)
+    stream = translator.translate_stream(iter(lines), prefixes=iter(prefixes), window=2)
+    assert [t.text for t in stream] == [t.text for t in whole]
+    for count, words in ((2, "there are 2 prefixes for 3 lines"), (4, "there are more prefixes than the 3")):
+        with pytest.raises(UserError, match=words):
+            list(translator.translate_stream(lines, prefixes=[""] * count, window=2))
+
+
+def test_suppressed_pieces_do_not_occur(translator, config, params, vocabs):
+    free = translator.translate(SENTENCES)
+    words = {token for t in free for token in t.tokens} - {vocabs.target.eos_id}
+    piece, other = (sorted(words)[n] for n in (0, -1))
+    suppress = (vocabs.target.pieces([piece])[0], str(other))
+    changed, _ = searching(config, params, vocabs, suppress=suppress, allow_unknown=False)
+    found = changed.translate(SENTENCES)
+    assert not {token for t in found for token in t.tokens} & {piece, other, vocabs.target.unk_id}
+    with pytest.raises(UserError, match="the suppressed token"):
+        changed.translate(["Hund"], required=[[vocabs.target.detokenize([piece])]])
+
+
+def test_samples_are_of_the_line_and_the_seed(config, params, vocabs):
+    first, _ = searching(config, params, vocabs, method="sample", temperature=1.5)
+    together = first.translate([*SENTENCES, SENTENCES[0]], n_best=3)
+    alone = first.translate([SENTENCES[0]], n_best=3)[0]
+    tokens = [[h.tokens for h in t.n_best] for t in (alone, together[0], together[-1])]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len({h.tokens for t in together[:5] for h in t.n_best}) > 5
+    other, _ = searching(config, params, vocabs, method="sample", temperature=1.5, seed=2)
+    assert [t.tokens for t in other.translate(SENTENCES)] != [t.tokens for t in together[:5]]
+
+
+def test_coverage_changes_scores_and_costs_nothing_where_it_is_off(translator, config, params, vocabs):
+    covering, _ = searching(config, params, vocabs, coverage_penalty=5.0, coverage_layer=0)
+    plain, found = translator.translate(SENTENCES, n_best=3), covering.translate(SENTENCES, n_best=3)
+    worth = {h.tokens: h.score for t in plain for h in t.n_best}
+    both = [h for t in found for h in t.n_best if h.tokens in worth]
+    assert both and all(h.score < worth[h.tokens] for h in both)
+
+
+def test_an_ensemble_with_itself_is_the_model(config, params, vocabs, translator):
+    def member(values, vocabularies=vocabs):
+        return TrainedModel(config, vocabularies, values, "best", {})
+
+    itself = quick(Translator(config, params, vocabs, ensemble=[member(params)]))
+    expected = translator.translate(SENTENCES, n_best=2)
+    found = itself.translate(SENTENCES, n_best=2)
+    assert [t.tokens for t in found] == [t.tokens for t in expected]
+    np.testing.assert_allclose([t.score for t in found], [t.score for t in expected], rtol=1e-4)
+    mixed = quick(
+        Translator(config, params, vocabs, ensemble=[member(random_params(config, vocabs, seed=1))])
+    )
+    assert [t.tokens for t in mixed.translate(SENTENCES)] != [t.tokens for t in expected]
+
+
+def test_an_ensemble_has_one_vocabulary(config, params, vocabs, tmp_path):
+    pairs = [Pair(target, source) for source, target in TEXT * 5]
+    others = make_vocabs(VocabConfig(size=310), pairs, tmp_path)
+    with pytest.raises(UserError, match=r"another source vocabulary \(310 pieces, not the 320"):
+        Translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
+
+
+def test_an_ensemble_is_loaded_by_name(run_dir, warnings, translator):
+    loaded = Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@10"], warn=warnings.append)
+    assert loaded.translate(["Milch"])[0].tokens == translator.translate(["Milch"])[0].tokens
+    with pytest.raises(UserError, match="30"):
+        Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@30"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"suppress": ("nothing-like-it",)}, "search.suppress has 'nothing-like-it'"),
+        ({"suppress": ("999",)}, "search.suppress has '999'"),
+        ({"suppress": ("</s>",)}, "has the end symbol"),
+        (
+            {"coverage_penalty": 1.0, "coverage_layer": 1},
+            "coverage_layer is 1, but model.num_decoder_layers is 1",
+        ),
+        ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu'"),
+        ({"diversity_groups": 2}, "beam_size 3 is not divisible by search.diversity_groups 2"),
+    ],
+)
+def test_options_that_cannot_be_are_named(config, params, vocabs, fields, words):
+    with pytest.raises(UserError, match=words):
+        searching(config, params, vocabs, **fields)
+
+
+def test_demands_that_cannot_be_are_named(config, params, vocabs, translator):
+    with pytest.raises(UserError, match="there are 1 prefixes for 2 lines; give one for each"):
+        translator.translate(SENTENCES[:2], prefixes=["a"])
+    greedy, _ = searching(config, params, vocabs, method="greedy")
+    with pytest.raises(
+        UserError, match="required phrases need plain beam search, but search.method is greedy"
+    ):
+        greedy.translate(["Hund"], required=[["dog"]])
+    model = dataclasses.replace(config.model, positions="learned", max_positions=16)
+    short = Translator(dataclasses.replace(config, model=model), params, vocabs)
+    with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
+        short.translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4])
+
+
+# ---- long lines ----
+
+
+def parts_of(translator, line):
+    """The texts that a long line is cut into."""
+    vocab, longest = translator.vocabs.source, translator.config.data.max_source_length
+    return [part.part.text for part in read_sources([line], vocab=vocab, longest=longest, long_lines="split")]
+
+
+LONG = "Der Hund schläft . Anna kauft Milch , wir lesen ein Buch und die Katze schläft ."
+
+
+def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
+    parts = parts_of(translator, LONG)
+    assert len(parts) > 2 and "".join(parts) == LONG
+    own = translator.translate([part.strip() for part in parts])
+    warnings.clear()
+    other, joined, blank = translator.translate(["Milch", LONG, ""])
+    assert joined.text == " ".join(t.text for t in own if t.text)
+    assert joined.tokens == tuple(token for t in own for token in t.tokens)
+    assert joined.parts == len(parts) and (other.parts, blank.parts) == (1, 1) and not joined.truncated
+    np.testing.assert_allclose(joined.log_prob, sum(t.log_prob for t in own), rtol=1e-4)
+    np.testing.assert_allclose(joined.score, sum(t.score for t in own), rtol=1e-4)
+    assert warnings == [
+        "line 2: longer than data.max_source_length 12 tokens, so translated in parts, which are joined again"
+    ]
+
+
+def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
+    found = translator.translate([LONG], n_best=3)[0]
+    scores = [one.score for one in found.n_best]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert found.tokens == translator.translate([LONG])[0].tokens
+
+
+def test_demands_on_a_long_line(translator, warnings):
+    found = translator.translate([LONG, LONG], prefixes=["the old", ""], required=[[], ["red apples"]])
+    assert found[0].text.startswith("the old") and found[0].satisfied
+    assert found[1].satisfied == ("red apples" in found[1].text)
+    assert [w.split(":")[0] for w in warnings[1:]] == ([] if found[1].satisfied else ["line 2"])
+
+
+# ---- notes ----
+
+
+def test_notes_are_those_of_the_translations(translator):
+    lines, both = [*SENTENCES, "", LONG], Notes(token_log_probs=True, alignments="words")
+    plain = translator.translate(lines, n_best=2)
+    noted = translator.translate(lines, n_best=2, notes=both)
+    pieces = translator.translate(lines, n_best=2, notes=Notes(alignments="pieces"))
+    assert all(t.token_log_probs is None and t.alignment is None for t in plain)
+    for line, one, two, three in zip(lines, plain, noted, pieces, strict=True):
+        for bare, with_notes, by_pieces in zip(one.n_best, two.n_best, three.n_best, strict=True):
+            assert (bare.text, bare.tokens) == (with_notes.text, with_notes.tokens)
+            assert len(with_notes.token_log_probs) == len(bare.tokens)
+            np.testing.assert_allclose(sum(with_notes.token_log_probs), bare.log_prob, rtol=1e-4, atol=1e-4)
+            words = bare.text.split()
+            assert len({j for _, j in with_notes.alignment}) == len(with_notes.alignment) <= len(words)
+            assert all(0 <= i < len(line.split()) and 0 <= j < len(words) for i, j in with_notes.alignment)
+            eos = translator.vocabs.target.eos_id
+            written = [token for token in bare.tokens if token != eos]
+            assert [j for _, j in by_pieces.alignment] == list(range(len(written)))
+    assert noted[-2].token_log_probs == () and noted[-2].alignment == ()
+
+
+def test_alignments_of_a_layer_or_head_there_is_not(translator):
+    with pytest.raises(UserError, match="alignment layer is 1, but the decoder has 1 layers; give 0 to 0"):
+        translator.translate(["Hund"], notes=Notes(alignments="words", layer=1))
+    with pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"):
+        translator.translate(["Hund"], notes=Notes(alignments="words", head=2))
+
+
+def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
+    expected = translator.translate(SENTENCES)
+    programs, tried = translator.search.programs, []
+    empty = programs.empty
+
+    def with_little_memory(layout, size):
+        tried.append(size.rows)
+        if size.rows > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
+        return empty(layout, size)
+
+    monkeypatch.setattr(programs, "empty", with_little_memory)
+    large = dataclasses.replace(translator.search.options, batch_tokens=400)
+    monkeypatch.setattr(translator.search, "options", large)
+    budget = TokenBudget(translator.search.options.batch_tokens, warn=warnings.append)
+    monkeypatch.setattr(translator, "_budget", budget)
+    found = translator.translate(SENTENCES)
+    assert [t.text for t in found] == [t.text for t in expected] and max(tried) > 2
+    translator.translate(SENTENCES)
+    assert len(warnings) == 1 and "no room for batches of 400 tokens" in warnings[0]
+
+
+def test_a_description_tells_models_apart(config, params, vocabs, translator):
+    again = Translator(config, params, vocabs).describe()
+    assert again == translator.describe()
+    other = Translator(config, random_params(config, vocabs, seed=1), vocabs).describe()
+    assert {name for name in other if other[name] != again[name]} == {"parameters"}
