@@ -181,7 +181,9 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
     shape = plan.shapes[int(np.argmax(plan.shape_counts))]
     chosen = [number for number in range(len(plan)) if plan[number].shape == shape][:updates]
     batches = [make_batch(stores.base, plan, number, **SPECIAL) for number in chosen]
-    model = make_model(config.model, source_size=vocabulary, target_size=vocabulary)
+    model = make_model(
+        config.model, source_size=vocabulary, target_size=vocabulary, platform=jax.default_backend()
+    )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
     step = jax.jit(make_train_step(model, optimizer, config), donate_argnums=0)

@@ -132,7 +132,9 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
     """The numbers of a row, in this process; steps are run for about so many seconds, three at least."""
     config = make_config(case)
     parallel = make_parallel(config)
-    model = make_model(config.model, source_size=case.vocabulary, target_size=case.vocabulary)
+    model = make_model(
+        config.model, source_size=case.vocabulary, target_size=case.vocabulary, platform=jax.default_backend()
+    )
     schedule = make_schedule(config.optim, model_dim=case.width, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
 

@@ -56,7 +56,9 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     from flaxformer_mt.training.update import make_train_step
 
     parallel = make_parallel(config)
-    model = make_model(config.model, source_size=vocabulary, target_size=vocabulary)
+    model = make_model(
+        config.model, source_size=vocabulary, target_size=vocabulary, platform=jax.default_backend()
+    )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
     step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))

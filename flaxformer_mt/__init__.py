@@ -1,1 +1,67 @@
-"""Training Transformers for machine translation in JAX/Flax."""
+"""flaxformer_mt trains Transformers for machine translation in JAX and Flax.
+
+The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
+
+    from flaxformer_mt import Translator
+
+    translator = Translator.load("runs/toy_de_en")
+    translator.translate(["Der Mann liest ein Buch."])[0].text
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flaxformer_mt.config import Config
+    from flaxformer_mt.config.files import load_config
+    from flaxformer_mt.convert.export_run import export_run
+    from flaxformer_mt.convert.import_run import import_run
+    from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
+    from flaxformer_mt.evaluation.evaluate import evaluate_run
+    from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.translation.scorer import Scorer
+    from flaxformer_mt.translation.translator import Translator
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "Config",
+    "FlaxformerWarning",
+    "Scorer",
+    "TrainingInterrupted",
+    "Translator",
+    "UserError",
+    "__version__",
+    "evaluate_run",
+    "export_run",
+    "fit",
+    "import_run",
+    "load_config",
+]
+
+# Public name -> the module that defines it.
+_HOMES = {
+    "Config": "config",
+    "FlaxformerWarning": "errors",
+    "Scorer": "translation.scorer",
+    "TrainingInterrupted": "errors",
+    "Translator": "translation.translator",
+    "UserError": "errors",
+    "evaluate_run": "evaluation.evaluate",
+    "export_run": "convert.export_run",
+    "fit": "training.loop",
+    "import_run": "convert.import_run",
+    "load_config": "config.files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

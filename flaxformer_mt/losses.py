@@ -1,10 +1,10 @@
-"""Losses, each as (sum, weight): whoever adds batches up divides once, by the total weight.
+"""Losses, each as (sum, weight): sums over batches are divided once, by the total weight.
 
-Knows nothing of models or devices.
+The inputs are logits, or hidden states with the matrix of the output layer.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,26 @@ from flaxformer_mt.shapes import Array, typed
 def smoothed_cross_entropy(
     logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"], smoothing: float
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Cross-entropy in nats against (1 - smoothing) on the target and smoothing / V on every word.
+    """Compute the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
 
-    The smoothed distribution is that of Szegedy et al. 2016, section 7. Returns the sum over real tokens and
-    their number.
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
+    Returns the sum over real tokens and the number of real tokens.
     """
     weights = jnp.asarray(mask, jnp.float32)
     return (_entropies(jnp.asarray(logits), jnp.asarray(target), smoothing) * weights).sum(), weights.sum()
 
 
 class Output(NamedTuple):
-    """The last layer, as a loss over the vocabulary needs it: logits = x @ table.T + bias."""
+    """The output layer: logits = x @ table.T + bias."""
 
     table: Float[Array, "V D"]
     bias: Float[Array, "V"] | None
 
 
 class TokenSums(NamedTuple):
-    """What a loss adds up over real tokens; weight is how many they are.
+    """Sums of a loss over real tokens; weight is the number of real tokens.
 
-    correct_sum: how many of them the most probable word gets right; None where nobody counts.
+    correct_sum: the number of tokens whose most probable word is the target; None if not counted.
     """
 
     loss_sum: Float[Array, ""]
@@ -56,11 +56,11 @@ def projected_cross_entropy(
     chunk_tokens: int,
     count: bool = False,
 ) -> TokenSums:
-    """`smoothed_cross_entropy` of the logits of `hidden`, which are never all there at once.
+    """Compute `smoothed_cross_entropy` from hidden states, one chunk of logits at a time.
 
-    The target axis is cut into pieces of about `chunk_tokens` tokens; each piece's logits are made, scored,
-    with `count` compared with the target as `count_correct` does, and turned into gradients while they are in
-    the cache, in one pass. The batch axis stays whole, so that it may be split over devices.
+    The target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a
+    chunk, scores them, compares them with the target if `count` (as `count_correct` does), and computes their
+    gradients while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices.
     """
     weights = jnp.asarray(mask, jnp.float32)
     batch, length = target.shape
@@ -90,7 +90,7 @@ def _project(hidden: Array, output: Output) -> Array:
 
 
 class _Totals(NamedTuple):
-    """What the chunks so far add up to; `correct_sum` is None unless it is counted."""
+    """Sums over the chunks so far; `correct_sum` is None if not counted."""
 
     loss_sum: Array
     correct_sum: Array | None
@@ -104,7 +104,7 @@ def _add_chunk(totals: _Totals, loss: Array, logits: Array, target: Array, weigh
     loss_sum = totals.loss_sum + (loss * weights).sum()
     if totals.correct_sum is None:
         return _Totals(loss_sum, None)
-    return _Totals(loss_sum, totals.correct_sum + (_is_best(logits, target) * weights).sum())
+    return _Totals(loss_sum, totals.correct_sum + (_is_argmax(logits, target) * weights).sum())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -123,12 +123,12 @@ def _chunked_totals(
 def _chunked_totals_forward(
     smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
 ) -> tuple[_Totals, tuple[Array, Output]]:
-    """The gradient is made here, where the logits are at hand; the backward pass only scales it.
+    """Compute the gradients together with the totals; the backward pass only scales them.
 
-    By the logits it is the softmax minus what is expected of it. The softmax is exponentials over their sum;
-    only the exponentials are of the size of the logits, and they go into the two products as they are: the
-    sum and the weights scale single tokens, before or after, and what is expected is the same for all words
-    but one.
+    The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is
+    exponentials over their sum; only the exponentials have the size of the logits, and both products take
+    them unscaled: the sum and the weights scale single tokens before or after a product, and the target
+    distribution is equal for all words but one.
     """
     size = output.table.shape[0]
     table = output.table.astype(hidden.dtype)
@@ -144,51 +144,51 @@ def _chunked_totals_forward(
         largest = logits.max(axis=-1, keepdims=True)
         exponentials = jnp.exp(logits - largest)
         total = exponentials.sum(axis=-1)
-        # Of a token's logits two numbers are left to find, by products of their own instead of a second look.
-        wide = hidden.astype(jnp.float32)
-        at_target = (wide * table[target]).sum(-1) + (bias[target] if bias.ndim else bias)
-        mean = (wide * table_mean).sum(-1) + bias.mean()
+        # Small products give the target's logit and the mean logit without a second pass over the logits.
+        hidden32 = hidden.astype(jnp.float32)
+        at_target = (hidden32 * table[target]).sum(-1) + (bias[target] if bias.ndim else bias)
+        mean = (hidden32 * table_mean).sum(-1) + bias.mean()
         loss = jnp.log(total) + largest[..., 0] - (1 - smoothing) * at_target - smoothing * mean
         totals = _add_chunk(totals, loss, logits, target, weights)
         narrow = exponentials.astype(hidden.dtype)
-        shares = (weights / total)[..., None]  # of a token's exponentials in the gradient
-        even = weights[..., None] * smoothing
-        extra = weights[..., None] * (1 - smoothing)  # what the target word has above the others
-        by_hidden = shares * jnp.einsum("BTV,VD->BTD", narrow, table, preferred_element_type=jnp.float32)
-        by_hidden = by_hidden - even * table_mean - extra * table[target]
-        scaled = (wide * shares).astype(hidden.dtype)
-        by_table = jnp.einsum("BTD,BTV->DV", scaled, narrow, preferred_element_type=jnp.float32)
-        by_table = by_table - (even * wide).sum((0, 1))[:, None] / size
-        by_bias = gradient.bias
-        if by_bias is not None:
-            by_bias = by_bias + (exponentials * shares).sum((0, 1)) - even.sum() / size
-        return (totals, Output(gradient.table + by_table, by_bias)), by_hidden.astype(hidden.dtype)
+        factors = (weights / total)[..., None]  # of the exponentials in the gradient
+        even_mass = weights[..., None] * smoothing
+        target_mass = weights[..., None] * (1 - smoothing)  # beyond the target's even share
+        d_hidden = factors * jnp.einsum("BTV,VD->BTD", narrow, table, preferred_element_type=jnp.float32)
+        d_hidden = d_hidden - even_mass * table_mean - target_mass * table[target]
+        scaled = (hidden32 * factors).astype(hidden.dtype)
+        d_table = jnp.einsum("BTD,BTV->DV", scaled, narrow, preferred_element_type=jnp.float32)
+        d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
+        d_bias = gradient.bias
+        if d_bias is not None:
+            d_bias = d_bias + (exponentials * factors).sum((0, 1)) - even_mass.sum() / size
+        return (totals, Output(gradient.table + d_table, d_bias)), d_hidden.astype(hidden.dtype)
 
-    # The table's gradient is added up with its axes swapped: then no chunk's logits need to be transposed.
+    # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
     start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
-    (totals, by_output), by_hidden = jax.lax.scan(add, start, (hidden, target, weights))
-    extra = weights[..., None] * (1 - smoothing)
-    by_table = by_output.table.T.at[target].add(-extra * hidden.astype(jnp.float32))
-    by_bias = None if by_output.bias is None else by_output.bias.at[target].add(-extra[..., 0])
-    return totals, (by_hidden, Output(by_table, by_bias))
+    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights))
+    target_mass = weights[..., None] * (1 - smoothing)
+    d_table = d_output.table.T.at[target].add(-target_mass * hidden.astype(jnp.float32))
+    d_bias = None if d_output.bias is None else d_output.bias.at[target].add(-target_mass[..., 0])
+    return totals, (d_hidden, Output(d_table, d_bias))
 
 
 def _chunked_totals_backward(
     smoothing: float, count: bool, saved: tuple[Array, Output], gradient: _Totals
 ) -> tuple[Array, Output, None, None]:
-    by_hidden, by_output = saved
-    scale = gradient.loss_sum  # what is counted has no gradient
-    return by_hidden * scale.astype(by_hidden.dtype), jax.tree.map(lambda x: x * scale, by_output), None, None
+    d_hidden, d_output = saved
+    scale = gradient.loss_sum  # correct_sum has no gradient
+    return d_hidden * scale.astype(d_hidden.dtype), jax.tree.map(lambda x: x * scale, d_output), None, None
 
 
 _chunked_totals.defvjp(_chunked_totals_forward, _chunked_totals_backward)
 
 
-def _is_best(logits: Array, target: Array) -> Array:
-    """[B, T] bool: whether argmax, which takes the first of equals, is the target; not where a NaN is.
+def _is_argmax(logits: Array, target: Array) -> Array:
+    """Tell whether argmax, the first of equal logits, is the target: bool [B, T], False where a logit is NaN.
 
-    Comparing is a plain reduction, which costs CPUs far less than finding a place.
+    A comparison is a plain reduction, which is far cheaper on CPUs than argmax.
     """
     at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)
     before = jnp.arange(logits.shape[-1]) < target[..., None]
@@ -199,6 +199,29 @@ def _is_best(logits: Array, target: Array) -> Array:
 def count_correct(
     logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """How many real tokens the most probable word gets right, and how many there are."""
-    correct = _is_best(jnp.asarray(logits), jnp.asarray(target)) & jnp.asarray(mask)
+    """Count the real tokens whose most probable word is the target, and all real tokens."""
+    correct = _is_argmax(jnp.asarray(logits), jnp.asarray(target)) & jnp.asarray(mask)
     return correct.sum().astype(jnp.float32), jnp.asarray(mask, jnp.float32).sum()
+
+
+class Reduce(Protocol):
+    """Sums a pytree over the shards of a batch, as `lax.psum` does under pmap."""
+
+    @property
+    def shard(self) -> Any:
+        """The index of the shard, or None where the program sees the whole batch."""
+
+    def __call__(self, tree: Any) -> Any:
+        """The sums over all shards."""
+
+
+class _Keep:
+    """The `reduce` of a program that sees the whole batch: the identity."""
+
+    shard: Any = None
+
+    def __call__(self, tree: Any) -> Any:
+        return tree
+
+
+keep = _Keep()

@@ -1,6 +1,4 @@
-"""Axis letters, array types, and the two structures that rooms hand to each other: `Batch` and `Cache`.
-
-Owns the glossary; knows nothing of files, configs or devices.
+"""Axis letters, array types, and the two structures that modules exchange: `Batch` and `Cache`.
 
 B batch · S source length · T target length · Q query length · M attended (memory) length · D model width ·
 H heads · K query/key size of a head · E value size of a head · F feed-forward width · V vocabulary ·
@@ -21,7 +19,7 @@ Tokens = Int[Array, "B T"]
 Activations = Float[Array, "B T D"]
 AttentionMask = Bool[Array, "#B #H #Q M"]
 
-# Checks the annotated shapes of a function at each call; under jit that is once, while tracing.
+# Checks the annotated shapes of a function at each call; under jit only once, while tracing.
 typed = jaxtyped(typechecker=beartype)
 
 
@@ -30,8 +28,8 @@ class Batch(NamedTuple):
 
     With pad 0, bos 1, eos 2, the pair ([5, 6, 2], [7, 8, 9, 2]) in a 4x6 bucket is the row
     source [5 6 2 0], target_in [1 7 8 9 0 0], target_out [7 8 9 2 0 0].
-    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each;
-    bucketed rows hold one pair, and the four arrays are None.
+    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each
+    pair; bucketed rows hold one pair, and these four arrays are None.
     """
 
     source: Int[Array, "B S"]
@@ -46,14 +44,14 @@ class Batch(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What decoding remembers between tokens.
+    """The state of incremental decoding between two steps.
 
     `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves
-    are [B, ...], computed once a source and shared by its beams; `index` counts the tokens decoded so far.
-    With `ancestors`, per_beam leaves stay where they are when beams are reordered: ancestors[b, w, t] is the
-    beam in which the token at t < index of hypothesis w was written; at the start, each beam is its own.
-    With `begun`, line b's first token is that of index begun[b], and its token of index i stands in place
-    i % T of everything that has room for T tokens.
+    are [B, ...], computed once per source and shared by its beams; `index` counts the decoding steps so far.
+    With `ancestors`, per_beam leaves stay in place when beams are reordered: ancestors[b, w, t] is the beam
+    that wrote the token of step t < index of hypothesis w; initially each beam refers to itself.
+    With `begun` (continuous batching), the sentence of row b starts at step begun[b], and arrays with
+    capacity T are ring buffers: the token of step i is in slot i % T.
     """
 
     per_beam: Any
@@ -63,5 +61,5 @@ class Cache(NamedTuple):
     begun: Int[Array, "B"] | None = None
 
     def ages(self) -> Array:
-        """How many tokens each line has, [B, 1], or all of them have, [1, 1]."""
+        """Count the decoded tokens of each row, [B, 1], or of all rows alike, [1, 1]."""
         return jnp.full((1, 1), self.index) if self.begun is None else (self.index - self.begun)[:, None]

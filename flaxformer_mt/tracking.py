@@ -65,7 +65,7 @@ class Tracker:
           total_steps: the step at which training ends.
           start_step: the step from which training goes on; 0 begins the files anew.
           tensorboard: whether to write RUN/tensorboard/.
-          stream: where lines for the human go; None is standard error.
+          stream: shows the lines for humans; None: nothing is shown.
         """
         self._total_steps = total_steps
         self._times = collections.deque([(start_step, time.monotonic())], maxlen=_RATE_WINDOW)
@@ -73,7 +73,7 @@ class Tracker:
         unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
         self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
         self._board = _open_board(run_dir / "tensorboard", start_step) if tensorboard else None
-        self._display = _make_display(stream or sys.stderr, start_step, total_steps)
+        self._display = _make_display(stream, start_step, total_steps)
         if unreadable:
             self.message(f"removed {unreadable} unreadable lines from {run_dir / _METRICS_NAME}")
 
@@ -155,12 +155,19 @@ class _NoTracker(Tracker):
 
 
 def make_tracker(
-    run_dir: Path | None, *, total_steps: int, start_step: int = 0, tensorboard: bool = True
+    run_dir: Path | None,
+    *,
+    total_steps: int,
+    start_step: int = 0,
+    tensorboard: bool = True,
+    stream: TextIO | None = None,
 ) -> Tracker:
     """The tracker of a run; without a directory one that records and shows nothing."""
     if run_dir is None:
         return _NoTracker()
-    return Tracker(run_dir, total_steps=total_steps, start_step=start_step, tensorboard=tensorboard)
+    return Tracker(
+        run_dir, total_steps=total_steps, start_step=start_step, tensorboard=tensorboard, stream=stream
+    )
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -265,6 +272,19 @@ class _Display(Protocol):
     def close(self) -> None: ...
 
 
+class _SilentDisplay:
+    """Shows nothing, for library calls."""
+
+    def show(self, line: str, step: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class _PlainDisplay:
     """One line after the other, for files and pipes."""
 
@@ -314,7 +334,9 @@ class _LiveDisplay:
         self._progress.stop()
 
 
-def _make_display(stream: TextIO, start_step: int, total_steps: int) -> _Display:
+def _make_display(stream: TextIO | None, start_step: int, total_steps: int) -> _Display:
+    if stream is None:
+        return _SilentDisplay()
     if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         return _LiveDisplay(stream, start_step, total_steps)
     return _PlainDisplay(stream)

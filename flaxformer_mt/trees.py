@@ -1,6 +1,6 @@
-"""Trees of arrays as flat tables: leaves by their path, on the host and back, and how two tables differ.
+"""Parameter trees as flat tables: leaves by path, copies to the host and back, and comparison of two tables.
 
-Owns the spelling of paths (`encoder/layer_0/kernel`) and of specs (`float32[4,8]`). Knows nothing of files.
+Defines the form of paths (`encoder/layers_0/kernel`) and of specs (`float32[4,8]`).
 """
 
 from collections.abc import Iterable
@@ -11,41 +11,42 @@ import jax.numpy as jnp
 import numpy as np
 
 PyTree = Any
-# {"encoder/layer_0/kernel": leaf}
+# {"encoder/layers_0/kernel": leaf}
 Leaves = dict[str, Any]
-# {"encoder/layer_0/kernel": "float32[4,8]"}
+# {"encoder/layers_0/kernel": "float32[4,8]"}
 Specs = dict[str, str]
 
-# The path of a tree that is one bare leaf.
+# Path of the leaf in a tree that is a single leaf.
 _BARE_LEAF = "value"
 
 
 def flatten_tree(tree: PyTree) -> Leaves:
-    """The leaves of a tree by path; what has no leaves (None, optax.EmptyState) has no entry.
+    """Map paths to the leaves of a tree; nodes without leaves (None, optax.EmptyState) have no entry.
 
         {"a": {"b": x}, "c": (y, None)} -> {"a/b": x, "c/0": y}
 
-    Raises ValueError if a name has a slash in it or two leaves have the same path.
+    Raises:
+      ValueError: a name contains a slash, or two leaves have the same path.
     """
     leaves: Leaves = {}
     for entries, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = jax.tree_util.keystr(entries, simple=True, separator="/") or _BARE_LEAF
         if path in leaves or path.count("/") != max(len(entries) - 1, 0):
             raise ValueError(
-                f"the path {path} of a leaf is ambiguous; rename what has a slash or a twin in it"
+                f"the leaf path {path} is ambiguous; rename entries that contain a slash or occur twice"
             )
         leaves[path] = leaf
     return leaves
 
 
 def unflatten_like(tree: PyTree, leaves: Leaves) -> PyTree:
-    """A tree of the structure of `tree` with the leaves of the same paths."""
+    """Build a tree of the structure of `tree` from leaves by path."""
     structure = jax.tree_util.tree_structure(tree)
     return jax.tree_util.tree_unflatten(structure, [leaves[path] for path in flatten_tree(tree)])
 
 
 def nest_leaves(leaves: Leaves) -> dict[str, Any]:
-    """Leaves as nested dicts: {"a/b": x, "c/0": y} -> {"a": {"b": x}, "c": {"0": y}}."""
+    """Nest leaves into dicts: {"a/b": x, "c/0": y} -> {"a": {"b": x}, "c": {"0": y}}."""
     nested: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, name = path.split("/")
@@ -57,23 +58,23 @@ def nest_leaves(leaves: Leaves) -> dict[str, Any]:
 
 
 def make_specs(leaves: Leaves) -> Specs:
-    """Type and shape of each leaf, as in {"a/b": "float32[4,8]", "step": "int32[]"}."""
+    """Describe type and shape of each leaf, as in {"a/b": "float32[4,8]", "step": "int32[]"}."""
     return {path: make_spec(leaf) for path, leaf in leaves.items()}
 
 
 def make_spec(leaf: Any) -> str:
-    """Type and shape of an array, a ShapeDtypeStruct or a number, as `float32[4,8]`."""
+    """Describe type and shape of an array, a ShapeDtypeStruct or a number, as `float32[4,8]`."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def is_empty(spec: str) -> bool:
-    """Whether arrays of this spec have no elements, as those of `float32[0,8]`."""
+    """Tell whether arrays of this spec have no elements, as with `float32[0,8]`."""
     return 0 in _parse_spec(spec)[1]
 
 
 def make_empty(spec: str) -> np.ndarray:
-    """The array without elements that `spec` describes."""
+    """Make the array without elements that `spec` describes."""
     dtype, shape = _parse_spec(spec)
     assert 0 in shape, spec
     return np.empty(shape, jnp.dtype(dtype))
@@ -85,7 +86,7 @@ def _parse_spec(spec: str) -> tuple[str, list[int]]:
 
 
 def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
-    """Every path whose type or shape differs, one line each, in the order of `wanted`."""
+    """List every path whose type or shape differs, one line each, first in the order of `wanted`."""
     lines = []
     for path in [*wanted, *(path for path in stored if path not in wanted)]:
         if stored.get(path) != wanted.get(path):
@@ -96,9 +97,9 @@ def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
 
 
 def average_leaves(tables: Iterable[Leaves]) -> Leaves:
-    """The mean of each leaf over tables of the same specs, summed in float64 and returned in the leaf's type.
+    """Average each leaf over tables of the same specs: sums in float64, results in the dtype of the leaf.
 
-    Leaves that are not floating-point have no mean; they are those of the last table.
+    Leaves that are not floating-point are taken from the last table.
     """
     sums: Leaves = {}
     newest: Leaves = {}
@@ -114,10 +115,10 @@ def average_leaves(tables: Iterable[Leaves]) -> Leaves:
 
 
 def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
-    """Copies of all leaves in host memory, whole whatever their sharding; all processes call it together.
+    """Copy all leaves, unsharded, to host memory; all processes must call it together.
 
-    They are copies even on the CPU, where the host could see the device's own buffer: a step that donates it
-    writes there.
+    Leaves are copied even on the CPU, where the host could share the device's buffer: a later step that
+    donates the buffer overwrites it.
     """
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -126,7 +127,7 @@ def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
 
 
 def gather_leaf(leaf: Any) -> Any:
-    """The leaf, or where other processes hold parts of it, all of it; all processes call it together."""
+    """Return the leaf, gathered if other processes hold parts of it; all processes must call it together."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     if leaf.is_fully_replicated:
@@ -137,7 +138,7 @@ def gather_leaf(leaf: Any) -> Any:
 
 
 def place_leaf(leaf: np.ndarray, like: Any) -> Any:
-    """Puts a host array where `like` is: its sharding, the default device if it names none, or the host."""
+    """Put a host array on the sharding of `like`, or on the default device, or leave it on the host."""
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     if like.sharding is None:

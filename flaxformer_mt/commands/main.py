@@ -5,13 +5,15 @@ text), everything else to standard error. The rooms are imported when their comm
 instant.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +37,20 @@ from flaxformer_mt.commands.text_commands import choose_search, score_file, tran
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config, read_config
 from flaxformer_mt.config.find_config import find_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 
 PROGRAM = "flaxformer-mt"
 
 
 def _train(options: TrainOptions) -> object:
     from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.training.report import describe_report
 
     if options.profile is not None and options.profile < 1:
-        raise UserError(f"--profile is {options.profile}; it must be at least 1: how many updates to record")
-    return fit(options.config, options.run, profile=options.profile or 0)
+        raise UserError(f"--profile is {options.profile}, but at least 1 update must be recorded")
+    report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr)
+    print(describe_report(report, options.run), file=sys.stderr)
+    return report
 
 
 def _show(options: ShowOptions) -> object:
@@ -144,7 +149,6 @@ def _export(options: ExportOptions) -> object:
         checkpoint=options.checkpoint,
         quantization=options.quantization,
         tolerance=options.tolerance,
-        warn=_warn,
     )
 
 
@@ -159,10 +163,6 @@ def _import(options: ImportOptions) -> object:
         vocab=options.vocab,
         tolerance=options.tolerance,
     )
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
 
 
 def _doctor(options: DoctorOptions) -> object:
@@ -203,12 +203,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        try:
-            _print_json(_run(arguments))
-        finally:
-            sys.stdout.flush()  # here, so that a reader who has left is noticed here
+        with _warnings_as_lines():
+            try:
+                _print_json(_run(arguments))
+            finally:
+                sys.stdout.flush()  # here, so that a closed pipe is noticed here
     except UserError as error:
         return _fail(str(error))
+    except TrainingInterrupted as stop:
+        return stop.exit_status
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         return _fail(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
@@ -225,6 +228,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.filename or 'output'}: {error.strerror}; free some space and run the command again"
         )
     return 0
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Prints the library's warnings as `warning: MESSAGE` on standard error, each of them, as often as it comes."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, FlaxformerWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            previous(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FlaxformerWarning)
+        previous, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def _fail(message: str) -> int:

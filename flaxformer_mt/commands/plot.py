@@ -34,7 +34,7 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import read_metrics
-from flaxformer_mt.translation.translator import Translator, warn_on_stderr
+from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
 
 # How many positions are drawn, from the first.
@@ -71,7 +71,7 @@ def plot(
     attention: Figures = {}
     result: dict[str, Any] = {}
     if source or config.model.positions in _LEARNED:
-        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn_on_stderr)
+        trained = load_trained(run_dir, checkpoint=checkpoint)
         params = trained.params
         if source:
             attention, result = _draw_sentence(trained, source)

@@ -19,7 +19,7 @@ from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import default_device_kind
+from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import init_state
@@ -48,7 +48,7 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
         report = prepare(config, run_dir).report
         source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
         batches = report["batches"]
-    model = make_model(config.model, source_size=source_size, target_size=target_size)
+    model = make_model(config.model, source_size=source_size, target_size=target_size, platform=default_platform())
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.options import ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, count_lines, open_input, open_output, read_lines
@@ -51,7 +51,8 @@ def translate_file(options: TranslateOptions) -> None:
 
     use_cores_apart()
     search = choose_search(options)
-    n_best = _check_n_best(options, search)
+    n_best = 1 if options.n_best is None else options.n_best
+    check_n_best(search, n_best, where="--")
     _check_flags(options)
     _check_standard_input(options)
     with contextlib.ExitStack() as files:
@@ -89,7 +90,6 @@ def score_file(options: ScoreOptions) -> None:
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.output_formats import format_score
     from flaxformer_mt.translation.scorer import Scorer
-    from flaxformer_mt.translation.translator import warn_on_stderr
 
     if options.json and options.tokens:
         raise UserError("--tokens has no effect beside --json, which writes all there is; leave it out")
@@ -112,7 +112,6 @@ def score_file(options: ScoreOptions) -> None:
             checkpoint=options.checkpoint,
             search=search,
             long_lines=options.long_lines,
-            warn=warn_on_stderr,
         )
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
@@ -174,17 +173,6 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
         head=options.alignment_head,
     )
     return form, notes
-
-
-def _check_n_best(options: TranslateOptions, search: SearchConfig) -> int:
-    n_best = 1 if options.n_best is None else options.n_best
-    width = {"greedy": 1, "beam": search.beam_size, "sample": max(n_best, 1)}[search.method]
-    if not 1 <= n_best <= width:
-        raise UserError(
-            f"--n_best is {n_best}, but {search.method} search with beam_size {width} keeps {width}; "
-            f"give 1 to {width}, or --method=beam --beam_size={max(n_best, 1)}"
-        )
-    return n_best
 
 
 def _check_flags(options: TranslateOptions) -> None:

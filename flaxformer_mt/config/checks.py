@@ -295,3 +295,25 @@ def _training_problems(config: Config) -> Iterator[str]:
         )
     if train.final_checkpoint == "average" and train.average_last < 2:
         yield f"train.final_checkpoint is average, but average_last is {train.average_last}; raise it to 2"
+
+
+def search_width(options: SearchConfig, n_best: int) -> int:
+    """W, the number of hypotheses of a sentence that are searched at a time."""
+    return {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
+
+
+def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
+    """Checks that a search returns as many hypotheses as asked for.
+
+    Args:
+      where: goes before the names of options in the message; "--" where they are flags.
+
+    Raises:
+      UserError: n_best is less than 1, or more than the search keeps.
+    """
+    width = max(1, search_width(options, n_best))
+    if not 1 <= n_best <= width:
+        raise UserError(
+            f"{where}n_best is {n_best}, but {options.method} search with beam_size {width} keeps {width}; "
+            f"give 1 to {width}, or {where}method=beam {where}beam_size={max(n_best, 1)}"
+        )

@@ -1,1 +1,1 @@
-"""One file a foreign format, all driven by a strict table; `formats` has them by name."""
+"""Export to and import from foreign model formats: one module per format, listed in format_registry.py."""

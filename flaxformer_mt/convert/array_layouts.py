@@ -1,9 +1,10 @@
-"""How an array of ours lies in a foreign one: each layout with its inverse.
+"""Layouts of arrays: how the axes of a Flax array map to those of a foreign array, and back.
 
-Owns moves of axes alone; no number changes, so going there and back is the identity, bit for bit. Knows
-nothing of names.
+Contains transpositions and reshapes only. No number changes, so a conversion followed by its inverse gives
+the same array, bit for bit. Names of arrays are in name_table.py.
 
-Ours, by role: attention kernels [D, H, K] with biases [H, K], attention output [H, E, D], dense [in, out].
+Flax shapes by role: query, key and value kernels [D, H, K] with biases [H, K], attention output [H, E, D],
+dense kernels [in, out].
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """A move of axes. `to_ours` also takes the shape of our array, which says what was flattened."""
+    """A conversion and its inverse; `to_ours` needs the Flax shape, to which it splits flattened axes."""
 
     to_theirs: Callable[[np.ndarray], np.ndarray]
     to_ours: Callable[[np.ndarray, Shape], np.ndarray]
@@ -25,16 +26,16 @@ def _transposed(array: np.ndarray) -> np.ndarray:
     return array.T
 
 
-# As it is.
+# Unchanged.
 SAME = Layout(lambda a: a, lambda a, shape: a)
-# [in, out] -> [out, in], as PyTorch's Linear.
+# [in, out] -> [out, in], as in PyTorch's Linear.
 TRANSPOSED = Layout(_transposed, lambda a, shape: a.T)
-# [D, H, K] -> [HK, D], as PyTorch's Linear: heads are contiguous rows.
+# [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
 HEADS_IN = Layout(
     lambda a: a.reshape(len(a), -1).T,
     lambda a, shape: a.T.reshape(shape),
 )
-# [H, E, D] -> [D, HE], as PyTorch's Linear.
+# [H, E, D] -> [D, HE], as in PyTorch's Linear.
 HEADS_OUT = Layout(
     lambda a: a.reshape(-1, a.shape[-1]).T,
     lambda a, shape: a.T.reshape(shape),
@@ -43,13 +44,13 @@ HEADS_OUT = Layout(
 FLAT = Layout(lambda a: a.reshape(-1), lambda a, shape: a.reshape(shape))
 # [H, E, D] -> [HE, D].
 FLAT_ROWS = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.reshape(shape))
-# [D, H, K] -> [H, D, K]: one matrix a head.
+# [D, H, K] -> [H, D, K]: one matrix per head.
 HEAD_STACKED = Layout(lambda a: a.transpose(1, 0, 2), lambda a, shape: a.transpose(1, 0, 2))
-# [in, out] -> [out, in, 1], as PyTorch's Conv1d of width one.
+# [in, out] -> [out, in, 1]: a dense kernel to a PyTorch Conv1d of kernel size 1.
 CONVOLUTION = Layout(lambda a: a.T[:, :, None], lambda a, shape: a[:, :, 0].T)
-# [1, in, out] -> [out, in, 1]: a convolution of ours as one of PyTorch's.
+# [1, in, out] -> [out, in, 1]: a Flax convolution to a PyTorch Conv1d.
 CONVOLUTION_BOTH = Layout(lambda a: a.transpose(2, 1, 0), lambda a, shape: a.transpose(2, 1, 0))
-# [1, in, out] -> [out, in]: a convolution of ours as a Linear.
+# [1, in, out] -> [out, in]: a Flax convolution of kernel size 1 to a PyTorch Linear.
 CONVOLUTION_TO_LINEAR = Layout(lambda a: a[0].T, lambda a, shape: a.T[None])
 # [V] -> [1, V].
 ROW = Layout(lambda a: a[None], lambda a, shape: a[0])

@@ -1,7 +1,7 @@
-"""From a run directory to files of another system, checked against ours before they count.
+"""Exports a run directory to a foreign format, and verifies that both systems compute the same outputs.
 
-Row 13 of the data path. Owns the order of an export and that nothing is left behind by one that fails. Knows
-no format: `formats` has them by name.
+Row 13 of the data path. Contains the order of the steps and the clean-up after a failed export. Formats are
+found by name in format_registry.py.
 """
 
 import shutil
@@ -14,7 +14,7 @@ import numpy as np
 from flaxformer_mt.convert.format_interface import Format, Weights
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.parity_check import Parity, measure
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.trees import flatten_tree
 
@@ -22,26 +22,27 @@ TOLERANCE = 1e-4
 
 
 def export_run(
-    run_dir: Path,
+    run_dir: str | Path,
     *,
     format_name: str,
-    output: Path,
+    output: str | Path,
     checkpoint: str | None = None,
     quantization: str = "none",
     tolerance: float = TOLERANCE,
-    warn: Callable[[str], None],
+    warn: Callable[[str], None] = warn_user,
 ) -> dict[str, Any]:
-    """Writes a trained model in a foreign format, and returns what was written and how well it agrees.
+    """Writes a trained model in a foreign format; returns the written files and the measured difference.
 
     Args:
-      checkpoint: best, last, average or a step. None: as the run's config says.
-      quantization: of formats that have it; float32 parity is checked first, without it.
-      tolerance: the largest difference of a logit (or log-probability) that counts as equal.
+      checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
+      quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
+      tolerance: largest accepted absolute difference of a logit (or log-probability).
 
     Raises:
-      UserError: no such format, a model that the format cannot express, files in the way, or a difference
-        above the tolerance; then nothing is left behind.
+      UserError: an unknown format, a model that the format cannot express, an output folder that is not
+        empty, or a difference above the tolerance. A failed export leaves no files behind.
     """
+    run_dir, output = Path(run_dir).expanduser(), Path(output).expanduser()
     target = find_format(format_name)
     check_output(output)
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
@@ -63,10 +64,10 @@ def export_run(
         if quantization != "none":
             _clear(partial)
             target.write(weights, partial, quantization)
-            rounded = measure(weights, target.open(partial), quantity=target.quantity)
-            result |= {"quantization": quantization, "quantized_difference": rounded.largest_difference}
+            quantized = measure(weights, target.open(partial), quantity=target.quantity)
+            result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
         if output.is_dir():
-            output.rmdir()  # empty, as check_output has seen
+            output.rmdir()  # check_output has verified that the folder is empty
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -75,7 +76,7 @@ def export_run(
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
-    """The parameters of a run's checkpoint, on the host."""
+    """Loads the parameters of a checkpoint of a run into host memory."""
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
@@ -83,34 +84,46 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Raises UserError with every reason why the format cannot hold this model."""
+    """Checks that the format can express the model.
+
+    Raises:
+      UserError: one line per reason why the format cannot express the model, or an unknown quantization.
+    """
     problems = target.problems(weights.config)
     if problems:
         raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
     if quantization not in target.quantizations:
         raise UserError(
-            f"--quantization={quantization} is not one of {target.name}'s: {', '.join(target.quantizations)}"
+            f"{target.name} has no --quantization={quantization}; it has: {', '.join(target.quantizations)}"
         )
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Writes the format into a folder, replacing it, and compares; raises UserError above the tolerance."""
+    """Writes the format into a folder, replacing its contents, and compares the outputs of both systems.
+
+    Raises:
+      UserError: the largest difference is above the tolerance.
+    """
     _clear(folder)
     target.write(weights, folder, "none")
     parity = measure(weights, target.open(folder), quantity=target.quantity)
     if not parity.largest_difference <= tolerance:
         raise UserError(
-            f"the {target.name} model differs from ours by {parity.largest_difference:.3g} in its "
-            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written. This is a defect "
-            "of the converter unless the weights are not finite: please report the run's config.json"
+            f"the {target.name} model differs from the Flax model by {parity.largest_difference:.3g} in "
+            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written. This is a bug of "
+            "the converter unless weights have non-finite values: report it with the run's config.json"
         )
     return parity
 
 
 def check_output(output: Path) -> None:
-    """Raises UserError if something is where the files should go."""
+    """Checks that the output folder is absent or empty.
+
+    Raises:
+      UserError: a file or a non-empty folder exists at this path.
+    """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder; give another --output=DIR or delete it")
+        raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
 
 
 def _clear(folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""What a foreign format is to the export and import commands: a name, and functions that know its files.
+"""Interface between the export and import commands and a foreign format.
 
-Owns the interface and the part of config.json that is ours. Knows no format.
+Contains the dataclass Format, the model data that it exchanges (Weights), and the helpers that all formats
+share, among them the entry of this package in config.json.
 """
 
 import dataclasses
@@ -18,47 +19,53 @@ from flaxformer_mt.config.files import flatten, from_dict, to_dict
 from flaxformer_mt.convert.name_table import Leaves, Shapes
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.trees import flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 
 CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
-# The entry of config.json that holds what is ours, in every format.
+# Key of the entry of this package in config.json, the same in every format.
 OUR_KEY = "flaxformer_mt"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model on its way out or in: parameters by path, float32 on the host, and what they go with."""
+    """Weights to export or imported ones: float32 parameters on the host by path, config and vocabularies."""
 
     config: Config
     vocabs: Vocabs
     leaves: Leaves
-    # Which checkpoint of which step they are; empty and 0 for imported ones.
+    # The exported checkpoint and its step; empty and 0 for imported weights.
     checkpoint: str = ""
     step: int = 0
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters as nested dicts."""
+        """Parameters as nested dicts."""
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        """The network, computing in float32."""
+        """Returns the Flax model, with float32 computation."""
         config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
-        return make_model(config, source_size=self.vocabs.source.size, target_size=self.vocabs.target.size)
+        return make_model(
+            config,
+            source_size=self.vocabs.source.size,
+            target_size=self.vocabs.target.size,
+            platform=default_platform(),
+        )
 
 
 @dataclass(frozen=True)
 class Given:
-    """What whoever imports says beside the files: None where the files should tell."""
+    """Config and vocabularies that the user passes to an import; None: read them from the files."""
 
     config: Config | None = None
     vocabs: Vocabs | None = None
 
 
-# From a batch to logits [B, T, V], or to the log-probabilities [B, T] of target_out; float32.
+# Maps a batch to float32 logits [B, T, V], or to log-probabilities [B, T] of target_out.
 Outputs = Callable[[Batch], np.ndarray]
 
 
@@ -66,11 +73,12 @@ Outputs = Callable[[Batch], np.ndarray]
 class Format:
     """A foreign format.
 
-    problems: from a config to what the format cannot express: the field, its value, what would do.
-    write: puts all files into an existing folder; the third argument is the quantization, "none" where the
+    problems: maps a config to the reasons why the format cannot express it; each names the field, its value
+      and the supported values.
+    write: writes all files into an existing folder; the third argument is the quantization, "none" where the
       format has no other.
-    open: makes a function of the files as the foreign system reads them, for the parity check.
-    read: the inverse of write; None: the format is for export only.
+    open: loads the files with the foreign system and returns its forward function, for the parity check.
+    read: the inverse of write; None for export-only formats.
     """
 
     name: str
@@ -83,15 +91,16 @@ class Format:
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
-    """The shapes of a model's parameters, by path."""
-    single = dataclasses.replace(config, scan_layers=False)  # a tree for each layer, whoever trains it how
+    """Shapes of the parameters of a model, by path."""
+    # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
+    single = dataclasses.replace(config, scan_layers=False)
     model = make_model(single, source_size=source_size, target_size=target_size)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     return {path: tuple(leaf.shape) for path, leaf in flatten_tree(params).items()}
 
 
 def write_facts(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
-    """Writes config.json: what the foreign system wants to find there, and our own part."""
+    """Writes config.json: the fields that the foreign system reads, and the entry of this package."""
     ours = {
         "format": format_name,
         "checkpoint": weights.checkpoint,
@@ -103,7 +112,11 @@ def write_facts(weights: Weights, folder: Path, format_name: str, theirs: dict[s
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Reads config.json; {} if there is none. Raises UserError if it is damaged."""
+    """Reads config.json; returns {} if the file does not exist.
+
+    Raises:
+      UserError: the file is damaged.
+    """
     path = folder / CONFIG_NAME
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -112,52 +125,52 @@ def read_facts(folder: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(facts, dict):
-        raise UserError(f"{path} is damaged: it holds no JSON object")
+        raise UserError(f"{path} is damaged: it must contain a JSON object")
     return facts
 
 
 def find_config(folder: Path, given: Given) -> Config:
-    """The config of the files: given, or our part of config.json.
+    """Returns the config of a foreign model: the given one, or that in config.json.
 
     Raises:
-      UserError: neither is there.
+      UserError: no config was given and config.json has none.
     """
     if given.config is not None:
         return given.config
     ours = read_facts(folder).get(OUR_KEY)
     if ours is None:
         raise UserError(
-            f"{folder / CONFIG_NAME} does not say which model this is; give --config=FILE, whose model "
-            "section describes it"
+            f"{folder / CONFIG_NAME} does not describe the model; give --config=FILE, whose model section "
+            "describes it"
         )
     return from_dict(ours["config"])
 
 
 def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    """The vocabularies of the files: given, or those in the folder vocab.
+    """Returns the vocabularies of a foreign model: the given ones, or those in the folder vocab.
 
     Raises:
-      UserError: neither is there.
+      UserError: no vocabularies were given and the folder vocab does not exist.
     """
     if given.vocabs is not None:
         return given.vocabs
     if not (folder / VOCAB_NAME).is_dir():
         raise UserError(
-            f"{folder} has no folder {VOCAB_NAME} with SentencePiece models; give --vocab=DIR, with "
-            "joint.model, or source.model and target.model"
+            f"{folder} has no folder {VOCAB_NAME} with SentencePiece models; give --vocab=DIR, a "
+            "folder with joint.model, or with source.model and target.model"
         )
     return load_vocabs(folder / VOCAB_NAME)
 
 
 def refusals(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """A line for each field that is not as a format has it: `model.norm_position is pre; it has only post`.
+    """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 
     Args:
-      allowed: the values that a format has, by the field's dotted name.
+      allowed: supported values by the dotted name of the field.
     """
     fields = flatten(config)
     return [
-        f"{name} is {fields[name]}; it has only {' and '.join(str(value) for value in values)}"
+        f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
         for name, values in allowed.items()
         if fields[name] not in values
     ]

@@ -1,6 +1,6 @@
-"""The foreign formats by name. Each is imported when it is used, with what it needs.
+"""The foreign formats by name; the module of a format and its dependencies are imported on first use.
 
-Owns the list, and what is said when a package that a format needs is not installed.
+Contains the list of formats and the error message for a dependency that is not installed.
 """
 
 import difflib
@@ -9,7 +9,7 @@ import importlib
 from flaxformer_mt.convert.format_interface import Format
 from flaxformer_mt.errors import UserError
 
-# Name -> the module that has FORMAT.
+# Name -> module under flaxformer_mt.convert that defines FORMAT.
 _MODULES = {
     "torch": "torch.standalone_format",
     "torch-nn": "torch.nn_transformer_format",
@@ -22,20 +22,21 @@ _MODULES = {
     "ctranslate2": "ctranslate2.model_folder",
 }
 NAMES = tuple(_MODULES)
-# Package -> the extra of ours that installs it.
+# Package -> optional dependency group (extra) of flaxformer-mt that installs it.
 _EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "ctranslate2": "ctranslate2"}
 
 
 def find_format(name: str) -> Format:
-    """The format of a name.
+    """Returns the format of a name.
 
     Raises:
-      UserError: there is none (the near one is named), or a package that it needs is not installed.
+      UserError: the name is unknown (the message suggests the closest one), or a package that the format
+        needs is not installed.
     """
     if name not in _MODULES:
         near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(NAMES)}"
-        raise UserError(f"there is no format {name}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
+        raise UserError(f"unknown format {name}; {hint}")
     try:
         return importlib.import_module(f"flaxformer_mt.convert.{_MODULES[name]}").FORMAT
     except ModuleNotFoundError as error:
@@ -43,6 +44,6 @@ def find_format(name: str) -> Format:
         if package not in _EXTRAS:
             raise
         raise UserError(
-            f"format {name} needs {package}, which is not installed; get it with: "
+            f"format {name} needs {package}, which is not installed; install it with: "
             f"pip install 'flaxformer-mt[{_EXTRAS[package]}]'"
         ) from error

@@ -1,7 +1,7 @@
-"""From files of another system to a run directory that translates, is evaluated, and can be trained further.
+"""Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
-Owns the order of an import and that nothing is left behind by one that fails. Knows no format: `formats` has
-them by name.
+Contains the order of the steps and the clean-up after a failed import. Formats are found by name in
+format_registry.py.
 """
 
 import dataclasses
@@ -25,44 +25,46 @@ from flaxformer_mt.vocab import load_vocabs
 
 
 def import_run(
-    path: Path,
+    path: str | Path,
     *,
     format_name: str,
-    run_dir: Path,
+    run_dir: str | Path,
     config: Config | None = None,
-    vocab: Path | None = None,
+    vocab: str | Path | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Makes a run directory of a foreign model, as checkpoint 0, and returns what was read.
+    """Writes a foreign model as checkpoint 0 of a new run directory; returns a summary of the import.
 
     Args:
-      path: the folder that `export` or the foreign system wrote, or the file in it.
-      config: of a model whose files do not tell. None: they do.
-      vocab: a folder with joint.model, or source.model and target.model, where the files hold none.
-      tolerance: the largest difference of a logit from the foreign system's that counts as equal.
+      path: the folder that `export` or the foreign system wrote, or the weights file in it.
+      config: config of a model whose files do not contain one. None: read it from the files.
+      vocab: folder with joint.model, or with source.model and target.model, for files without vocabularies.
+      tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
 
     Raises:
-      UserError: no such format, or one that is for export only; a directory in the way; files that are
-        missing, damaged, or not of the config's model; a difference above the tolerance. Then nothing is
-        left behind.
+      UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,
+        damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
+        behind.
     """
+    path, run_dir = Path(path).expanduser(), Path(run_dir).expanduser()
     source = find_format(format_name)
     if source.read is None:
-        raise UserError(f"format {format_name} is for export only: its files do not hold all of a model")
+        raise UserError(f"format {format_name} is export-only: its files do not contain the complete model")
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the {format_name} model as --input=PATH")
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
-    weights = source.read(path, Given(config, None if vocab is None else load_vocabs(vocab)))
+    weights = source.read(path, Given(config, None if vocab is None else load_vocabs(Path(vocab).expanduser())))
     validate(weights.config)
     _check_finite(weights)
     folder = path if path.is_dir() else path.parent
     parity = None
-    if config is None and vocab is None:  # what was given beside the files is not in them for others to read
+    # With --config or --vocab the folder lacks files that the foreign system needs to open it.
+    if config is None and vocab is None:
         parity = measure(weights, source.open(folder), quantity=source.quantity)
         if not parity.largest_difference <= tolerance:
             raise UserError(
-                f"the imported model differs from {path} by {parity.largest_difference:.3g} in its "
+                f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
                 f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
             )
     _write_run(weights, run_dir, origin={"format": source.name, "path": str(path)})
@@ -78,7 +80,7 @@ def import_run(
 def _check_finite(weights: Weights) -> None:
     bad = [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]
     if bad:
-        raise UserError(f"the model holds numbers that are not finite, in {', '.join(bad)}")
+        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
 
 
 def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> None:

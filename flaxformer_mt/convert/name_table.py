@@ -1,12 +1,12 @@
-"""The strict table between our parameters and a foreign system's arrays, and the two ways across it.
+"""Strict name table between Flax parameters and the arrays of a foreign format, with both conversions.
 
-Owns the check that nothing is missing, unexpected or of a wrong shape, on either side. Knows no format: each
-has a file of its own, which says its rules.
+Contains the check that no array is missing, unexpected or of a wrong shape. Each format lists its rules in a
+module of its own.
 
     Rule("encoder/layers_{n}/feedforward/input/kernel", "encoder.layers.{n}.fc1.weight", TRANSPOSED)
 
-stands for as many entries as there are layers. A foreign array may be made of several of ours, one after the
-other (`Rule` with several paths), of a part of ours (`head`), or of none (`constant`).
+stands for one entry per layer. A foreign array may also be the concatenation of several Flax arrays (`Rule`
+with several paths), the slice of one head (`head_axis`), or a value without a Flax parameter (`Constant`).
 """
 
 import itertools
@@ -20,24 +20,27 @@ import numpy as np
 from flaxformer_mt.convert.array_layouts import SAME, Layout, Shape
 from flaxformer_mt.errors import UserError
 
-# Ours by path, as {"encoder/layers_0/...": float32 array}.
+# Flax parameters by path: {"encoder/layers_0/...": float32 array}.
 Leaves = dict[str, np.ndarray]
-# Theirs by name.
+# Foreign arrays by name.
 Tensors = dict[str, np.ndarray]
-# Shapes of ours by path.
+# Shapes of Flax parameters by path.
 Shapes = dict[str, Shape]
 
-# A stored table may have been computed in float32: at position 5000 that is 4e-4 off the float64 one.
+# Largest accepted difference of a stored sinusoidal table. A table that was computed in float32 differs from
+# the float64 table by 4e-4 at position 5000.
 TABLE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a foreign array is made of.
+    """How a foreign array is made of Flax parameters.
 
-    ours: a path, or several whose arrays follow each other along the first foreign axis. {n} is a layer.
-    theirs: the foreign name, with the same {n}; with {h} it is one of each head, ours then being cut at axis
-      `head_axis`.
+    ours: path of a Flax parameter, or several paths whose arrays are concatenated along the first foreign
+      axis; {n} is the number of the layer.
+    theirs: name of the foreign array, with the same {n}.
+    head_axis: axis of the Flax array along which each head is a foreign array of its own; {h} in `theirs` is
+      the number of the head.
     """
 
     ours: str | tuple[str, ...]
@@ -48,11 +51,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Constant:
-    """A foreign array that is no parameter of ours: a table, or a bias that we do not have.
+    """A foreign array without a Flax parameter: a position table, or a bias that the Flax model lacks.
 
-    optional: a file may leave it out.
-    tolerance: how far a file's numbers may be from these and still count as the same; TABLE_TOLERANCE for
-      tables of sines.
+    optional: files may omit the array.
+    tolerance: largest accepted difference between the array of a file and `value`; TABLE_TOLERANCE for
+      sinusoidal tables.
     """
 
     theirs: str
@@ -65,7 +68,7 @@ class Constant:
 class _Part:
     path: str
     layout: Layout
-    head: tuple[int, int] | None = None  # axis and index
+    head: tuple[int, int] | None = None  # axis and index of the head
 
     def select(self, array: np.ndarray) -> np.ndarray:
         if self.head is None:
@@ -83,17 +86,17 @@ class _Entry:
 
 
 class Table:
-    """All foreign arrays of one model, by name, and what of ours each is made of."""
+    """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
     def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
-        """Expands the rules for the parameters of a model.
+        """Expands the rules to the parameters of a model.
 
         Args:
-          shapes: of all our parameters, by path. Rules whose paths are not among them are of other models.
-          what: the format's name, for messages.
+          shapes: of all Flax parameters, by path. Rules for paths of other models are skipped.
+          what: the name of the format, for error messages.
 
         Raises:
-          UserError: a parameter that no rule takes: the format has no place for it.
+          UserError: no rule matches a parameter, so the format has no counterpart for it.
         """
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
@@ -103,9 +106,9 @@ class Table:
             else:
                 for name, entry in _expand(rule, shapes):
                     self._add(name, entry)
-        taken = {part.path for entry in self._entries.values() for part in entry.parts}
-        if left := [path for path in shapes if path not in taken]:
-            raise UserError(f"{what} has no place for {', '.join(left)}")
+        matched = {part.path for entry in self._entries.values() for part in entry.parts}
+        if unmatched := [path for path in shapes if path not in matched]:
+            raise UserError(f"{what} has no counterpart for {', '.join(unmatched)}")
 
     def _add(self, name: str, entry: _Entry) -> None:
         assert name not in self._entries, f"two rules make {name}"
@@ -117,37 +120,37 @@ class Table:
         return list(self._entries)
 
     def shape_of(self, name: str) -> Shape:
-        """Of a foreign array."""
+        """The shape of a foreign array."""
         entry = self._entries[name]
         if entry.constant is not None:
             return entry.constant.shape
-        shapes = [_theirs(part, _blank(self._shapes[part.path])).shape for part in entry.parts]
+        shapes = [_to_foreign(part, _broadcast_zeros(self._shapes[part.path])).shape for part in entry.parts]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_theirs(self, leaves: Leaves) -> Tensors:
-        """The foreign arrays of our parameters; tied ones are one array under each of their names."""
+        """Converts Flax parameters to foreign arrays; tied names refer to one and the same array."""
         tensors: Tensors = {}
-        made: dict[tuple[_Part, ...], np.ndarray] = {}
+        built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
             if entry.constant is not None:
                 tensors[name] = entry.constant
                 continue
-            if entry.parts not in made:
-                arrays = [_theirs(part, leaves[part.path]) for part in entry.parts]
-                whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-                made[entry.parts] = np.ascontiguousarray(whole)
-            tensors[name] = made[entry.parts]
+            if entry.parts not in built:
+                arrays = [_to_foreign(part, leaves[part.path]) for part in entry.parts]
+                array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+                built[entry.parts] = np.ascontiguousarray(array)
+            tensors[name] = built[entry.parts]
         return tensors
 
     def to_ours(self, tensors: Tensors, *, tied: Sequence[str] = (), origin: str = "the file") -> Leaves:
-        """Our parameters from foreign arrays, the exact inverse of `to_theirs`.
+        """Converts foreign arrays to Flax parameters; the exact inverse of `to_theirs`.
 
         Args:
-          tied: names that may be left out because another holds the same array.
+          tied: names that a file may omit because another name holds the same array.
 
         Raises:
-          UserError: every name that is missing, unexpected, of a wrong shape, unlike its tied twin or unlike
-            the constant that it must be, in one message.
+          UserError: lists every name that is missing, unexpected, of a wrong shape, different from the array
+            that it is tied to, or different from its constant.
         """
         problems = self._compare(tensors, tied)
         if problems:
@@ -157,41 +160,43 @@ class Table:
             )
         leaves: Leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in self._shapes.items()}
         filled: dict[tuple[str, Any], str] = {}
-        unlike = []
+        unequal = []
         for name, entry in self._entries.items():
             if name not in tensors or entry.constant is not None:
                 continue
             array, start = np.asarray(tensors[name], np.float32), 0
             for part in entry.parts:
-                place = part.select(leaves[part.path])
+                view = part.select(leaves[part.path])
                 piece = array
                 if len(entry.parts) > 1:
-                    size = _theirs(part, _blank(self._shapes[part.path])).shape[0]
+                    size = _to_foreign(part, _broadcast_zeros(self._shapes[part.path])).shape[0]
                     piece, start = array[start : start + size], start + size
-                ours = part.layout.to_ours(piece, place.shape)
-                twin = filled.setdefault((part.path, part.head), name)
-                if twin != name and not np.array_equal(place, ours, equal_nan=True):
-                    unlike.append(f"{name}: tied to {twin} by the config, but their numbers differ")
-                place[...] = ours
-        if unlike:
-            raise UserError(f"{origin} is not a {self._what} model of this config:\n  " + "\n  ".join(unlike))
+                values = part.layout.to_ours(piece, view.shape)
+                first_name = filled.setdefault((part.path, part.head), name)
+                if first_name != name and not np.array_equal(view, values, equal_nan=True):
+                    unequal.append(f"{name}: tied to {first_name} by the config, but their values differ")
+                view[...] = values
+        if unequal:
+            raise UserError(f"{origin} is not a {self._what} model of this config:\n  " + "\n  ".join(unequal))
         return leaves
 
     def _compare(self, tensors: Tensors, tied: Sequence[str]) -> list[str]:
         problems = []
-        held = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
+        found = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():
             if name not in tensors:
-                elsewhere = name in tied and all(part.path in held for part in entry.parts)
-                if not entry.optional and not elsewhere:
-                    problems.append(f"{name}: missing, wanted {list(self.shape_of(name))}")
+                is_tied = name in tied and all(part.path in found for part in entry.parts)
+                if not entry.optional and not is_tied:
+                    problems.append(f"{name}: missing, expected shape {list(self.shape_of(name))}")
             elif np.shape(tensors[name]) != self.shape_of(name):
-                there = list(np.shape(tensors[name]))
-                problems.append(f"{name}: has shape {there}, wanted {list(self.shape_of(name))}")
+                shape = list(np.shape(tensors[name]))
+                problems.append(f"{name}: has shape {shape}, expected {list(self.shape_of(name))}")
             elif entry.constant is not None:
-                gap = np.abs(np.asarray(tensors[name], np.float32) - entry.constant).max(initial=0.0)
-                if not gap <= entry.tolerance:
-                    problems.append(f"{name}: is not what this config computes; largest difference {gap:.3g}")
+                difference = np.abs(np.asarray(tensors[name], np.float32) - entry.constant).max(initial=0.0)
+                if not difference <= entry.tolerance:
+                    problems.append(
+                        f"{name}: differs from the value that this config implies by up to {difference:.3g}"
+                    )
         for name in tensors:
             if name not in self._entries:
                 problems.append(f"{name}: unexpected, has shape {list(np.shape(tensors[name]))}")
@@ -206,33 +211,33 @@ def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:
         if match is None:
             continue
         layer = match[1] if match.groups() else ""
-        own = [p.replace("{n}", layer) for p in paths]
+        layer_paths = [p.replace("{n}", layer) for p in paths]
         name = rule.theirs.replace("{n}", layer)
         if rule.head_axis is None:
-            yield name, _Entry(tuple(_Part(p, rule.layout) for p in own))
+            yield name, _Entry(tuple(_Part(p, rule.layout) for p in layer_paths))
             continue
         for head in range(shapes[path][rule.head_axis]):
-            parts = tuple(_Part(p, rule.layout, (rule.head_axis, head)) for p in own)
+            parts = tuple(_Part(p, rule.layout, (rule.head_axis, head)) for p in layer_paths)
             yield name.replace("{h}", str(head)), _Entry(parts)
 
 
-def _theirs(part: _Part, array: np.ndarray) -> np.ndarray:
+def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
     return part.layout.to_theirs(part.select(array))
 
 
-def _blank(shape: Shape) -> np.ndarray:
-    """Zeros of a shape that take no memory."""
+def _broadcast_zeros(shape: Shape) -> np.ndarray:
+    """Zeros of a shape, broadcast from one number so that they take no memory."""
     return np.broadcast_to(np.float32(0), shape)
 
 
 def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> list[Rule]:
-    """The same rules under several pairs of prefixes, ours and theirs.
+    """Repeats rules add_prefixes several pairs of a Flax path prefix and a foreign name prefix.
 
     [("encoder/", "enc.")] and Rule("a", "b") give Rule("encoder/a", "enc.b").
     """
 
-    def under(ours: str, theirs: str, rule: Rule) -> Rule:
+    def add_prefixes(ours: str, theirs: str, rule: Rule) -> Rule:
         paths = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
         return Rule(tuple(ours + path for path in paths), theirs + rule.theirs, rule.layout, rule.head_axis)
 
-    return [under(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]
+    return [add_prefixes(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]

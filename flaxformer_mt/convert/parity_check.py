@@ -1,6 +1,6 @@
-"""Whether a foreign system computes from our files what we compute: the largest difference on real batches.
+"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model.
 
-Owns the choice of the batches and the comparison. Knows no format.
+Contains the choice of the batches and the comparison. Each format provides the foreign forward function.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocab, Vocabs
 
-# Pairs that are compared, in batches of this many, so that rows are padded.
+# Number of compared pairs, and rows per batch; rows of one batch differ in length, so that padding occurs.
 _PAIRS, _ROWS = 16, 8
 
-# Where they are from: the first that the run's data has.
+# Splits in order of preference: the pairs come from the first one that the run's data set has.
 _SPLITS: tuple[Literal["valid", "test", "train"], ...] = ("valid", "test", "train")
 
 Ids = list[list[int]]
@@ -29,7 +29,7 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest absolute difference of any number at a real target token, and what was compared."""
+    """The largest absolute difference at any real target token, and what was compared."""
 
     largest_difference: float
     quantity: str
@@ -38,20 +38,20 @@ class Parity:
 
 
 def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
-    """Compares what both systems make of the same batches, in float32."""
+    """Computes the outputs of both systems for the same batches in float32, and compares them."""
     batches, checked_on = make_batches(weights)
     largest, tokens = 0.0, 0
     for batch in batches:
         ours = our_outputs(weights, batch, quantity=quantity)
         difference = np.abs(ours - theirs(batch))[batch.target_mask]
-        # what is not a number in either is no agreement
+        # NaN in either output counts as an infinite difference.
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
         tokens += int(batch.target_mask.sum())
     return Parity(largest, quantity, tokens, checked_on)
 
 
 def our_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
-    """Our logits [B, T, V], or log-probabilities [B, T] of target_out, computed in full float32."""
+    """Logits [B, T, V] of the Flax model, or log-probabilities [B, T] of target_out, in full float32."""
     model = weights.make_model()
 
     @jax.jit
@@ -67,7 +67,10 @@ def our_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
 
 
 def make_batches(weights: Weights) -> tuple[list[Batch], str]:
-    """The first validation pairs of the run's data; random tokens where the data cannot be read."""
+    """Batches of the first validation pairs of the run's data, and a description of them.
+
+    Random tokens replace the pairs if the data cannot be read.
+    """
     config, vocabs = weights.config, weights.vocabs
     try:
         split = next(name for name in _SPLITS if has_split(config.data, name))
@@ -75,20 +78,20 @@ def make_batches(weights: Weights) -> tuple[list[Batch], str]:
         chosen = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
         sources = [vocabs.source.tokenize(pair.source) for pair in chosen]
         targets = [vocabs.target.tokenize(pair.target) for pair in chosen]
-        what = f"{len(chosen)} pairs of the {split} set"
+        description = f"{len(chosen)} pairs of the {split} set"
     except UserError as error:
         sources, targets = _random_ids(vocabs)
-        what = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
-    sources, targets = _shorten(config, sources, targets)
+        description = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
+    sources, targets = _truncate_pairs(config, sources, targets)
     batches = [
         make_batch(sources[start : start + _ROWS], targets[start : start + _ROWS], vocabs, config=config)
         for start in range(0, len(sources), _ROWS)
     ]
-    return batches, what
+    return batches, description
 
 
 def make_batch(sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config) -> Batch:
-    """Sentence pairs, each ending in eos, as one padded batch; without sources it has none."""
+    """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
     source, source_mask = _pad(
         sources if config.data.source_language else [[] for _ in sources], vocabs.source.pad_id
     )
@@ -114,13 +117,13 @@ def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:
     return [sentence(vocabs.source) for _ in range(_PAIRS)], [sentence(vocabs.target) for _ in range(_PAIRS)]
 
 
-def _shorten(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
-    """Cuts sentences to what the model was trained on; they still end in eos."""
+def _truncate_pairs(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
+    """Truncates sentences to the maximum lengths of the training data; the final eos is kept."""
 
-    def cut(ids: list[int], longest: int) -> list[int]:
-        return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
+    def truncate(ids: list[int], max_length: int) -> list[int]:
+        return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
     return (
-        [cut(ids, config.data.max_source_length) for ids in sources],
-        [cut(ids, config.data.max_target_length) for ids in targets],
+        [truncate(ids, config.data.max_source_length) for ids in sources],
+        [truncate(ids, config.data.max_target_length) for ids in targets],
     )

@@ -1,7 +1,7 @@
-"""Judging pairs: which rows of a split count, and a report on the rest.
+"""Cleaning of sentence pairs: the rows of a split to keep, and a report on the others.
 
-Owns the meaning of `CleanConfig` and the cache of its verdicts. Works on any set alike, by row numbers; where
-there is no source, on the target alone. Knows nothing of where rows come from.
+Implements `CleanConfig` and caches the results. Works on row numbers, the same for every data set; without a
+source it checks the target alone.
 """
 
 import contextlib
@@ -21,33 +21,33 @@ from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 
 _CHUNK = 4096
-# Rows that the report shows for each problem.
+# Number of example rows in the report for each problem.
 _EXAMPLES = 5
-_WORDS = {
+_PROBLEMS = {
     "invalid_utf8": "not UTF-8",
-    "empty": "an empty side",
-    "too_long": "a side of too many characters",
-    "length_ratio": "sides of too different lengths",
-    "duplicates": "seen before word for word",
+    "empty": "one side is empty",
+    "too_long": "one side has too many characters",
+    "length_ratio": "the lengths of the sides differ too much",
+    "duplicates": "exact duplicates",
 }
-# Of sentences without a source, which are no pairs.
-_WORDS_ALONE = _WORDS | {"empty": "without text", "too_long": "of too many characters"}
-# Raised when the verdicts' meaning or layout changes: older cached ones are then not found.
+# The same for target sentences without a source.
+_PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
+# Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 1
 
 
 def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Reads a split once and returns the rows that count (int64, None: all) and a report of JSON values.
+    """Reads a split once; returns the rows to keep (int64, None: all) and a report of JSON values.
 
-    `may_drop` is True for the train split. Elsewhere a score is over the whole set: problems are only
-    reported, except bytes that are not UTF-8, which refuse.
+    `may_drop` is True for the train split. Other splits are always scored as a whole: their problems are only
+    reported, except invalid UTF-8, which is refused.
 
     Raises:
-      UserError: a rule says refuse; every rule that does is named, with counts and the first places.
+      UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
     """
-    actions = {name: getattr(rules, name) for name in _WORDS}
+    actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
-        actions = dict.fromkeys(_WORDS, "keep") | {"invalid_utf8": "refuse"}
+        actions = dict.fromkeys(_PROBLEMS, "keep") | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
     first_side = 0 if split.has_source else 1
     kept = np.ones(len(split), dtype=bool)
@@ -72,11 +72,11 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.nd
 def load_or_clean(
     split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """`clean`, remembered in `folder` for as long as the text and the rules stay the same."""
-    places = [split.name, split.sides, split.unit, split.languages, split.facts]
-    key = digest([_FORMAT, split.identity, places, dataclasses.asdict(rules) if may_drop else None])
+    """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
+    reported = [split.name, split.sides, split.unit, split.languages, split.facts]
+    key = digest([_FORMAT, split.identity, reported, dataclasses.asdict(rules) if may_drop else None])
     rows_path, report_path = folder / f"{key}.npy", folder / f"{key}.json"
-    if report_path.exists():  # written last, so the rows are there if there are any
+    if report_path.exists():  # written last, after the rows; without a rows file all rows are kept
         report = json.loads(report_path.read_text(encoding="utf-8"))
         return (np.load(rows_path, mmap_mode="r") if rows_path.exists() else None), report
     kept, report = clean(split, rules, may_drop=may_drop)
@@ -90,16 +90,16 @@ def load_or_clean(
 
 
 def digest(values: Any) -> str:
-    """Hex digest of JSON values, the same in every process: 32 digits."""
+    """Hex digest of JSON values, 32 digits, the same in every process."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _find_problems(
     pair: tuple[bytes, bytes], first_side: int, rules: CleanConfig, seen: set[bytes]
 ) -> Iterator[tuple[str, int]]:
-    """Yields (rule, side) for all that is wrong with a pair, as far as the caller asks; `seen` grows.
+    """Yields (rule, side) for each problem of a pair; callers may stop early. Adds the pair to `seen` last.
 
-    first_side: 0, or 1 where the source is absent and only the target is judged.
+    first_side: 0, or 1 where the source is absent and only the target is checked.
     """
     texts = []
     for side, text in enumerate(pair[first_side:], start=first_side):
@@ -107,7 +107,7 @@ def _find_problems(
             texts.append(text.decode("utf-8"))
         except UnicodeDecodeError:
             yield "invalid_utf8", side
-            return  # nothing else can be said of it
+            return  # the other rules need decoded text
     lengths = [len(text) for text in texts]
     longest = first_side + lengths.index(max(lengths))
     blank = [not text.strip() for text in texts]
@@ -118,11 +118,11 @@ def _find_problems(
     if len(texts) == 2 and not any(blank) and max(lengths) > rules.max_length_ratio * min(lengths):
         yield "length_ratio", longest
     source, target = pair
-    # Eight bytes a pair instead of the text; the length keeps ("a", "bc") apart from ("ab", "c").
-    mark = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
-    if mark in seen:
+    # Eight bytes per pair instead of the text; the source length tells ("a", "bc") from ("ab", "c").
+    fingerprint = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
+    if fingerprint in seen:
         yield "duplicates", 0
-    seen.add(mark)
+    seen.add(fingerprint)
 
 
 def _example(split: RawSplit, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
@@ -137,15 +137,15 @@ def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: b
     for name, found in problems.items():
         if found["action"] != "refuse":
             continue
-        places = ", ".join(example["where"] for example in found["examples"][:3])
+        locations = ", ".join(example["where"] for example in found["examples"][:3])
         more = ", ..." if found["count"] > 3 else ""
         remedy = f"correct them or set --config.data.clean.{name}=drop"
         if not may_drop:
-            remedy = "correct them; what scores are computed on is never dropped"
-        noun, words = ("pair", _WORDS) if split.has_source else ("sentence", _WORDS_ALONE)
-        are = f"{noun} is" if found["count"] == 1 else f"{noun}s are"
+            remedy = "correct them; validation and test data is never dropped"
+        noun, texts = ("pair", _PROBLEMS) if split.has_source else ("sentence", _PROBLEMS_OF_TARGETS)
+        refused = f"{noun} is" if found["count"] == 1 else f"{noun}s are"
         lines.append(
-            f"{split.name}: {found['count']} {are} refused: {words[name]} ({places}{more}); {remedy}"
+            f"{split.name}: {found['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"
         )
     if lines:
         raise UserError("\n".join(lines))
@@ -153,7 +153,7 @@ def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: b
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that becomes `path` at the end, so that nobody reads half of it."""
+    """Yields a temporary file and renames it to `path` at the end: readers see only complete files."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     os.close(descriptor)
     try:

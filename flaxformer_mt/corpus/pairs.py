@@ -1,7 +1,7 @@
-"""Sentence pairs at random access: what every data set becomes, and the concatenation of several.
+"""Sentence pairs with random access: the common form of all data sets, and the concatenation of several.
 
-Owns `Pair`, `Part`, `RawSplit` (one split of one set, as bytes) and `Pairs` (what the floors above hold). Row
-1 of the data path. Knows nothing of files, of how a set is prepared, or of tokens.
+Row 1 of the data path. Contains `Pair`, `Part`, `RawSplit` (one split of one data set, as bytes) and `Pairs`
+(the cleaned pairs of a split, as the rest of the package reads them).
 """
 
 import bisect
@@ -15,19 +15,19 @@ import numpy as np
 
 from flaxformer_mt.errors import UserError
 
-# Pairs that are read together when iterating: one call into ArrayRecord instead of many.
+# Pairs read at a time when iterating: one call into ArrayRecord instead of many.
 _CHUNK = 1024
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation; or the target alone, with the source "", for a language model."""
+    """A sentence and its translation; for a language model the target alone, with the source ""."""
 
     source: str
     target: str
 
 
 class Part(NamedTuple):
-    """One set of a mixture: its name, its number of pairs, how often each is seen in an epoch."""
+    """One data set of a mixture: name, number of pairs, and how often each pair is seen in an epoch."""
 
     name: str
     size: int
@@ -36,11 +36,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class RawSplit:
-    """One split of one set as it lies on disk, before any pair is judged.
+    """One split of one data set as stored on disk, before cleaning.
 
     `rows` is a TFDS data source of `{language: bytes}`; `identity` changes whenever the text does; `sides`
-    and `unit` say where a row stands, as ("train.de", "train.en") and "line"; `facts` go into the report as
-    they are. `languages` are ("", "en") where there is no source.
+    and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
+    report. `languages` are ("", "en") where there is no source.
     """
 
     name: str
@@ -56,27 +56,27 @@ class RawSplit:
 
     @property
     def has_source(self) -> bool:
-        """Whether rows are pairs, and not target sentences alone."""
+        """Whether rows are pairs; False: rows are target sentences alone."""
         return bool(self.languages[0])
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The (source, target) bytes of some rows, in the order of `indices`."""
+        """The (source, target) bytes of the rows `indices`, in that order."""
         source, target = self.languages
         rows = self.rows.__getitems__(list(indices))
         return [(row[source] if self.has_source else b"", row[target]) for row in rows]
 
     def where(self, row: int, side: int) -> str:
-        """Where one side of a row stands: `train.de line 7`."""
+        """Location of one side of a row for messages: `train.de line 7`."""
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
 
 class Pairs:
-    """Sentence pairs of one split: `len(pairs)`, `pairs[i]`, and iteration; text is read only when asked for.
+    """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
-    rules. parts: the mixed sets, concatenated in order. has_source: False for a language model, whose pairs
-    are target sentences alone. report: JSON values: for each part how many pairs were read and kept, and what
-    was found wrong and where.
+    rules. parts: the data sets of a mixture, concatenated in order. has_source: False for a language model,
+    whose pairs are target sentences alone. report: JSON values: for each part the number of pairs read and
+    kept, and the problems with their locations.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Pairs:
         fingerprint: str,
         report: dict[str, Any],
     ) -> None:
-        """Concatenates `splits`; `kept[k]` holds the rows of split k that count (None: all of them)."""
+        """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them)."""
         self._splits = tuple(splits)
         self._kept = tuple(kept)
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
@@ -109,7 +109,7 @@ class Pairs:
         if position < 0:
             position += len(self)
         if not 0 <= position < len(self):
-            raise IndexError(f"pair {index} of {len(self)}")
+            raise IndexError(f"pair index {index} is out of range: there are {len(self)} pairs")
         part = bisect.bisect_right(self._ends, position)
         start = self._ends[part - 1] if part else 0
         return self._read(part, range(position - start, position - start + 1))[0]

@@ -1,8 +1,7 @@
-"""`parallel_text`: a user's own text files as a TFDS data set, prepared anew whenever their content changes.
+"""`parallel_text`: the user's own text files as a TFDS data set, prepared again when their content changes.
 
-Owns the TFDS builder over text files and the checks that concern whole files. Which lines are good is for
-`cleaning` to say: the prepared set holds them all, in the order of the files. Imports TFDS, so import it
-late.
+Contains the TFDS builder over text files and the checks of whole files. The prepared set holds all lines in
+the order of the files; `cleaning` selects among them later. Imports TFDS, so import this module late.
 """
 
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from flaxformer_mt.corpus.text_files import Scan
 from flaxformer_mt.corpus.tfds_cache import build_once
 from flaxformer_mt.errors import UserError
 
-# TFDS holds a split in memory while writing it, and beyond 1 GB needs TensorFlow: text is laid down in
-# several.
+# Size limit of a stored split: TFDS holds a split in memory while writing it, and needs TensorFlow beyond
+# 1 GB, so the text is stored in several splits.
 _PART_BYTES = 1 << 28
 
 
@@ -30,7 +29,8 @@ _PART_BYTES = 1 << 28
 class ParallelTextConfig(tfds.core.BuilderConfig):
     """The files of one split; `name` is a digest of their content, so edited files are another data set.
 
-    languages: of the two sides, or of the one there is.
+    stamps: `read_stamp` of each file. languages: of both sides, or of the target alone. ranges: the lines
+    [start, stop) of each stored split.
     """
 
     files: tuple[Path, ...] = ()
@@ -40,14 +40,13 @@ class ParallelTextConfig(tfds.core.BuilderConfig):
 
 
 class ParallelText(tfds.core.GeneratorBasedBuilder):
-    """Pairs of lines, or lines of one language, in the order of the files; in splits of bounded size.
+    """Pairs of lines, or lines of one language, in the order of the files, in splits of bounded size.
 
-    The splits are part00000, part00001, ...
+    The splits are named part00000, part00001, ...
     """
 
-    url_infos = (
-        None  # nothing is downloaded; TFDS looks for checksums otherwise, with a package it does not require
-    )
+    # Nothing is downloaded. Without this line TFDS looks for checksums, with a package it does not require.
+    url_infos = None
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -62,7 +61,7 @@ class ParallelText(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
         rows = _read_unchanging(self.builder_config)
-        # One stream, cut in pieces: TFDS exhausts each generator before it starts the next.
+        # All splits read one stream: TFDS exhausts each generator before it starts the next.
         return {
             f"part{number:05d}": self._generate_examples(rows, start, stop)
             for number, (start, stop) in enumerate(self.builder_config.ranges)
@@ -76,7 +75,7 @@ class ParallelText(tfds.core.GeneratorBasedBuilder):
 
 
 def _read_unchanging(config: ParallelTextConfig) -> Iterator[tuple[bytes, ...]]:
-    """The rows; ends with an error instead of the last row if a file is not the one that was scanned."""
+    """Yields the rows; raises UserError instead of the last row if a file changed since its scan."""
     lines = config.ranges[-1][1]
     rows: Iterator[tuple[bytes, ...]] = (
         text_files.read_rows(config.files)
@@ -101,13 +100,14 @@ def open_parallel_text(
     may_drop: bool,
     cache: Path,
 ) -> RawSplit:
-    """Prepares the files `folder/split.*` under `cache` unless they lie there already, and opens them.
+    """Prepares the files `folder/split.*` under `cache` unless they are prepared already, and opens them.
 
     Without a source language only the target's file is read.
 
     Raises:
-      UserError: files are missing, empty, of different line counts (unless `clean` drops the surplus of a
-        train split), or a .tsv has not two columns, or is all there is for a target alone.
+      UserError: a file is missing or empty; line counts differ (unless `clean` drops the surplus lines of a
+        train split); a line of a .tsv file has not two columns; or there is no source language and only a
+        .tsv file.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
@@ -151,10 +151,10 @@ def _count_lines(
     counts = [scan.lines for scan in scans]
     for path, count in zip(files, counts, strict=True):
         if count == 0:
-            raise UserError(f"{path} is empty; it should hold one sentence a line")
+            raise UserError(f"{path} is empty; it should hold one sentence per line")
     if len(set(counts)) > 1 and not (may_drop and clean.unequal_lines == "drop"):
-        remedy = "correct the files; pairs that scores are computed on are never dropped"
+        remedy = "correct the files; validation and test data is never dropped"
         if may_drop:
-            remedy = "correct them, or cut the longer one with --config.data.clean.unequal_lines=drop"
+            remedy = "correct them, or drop the surplus lines with --config.data.clean.unequal_lines=drop"
         raise UserError(f"{files[0]} has {counts[0]} lines, but {files[1]} has {counts[1]}; {remedy}")
     return min(counts)

@@ -1,6 +1,6 @@
-"""The door to text: which set a name means, and the pairs of its splits.
+"""Entry point of the corpora: resolves the names in `data.dataset` and opens the pairs of a split.
 
-Row 1 of the data path. Owns the grammar of `data.dataset`, mixtures and fingerprints. Knows no tokens.
+Row 1 of the data path. Contains the syntax of `data.dataset`, mixtures and fingerprints.
 """
 
 import dataclasses
@@ -18,24 +18,27 @@ Split = Literal["train", "valid", "test"]
 
 
 def read_pairs(config: DataConfig, split: Split) -> Pairs:
-    """Opens the pairs of a split, preparing its sets on disk when they are not there yet.
+    """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
-    `train` is all sets of `data.dataset`, one after another, cleaned by `data.clean`. `valid` and `test` are
-    those of the first set alone, whole: scores of a mixture are comparable with scores of that set. With an
+    `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
+    splits of the first set alone, so that scores of a mixture are comparable with scores of that set. With an
     empty `data.source_language` every source is "", and only the target side of the sets is read.
 
     Raises:
-      UserError: a set, split, file or language is missing, damaged, or refused by a cleaning rule.
+      UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
     """
     if not config.target_language:
-        raise UserError("data.target_language is empty; name the language of the text")
+        raise UserError("data.target_language is empty; set it to the language of the text")
     if config.source_language == config.target_language:
-        raise UserError(f"data.source_language and data.target_language are both {config.source_language}")
+        raise UserError(
+            f"data.source_language and data.target_language are both {config.source_language}; change one"
+        )
     names = _names(config)
     weights = config.weights or (1.0,) * len(names)
     if len(weights) != len(names):
         raise UserError(
-            f"data.weights has {len(weights)} numbers for {len(names)} data sets ({config.dataset})"
+            f"data.weights has {len(weights)} numbers for {len(names)} data sets ({config.dataset}); "
+            "give one number for each data set, or none"
         )
     if split != "train":
         names, weights = names[:1], (1.0,)
@@ -50,7 +53,8 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
             raise UserError(
-                f"{name} has no {split} {noun}: of {report['read']} none is left ({found or 'it is empty'})"
+                f"{name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
+                f"({found or 'the split is empty'}); check the text and data.clean"
             )
         splits.append(raw)
         kept.append(rows)
@@ -68,7 +72,11 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Whether the first set of `data.dataset` has such a split. Raises UserError if the set is missing."""
+    """Whether the first set of `data.dataset` has the split.
+
+    Raises:
+      UserError: the data set is missing.
+    """
     name, wanted = _names(config)[0], getattr(config, f"{split}_split")
     if name.partition("@")[0] == "parallel_text":
         return _match_files(_text_folder(name, config), wanted, _languages(config)) is not None
@@ -96,7 +104,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
 
 
 def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
-    """Opens one set of a mixture; the builders, and TFDS with them, are imported only here."""
+    """Opens one data set; imports its builder, and TFDS with it, only here."""
     wanted, languages = getattr(config, f"{split}_split"), _languages(config)
     with quiet():
         if name == "toy_de_en":
@@ -131,7 +139,7 @@ def _text_folder(name: str, config: DataConfig) -> Path:
 
 
 def _match_files(folder: Path, split: str, languages: tuple[str, str]) -> str | None:
-    """The split that has files, where `valid` and `validation` stand for each other."""
+    """Name of the split that has files; `valid` and `validation` are interchangeable."""
     return match_split(
         split, [name for name in (split, "valid", "validation") if has_files(folder, name, languages)]
     )

@@ -1,9 +1,8 @@
-r"""A user's own text files: which ones hold a split, how many lines they have, and their lines one by one.
+r"""The user's text files: which files hold a split, how many lines they have, and reading them by line.
 
-Owns the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also `.gz`;
-of a language model `train.en` alone).
-A line ends at b"\n" and nowhere else, so the characters that Unicode also calls line ends stay inside their
-sentence. Knows nothing of TFDS or of what makes a pair good.
+Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also
+`.gz`; for a language model `train.en` alone).
+A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
 """
 
 import dataclasses
@@ -23,16 +22,16 @@ from pathlib import Path
 from flaxformer_mt.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
-# Lines whose bytes are added up in one number of `Scan.block_bytes`.
+# Lines per block, the unit of `Scan.block_bytes`.
 BLOCK = 16384
-# A file changed less than this long ago may change again within one tick of its clock, unseen: it is read
-# again.
+# A file that changed less than this time before its scan may change again within one tick of the file
+# system's clock, undetected: its scan is not cached.
 _SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What one reading tells of a file: lines, digest of their text, bytes of each BLOCK, CRLFs, BOM."""
+    """Facts about a file: number of lines, digest of the text, bytes of each BLOCK, CRLF lines, BOM."""
 
     lines: int
     digest: str
@@ -45,7 +44,7 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     """The files of a split: (source, target), or one two-column (tsv,); (target,) if `languages[0]` is "".
 
     Raises:
-      UserError: the folder or a file is missing, or more than one file could be meant.
+      UserError: the folder or a file is missing, or the choice of files is ambiguous.
     """
     _require(folder)
     if not languages[0]:
@@ -63,21 +62,25 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Whether the folder holds any file of the split. Raises UserError if there is no such folder."""
+    """Whether the folder holds any file of the split.
+
+    Raises:
+      UserError: the folder does not exist.
+    """
     _require(folder)
     return any(_find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
-    """The file of a language model's text."""
+    """The file with the text of a language model."""
     target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
     if target:
         return target
     if table:
         unpack = "zcat" if table.suffix == ".gz" else "cat"
         raise UserError(
-            f"{table} has two columns, and data.source_language is empty: write the one to learn into a file "
-            f"of its own, as with `{unpack} {table} | cut -f2 > {folder / split}.{language}`"
+            f"{table} has two columns, but data.source_language is empty: copy the column to learn into a "
+            f"file of its own, as with `{unpack} {table} | cut -f2 > {folder / split}.{language}`"
         )
     present = _present(folder, f"{split}.{language}")
     raise UserError(
@@ -88,7 +91,7 @@ def _find_target(folder: Path, split: str, language: str) -> Path:
 
 def _require(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(f"the folder of parallel_text {folder} does not exist; set --config.data.text_dir")
+        raise UserError(f"the parallel_text folder {folder} does not exist; set --config.data.text_dir")
 
 
 def _find_file(folder: Path, name: str) -> Path | None:
@@ -108,17 +111,17 @@ def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]
 
 
 def _present(folder: Path, wanted: str) -> str:
-    """What the folder holds instead: files of like names, else the first ten."""
+    """Describes what the folder holds instead: files with similar names, else the first ten."""
     present = sorted(path.name for path in folder.iterdir() if path.is_file())
     near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
     return f"it has {', '.join(near)}" if near else "it is empty"
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    r"""The lines of a file without their ends: b"\n", one b"\r" before it, and a UTF-8 BOM at the start.
+    r"""Yields the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
 
     Raises:
-      UserError: the file cannot be read or is no gzip file although it is named so.
+      UserError: the file cannot be read, or a .gz file is not a complete gzip file.
     """
     for index, line in enumerate(_raw_lines(path)):
         yield _strip(line, first=index == 0)
@@ -136,18 +139,17 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
             yield from file  # a binary file's lines end at b"\n" only
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
-            f"{path} is not a whole gzip file ({error}); compress it again or unpack it"
+            f"{path} is not a complete gzip file ({error}); compress it again or unpack it"
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def read_rows(files: tuple[Path, ...]) -> Iterator[tuple[bytes, bytes]]:
-    r"""The (source, target) lines of a split, up to the shorter file's end; .tsv lines are cut."""
+    """Yields the (source, target) lines of a split, up to the end of the shorter file."""
     if len(files) == 2:
-        yield from zip(
-            read_lines(files[0]), read_lines(files[1]), strict=False
-        )  # counts are the caller's to check
+        # The caller compares the line counts.
+        yield from zip(read_lines(files[0]), read_lines(files[1]), strict=False)
         return
     for line in read_lines(files[0]):
         source, _, target = line.partition(b"\t")
@@ -155,10 +157,10 @@ def read_rows(files: tuple[Path, ...]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
-    """Reads a file once, in constant memory, and counts.
+    """Reads a file once, in constant memory, and returns its counts and digest.
 
     Raises:
-      UserError: it cannot be read, or a line has not as many tab-separated columns as asked for (2).
+      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns.
     """
     content = hashlib.blake2b(digest_size=16)
     lines = crlf_lines = 0
@@ -182,32 +184,32 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
-    """`scan`, remembered in `folder` for as long as path, size and time of change stay the same."""
+    """Runs `scan`, or loads its result from `folder` while the file's path and stamp are unchanged."""
     before = read_stamp(path)
     name = hashlib.blake2b(f"{columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
-    memory = folder / f"{name}.json"
-    if memory.exists():
-        known = json.loads(memory.read_text(encoding="utf-8"))
-        if tuple(known["stamp"]) == before:
-            return Scan(**(known["scan"] | {"block_bytes": tuple(known["scan"]["block_bytes"])}))
+    cached = folder / f"{name}.json"
+    if cached.exists():
+        record = json.loads(cached.read_text(encoding="utf-8"))
+        if tuple(record["stamp"]) == before:
+            return Scan(**(record["scan"] | {"block_bytes": tuple(record["scan"]["block_bytes"])}))
     started = time.time_ns()
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
             json.dump({"stamp": before, "scan": dataclasses.asdict(result)}, file)
-        os.replace(file.name, memory)
+        os.replace(file.name, cached)
     return result
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """What changes whenever the file does: its size, time of change in nanoseconds, and inode."""
+    """Size, time of change in nanoseconds and inode of a file: one of them changes whenever the file does."""
     facts = path.stat()
     return (facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
 
 def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, most_bytes: int) -> list[tuple[int, int]]:
-    """Ranges [start, stop) of the first `lines` lines that hold at most `most_bytes` each, in whole BLOCKs.
+    """Cuts the first `lines` lines into ranges [start, stop) of whole BLOCKs with at most `most_bytes` each.
 
     Three blocks of 60, 30 and 40 bytes with most_bytes 100 give [(0, 2 * BLOCK), (2 * BLOCK, lines)].
     """

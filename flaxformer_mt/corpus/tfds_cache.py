@@ -1,6 +1,7 @@
-"""TFDS without its noise: where prepared sets lie, and building one so that nobody ever sees half of it.
+"""Cache of prepared TFDS data sets, built so that other processes see only complete sets.
 
-Owns the folders, the lock and the names of splits. Knows nothing of particular data sets.
+Contains the folders, the lock, the names of splits and the suppression of TFDS's output, for all data sets
+alike.
 """
 
 import contextlib
@@ -19,20 +20,21 @@ from flaxformer_mt.errors import UserError
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """The folder of what we prepare: data.cache_dir, $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt."""
+    """The folder of prepared data: data.cache_dir, else $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt."""
     given = config.cache_dir or os.environ.get("FLAXFORMER_MT_CACHE", "")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "flaxformer_mt"
 
 
 def tfds_dir(config: DataConfig) -> Path:
-    """The folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    """The folder of TFDS's own data sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
     return Path(given).expanduser() if given else Path.home() / "tensorflow_datasets"
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:
-    """The split of `present` that `split` means, with its slice; None if there is none.
+    """The split in `present` that `split` refers to, with its slice; None if there is none.
 
+    `valid` and `validation` are interchangeable:
     match_split("valid", ["train", "validation"]) is "validation"; "train[:1%]" stays as it is.
     """
     base, bracket, rest = split.partition("[")
@@ -43,29 +45,29 @@ def match_split(split: str, present: Collection[str]) -> str | None:
 
 
 def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
-    """The name of a split (or slice) as the builder knows it, and its rows.
+    """The name of a split (or slice) in the builder, and its rows.
 
     Raises:
-      UserError: the set called `name` has no such split, or the slice lies outside of it.
+      UserError: the data set `name` lacks the split, or the slice is out of range.
     """
     real_split = match_split(split, builder.info.splits)
     if real_split is None:
         raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")
     try:
         rows = builder.as_data_source(real_split)
-        len(rows)  # negative for [5:3], which TFDS lets pass
+        len(rows)  # ValueError for a negative length, as of [5:3], which TFDS accepts
     except ValueError as error:
         raise UserError(
-            f"{name} has no part {split}; a slice reads as train[:10%] or train[1000:]"
+            f"{name} has no slice {split}; write a slice as train[:10%] or train[1000:]"
         ) from error
     return real_split, rows
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TFDS from printing: standard output belongs to results, and its warnings concern TensorFlow.
+    """Suppresses TFDS's output: standard output is for results, and TFDS's warnings concern TensorFlow.
 
-    Progress bars stay when standard error is a terminal.
+    Progress bars are shown when standard error is a terminal.
     """
     with contextlib.redirect_stdout(io.StringIO()):
         import tensorflow_datasets as tfds
@@ -82,10 +84,10 @@ def quiet() -> Iterator[None]:
 
 
 def build_once(make_builder: Callable[[], Any]) -> Any:
-    """Returns the TFDS builder of a prepared set, preparing it first when that was never finished.
+    """Returns the TFDS builder of a data set, preparing the set first if it is missing or incomplete.
 
-    TFDS writes into a folder of its own and renames it at the end, so a set that is there is whole. A lock
-    makes a second process wait for the first; whoever holds it removes what a killed process left behind.
+    TFDS writes to a temporary folder and renames it at the end, so an existing set is complete. A lock makes
+    a second process wait for the first; the holder of the lock removes the folders of killed processes.
     """
     with quiet():
         builder = make_builder()
@@ -96,11 +98,11 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"cannot write to {folder.parent}: {error.strerror}; name another folder with "
+                f"cannot write to {folder.parent}: {error.strerror}; set another folder with "
                 "--config.data.cache_dir (or tfds_data_dir for TFDS's own sets)"
             ) from None
         with _lock(folder.parent / f".{folder.name}.lock") as alone:
-            builder = make_builder()  # another process may have finished it meanwhile
+            builder = make_builder()  # another process may have prepared the set meanwhile
             if builder.is_prepared():
                 return builder
             if alone:
@@ -109,16 +111,15 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
             try:
                 builder.download_and_prepare()
             except OSError:
-                if (
-                    not make_builder().is_prepared()
-                ):  # else another process, on a disk without locks, was faster
+                # On a disk without locks another process may have prepared the set first.
+                if not make_builder().is_prepared():
                     raise
             return make_builder()
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Waits for an exclusive lock; yields False where the file system has none."""
+    """Waits for an exclusive lock and yields True; yields False where the file system has no locks."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -127,4 +128,4 @@ def _lock(path: Path) -> Iterator[bool]:
                 raise
             yield False
         else:
-            yield True  # closing the file ends the lock
+            yield True  # closing the file releases the lock

@@ -1,7 +1,7 @@
-"""Translation sets that TFDS knows by name, as `wmt14_translate/de-en`: read, or built where possible.
+"""Translation data sets of TFDS by name, as `wmt14_translate/de-en`: opened, or built where possible.
 
-Owns finding a prepared set and saying what to do when there is none. Reading needs no TensorFlow; building
-does. Imports TFDS, so import it late.
+Contains the lookup of prepared sets, and the messages for missing sets. Reading a set needs no TensorFlow;
+building a set does. Imports TFDS, so import this module late.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
 from flaxformer_mt.errors import UserError
 
-# Sets of sentence pairs; their configs are read from TFDS itself.
+# Data sets of sentence pairs, for suggestions; their configs are read from TFDS.
 _FAMILIES = (
     *(f"wmt{year}_translate" for year in range(13, 20)),
     "wmt_t2t_translate",
@@ -27,17 +27,18 @@ _FAMILIES = (
 )
 _NAME = re.compile(r"(?P<set>\w+)(/(?P<config>[\w.+-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
 _INFO = "dataset_info.json"
-_ENDS = 1 << 16  # bytes at each shard's start and end that enter its identity
+_ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the digest of a set
 
 
 def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
-    """Opens one split of the set `name` prepared under `folder`; builds it first if TensorFlow is installed.
+    """Opens one split of the TFDS set `name` under `folder`; builds a missing set if TensorFlow is installed.
 
-    `split` may be a slice, as `train[:1%]`; `valid` and `validation` stand for each other. Languages are
-    names of the set's features; without a source language any set with a feature of text will do.
+    `split` may be a slice, as `train[:1%]`; `valid` and `validation` are interchangeable. Languages are names
+    of the set's features; without a source language every set with a text feature can be used.
 
     Raises:
-      UserError: the set is unknown, not prepared, not ArrayRecord, or has no such split or language.
+      UserError: the set is unknown, not prepared or not in ArrayRecord format, or it lacks the split or a
+        language.
     """
     builder = _open_builder(name, folder)
     _check_languages(name, builder.info.features, languages)
@@ -66,7 +67,11 @@ def _check_languages(name: str, features: Any, languages: tuple[str, str]) -> No
 
 
 def has_named_split(name: str, split: str, *, folder: Path) -> bool:
-    """Whether the set has such a split. Raises UserError as `open_named`."""
+    """Whether the set has the split.
+
+    Raises:
+      UserError: the set is unknown, not prepared or not in ArrayRecord format.
+    """
     return match_split(split, _open_builder(name, folder).info.splits) is not None
 
 
@@ -74,7 +79,7 @@ def _open_builder(name: str, folder: Path) -> Any:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"{name!r} is no name of a data set; write toy_de_en, parallel_text or SET/CONFIG as TFDS does"
+            f"{name!r} is not a data set name; write toy_de_en, parallel_text or a TFDS name as SET/CONFIG"
         )
     prepared = _find_prepared(folder, match)
     if prepared is None:
@@ -92,14 +97,14 @@ def _open_builder(name: str, folder: Path) -> Any:
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
-    """The newest prepared version of a set: `folder/set[/config]/version`."""
-    home = folder / match["set"] / (match["config"] or "")
-    versions = [path.parent for path in home.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
+    """The folder of the newest prepared version: `folder/set[/config]/version`; None if there is none."""
+    set_folder = folder / match["set"] / (match["config"] or "")
+    versions = [path.parent for path in set_folder.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def _build(name: str, folder: Path) -> Any:
-    """Has TFDS download and prepare a set that is not there, or says why that cannot be."""
+    """Downloads and prepares a missing set with TFDS; raises UserError with the reason if this fails."""
     plain, _, version = name.partition(":")
     with quiet():
         try:
@@ -112,13 +117,13 @@ def _build(name: str, folder: Path) -> Any:
         raise UserError(
             f"{name} is not prepared in {folder} (looked for {builder.data_dir}), and building it needs "
             "TensorFlow: pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...; "
-            "or set --config.data.tfds_data_dir to where it is prepared"
+            "or set --config.data.tfds_data_dir to the folder where it is prepared"
         )
     try:
         return build_once(lambda: _make_builder(plain, folder))
     except UserError:
         raise
-    except Exception as error:  # a download, an archive, a full disk: whatever TFDS met is the user's to read
+    except Exception as error:  # of any type: a download, an archive or a full disk; the user needs the message
         raise UserError(
             f"TFDS could not build {name} in {folder}: {type(error).__name__}: {error}"
         ) from error
@@ -131,7 +136,7 @@ def _make_builder(name: str, folder: Path) -> Any:
 
 
 def _unknown(name: str, folder: Path) -> str:
-    """What to say of a name that TFDS does not know: near ones, or the same pair in the other direction."""
+    """Message for a name unknown to TFDS: similar names, or the same language pair in the other direction."""
     family, _, config = name.partition("/")
     prepared = sorted(
         {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
@@ -147,11 +152,11 @@ def _unknown(name: str, folder: Path) -> str:
     if near:
         return f"there is no data set {name}; did you mean {' or '.join(dict.fromkeys(near))}?"
     known = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))
-    return f"there is no data set {name}; there are {known} and other TFDS sets"
+    return f"there is no data set {name}; available are {known} and other TFDS sets"
 
 
 def _identify(folder: Path) -> str:
-    """Digest of a prepared set that moves with it: of its facts, and size, start and end of every shard."""
+    """Digest of a prepared set, the same in any folder: its info file, and size, start and end of each shard."""
     content = hashlib.blake2b((folder / _INFO).read_bytes(), digest_size=16)
     for path in sorted(folder.glob("*.array_record-*")):
         size = path.stat().st_size

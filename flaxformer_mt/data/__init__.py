@@ -1,4 +1,4 @@
-"""From pairs of strings to batches of ids: the token store, the plan of an epoch, the loader."""
+"""Data pipeline from sentence pairs to batches of token ids: token store, epoch plan, loader."""
 
 from flaxformer_mt.data.batching import EpochPlan, plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import Shape, make_training_shapes

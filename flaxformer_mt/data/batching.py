@@ -1,7 +1,7 @@
-"""Plans: which pairs form which batch of an epoch, as a pure function of lengths, config, seed and epoch.
+"""Epoch plans: which pairs form which batch, as a pure function of lengths, config, seed and epoch.
 
-Row 4 of the data path. Owns shuffling, weights of mixed sets, and the two ways to batch, buckets and packs.
-Knows lengths, not tokens; computes, and reads nothing.
+Row 4 of the data path. Contains the shuffling, the weights of mixed data sets, and both batching methods:
+buckets and packing. The input is the number of tokens of each pair; `loader` reads the token ids.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from flaxformer_mt.data.packing import pack_rows
 
 
 class PlannedBatch(NamedTuple):
-    """Which pairs form a batch: `examples[i]`, a pair's number in the store, goes to row `rows[i]`.
+    """The pairs of one batch: pair number `examples[i]` of the store goes to row `rows[i]`.
 
-    Bucket: rows are 0, 1, 2, ...; pack: several pairs share a row, side by side in the order given.
+    Bucket: the rows are 0, 1, 2, ...; pack: several pairs share a row, side by side in the given order.
     """
 
     examples: np.ndarray
@@ -29,22 +29,22 @@ class PlannedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The batches of an epoch: `len(plan)` of them, and `plan[i]`.
+    """The batches of an epoch, in order: `len(plan)` is their number and `plan[i]` one `PlannedBatch`.
 
-    shapes: those there may be, from the smallest; not every epoch has batches of each.
-    skipped: pairs left out because a side is too long.
-    num_pairs: pairs in the batches; with weights a pair counts as often as it occurs.
-    source_tokens, target_tokens: their tokens, end symbols included.
+    shapes: the possible batch shapes, smallest first; an epoch may have no batch of some of the shapes.
+    skipped: number of pairs left out because one side is too long.
+    num_pairs: number of pairs in the batches; with weights a pair counts as often as it occurs.
+    source_tokens, target_tokens: number of tokens of these pairs, end symbols included.
     """
 
     shapes: tuple[Shape, ...]
     skipped: int
     source_tokens: int
     target_tokens: int
-    # Pairs in the order of their batches, and for packs the row of each within its batch.
+    # Pair numbers in the order of the batches; pack: also the row of each pair within its batch.
     _examples: np.ndarray
     _rows: np.ndarray | None
-    # Batch i holds pairs _starts[i] to _stops[i], in shape number _shape_numbers[i].
+    # Batch i holds the pairs _examples[_starts[i]:_stops[i]] and has the shape shapes[_shape_numbers[i]].
     _starts: np.ndarray
     _stops: np.ndarray
     _shape_numbers: np.ndarray
@@ -54,7 +54,7 @@ class EpochPlan:
 
     def __getitem__(self, index: int) -> PlannedBatch:
         if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
+            raise IndexError(f"batch index {index} is out of range: the plan has {len(self)} batches")
         pairs = slice(self._starts[index], self._stops[index])
         examples = self._examples[pairs]
         rows = np.arange(len(examples)) if self._rows is None else self._rows[pairs]
@@ -62,30 +62,30 @@ class EpochPlan:
 
     @property
     def packed(self) -> bool:
-        """Whether rows hold several pairs."""
+        """Whether the plan packs several pairs into a row."""
         return self._rows is not None
 
     @property
     def num_pairs(self) -> int:
-        """Pairs in the batches, each as often as it occurs."""
+        """Number of pairs in the batches, each counted as often as it occurs."""
         return len(self._examples)
 
     @property
     def num_tokens(self) -> int:
-        """Source and target tokens, without padding."""
+        """Number of source and target tokens, without padding."""
         return self.source_tokens + self.target_tokens
 
     @property
     def shape_counts(self) -> np.ndarray:
-        """[len(shapes)] the number of batches of each shape."""
+        """[len(shapes)] Number of batches of each shape."""
         return np.bincount(self._shape_numbers, minlength=len(self.shapes))
 
     @property
     def padding_share(self) -> float:
-        """The share of padding in the source and target arrays of all batches; 0 if there are none."""
+        """Fraction of padding in the source and target arrays of all batches; 0 for an empty plan."""
         sizes = [shape.rows * (shape.source + shape.target) for shape in self.shapes]
-        places = int(self.shape_counts @ sizes)
-        return 1 - self.num_tokens / places if places else 0.0
+        slots = int(self.shape_counts @ sizes)
+        return 1 - self.num_tokens / slots if slots else 0.0
 
 
 def plan_epoch(
@@ -98,18 +98,18 @@ def plan_epoch(
     parts: Sequence[Part] | None = None,
     shapes: tuple[Shape, ...] | None = None,
 ) -> EpochPlan:
-    """Shuffles all pairs and groups them into batches, in random order; every pair occurs once.
+    """Shuffles all pairs and groups them into batches in random order; without weights each pair occurs once.
 
     Args:
-      source_lengths, target_lengths: [N] tokens of each pair, end symbols included.
-      config: `batching` says how, and the other fields how large.
-      seed, epoch: of everything random. The same arguments give the same plan.
-      parts: the mixed sets, in order. A pair of a set of weight w occurs floor(w) times and once more with
-        probability w - floor(w). None: every pair once.
-      shapes: of the batches; None: those of `make_training_shapes`. Pairs that fit none are skipped.
+      source_lengths, target_lengths: [N] number of tokens of each pair, end symbols included.
+      config: `config.batching` selects the method, the other fields set the sizes.
+      seed, epoch: determine all random choices; the same arguments give the same plan.
+      parts: the data sets of a mixture, in order. A pair of a set of weight w occurs floor(w) times, and once
+        more with probability w - floor(w). None: every pair occurs once.
+      shapes: the batch shapes; None: those of `make_training_shapes`. Pairs that fit no shape are skipped.
 
     Raises:
-      UserError: no pair is within `config.max_source_length` and `config.max_target_length`.
+      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
     """
     if shapes is None:
         shapes = make_training_shapes(source_lengths, target_lengths, config=config)
@@ -127,9 +127,9 @@ def plan_epoch(
 
 
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
-    """A plan without chance, for measuring: all pairs once, in buckets of at most `config.num_shapes` shapes.
+    """Plans evaluation: all pairs once, in fixed order, in buckets of at most `config.num_shapes` shapes.
 
-    Pairs over the config's maxima are not left out: the last shape is as long as the longest pair.
+    Pairs above the config's maximum lengths are included: the last shape is as long as the longest pair.
     """
     shapes = make_shapes(source_lengths, target_lengths, config=config)
     examples = np.arange(len(source_lengths))
@@ -139,7 +139,7 @@ def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, con
 
 
 def plan_summary(plan: EpochPlan) -> dict[str, Any]:
-    """What a log says of a plan, as JSON values."""
+    """Summary of a plan for the log, as JSON values."""
     return {
         "batches": len(plan),
         "pairs": plan.num_pairs,
@@ -155,7 +155,7 @@ def plan_summary(plan: EpochPlan) -> dict[str, Any]:
 
 
 class _Groups(NamedTuple):
-    """Pairs by batch: batch i is `examples[starts[i]:stops[i]]`."""
+    """Pairs grouped into batches: batch i holds `examples[starts[i]:stops[i]]`."""
 
     examples: np.ndarray
     rows: np.ndarray | None
@@ -186,17 +186,19 @@ def _plan(
 
 
 def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
-    """The pairs that fit, each as often as its part's weight says this epoch."""
+    """The pairs where `fits` is True, each repeated as the weight of its part requires in this epoch."""
     if parts is None:
         parts = [Part("all", len(fits), 1.0)]
     if sum(part.size for part in parts) != len(fits):
-        raise ValueError(f"the parts have {sum(part.size for part in parts)} pairs, the lengths {len(fits)}")
+        raise ValueError(
+            f"the parts have {sum(part.size for part in parts)} pairs, but there are {len(fits)} lengths"
+        )
     chosen, start = [], 0
     for part in parts:
         present = start + np.flatnonzero(fits[start : start + part.size])
         start += part.size
         times = int(part.weight)
-        # So many, or one more by the toss of a coin: the expectation is exact even for a handful of pairs.
+        # Stochastic rounding: the expected number is exact even for a handful of pairs.
         extra = int((part.weight - times) * len(present) + random.random())
         chosen += [present] * times
         chosen.append(random.choice(present, extra, replace=False, shuffle=False))
@@ -206,7 +208,7 @@ def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.rand
 def _group_into_buckets(
     examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> _Groups:
-    """Cuts the pairs of each shape, in the order they come, into batches; the last may be filled partly."""
+    """Cuts the pairs of each shape, in the given order, into batches; the last one may be partly filled."""
     numbers = smallest_shape(source_lengths, target_lengths, shapes).astype(np.uint16)
     by_shape = examples[np.argsort(numbers, kind="stable")]
     ends = np.cumsum(np.bincount(numbers, minlength=len(shapes)))
@@ -222,9 +224,10 @@ def _group_into_buckets(
 
 
 def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:
-    """Moves what would fill a batch partly to a larger shape, where that is less work in all.
+    """Moves the pairs of a partly filled batch to a larger shape where this reduces the total work.
 
-    With 4, 4 and 2 rows a batch and 5, 3 and 2 pairs, the fifth of the first shape fills up the second.
+    With 4, 4 and 2 rows per batch and 5, 3 and 2 pairs, the fifth pair of the first shape completes the batch
+    of the second shape.
     """
     groups = list(groups)
     for number, shape in enumerate(shapes):
@@ -250,7 +253,7 @@ def _group_into_packs(
     shape: Shape,
     random: np.random.Generator,
 ) -> _Groups:
-    """Packs the pairs into rows and the rows, shuffled, into batches; the last may be filled partly."""
+    """Packs the pairs into rows and the shuffled rows into batches; the last batch may be partly filled."""
     rows, num_rows = pack_rows(source_lengths, target_lengths, source=shape.source, target=shape.target)
     rows = random.permutation(num_rows)[rows]
     by_row = np.argsort(rows, kind="stable")

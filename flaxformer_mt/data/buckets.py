@@ -1,7 +1,7 @@
-"""Which few array shapes batches have: the choice that wastes least on padding.
+"""The few array shapes of batches, chosen for the least padding.
 
-Row 4 of the data path. Owns `Shape` and the search for shapes over a histogram of lengths; knows nothing of
-epochs, of random numbers, or of tokens.
+Row 4 of the data path. Contains `Shape` and the search for shapes over a histogram of sentence lengths;
+`batching` draws the epochs.
 """
 
 from typing import NamedTuple
@@ -11,15 +11,15 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 
-# A padded target token costs about twice a padded source token: it passes the decoder with its
-# cross-attention, the output matrix and the loss.
+# A padded target token costs about twice as much as a padded source token: it passes through the decoder
+# with its cross-attention, the output projection and the loss.
 _TARGET_WORK = 2
-# Lengths of a side that the search tries: with multiples of 4 all up to 160; of more than that, a choice.
+# Most lengths per side that the search tries: all multiples of 4 up to 160 tokens; beyond that a subset.
 _MAX_LEVELS = 40
 
 
 class Shape(NamedTuple):
-    """The static shape of a batch: `rows` of `source` and `target` tokens."""
+    """The static shape of a batch: `rows` rows of `source` source tokens and `target` target tokens."""
 
     rows: int
     source: int
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
     @property
     def work(self) -> int:
-        """What a batch of this shape costs, in units of a source token."""
+        """Cost of a batch of this shape, in units of one source token."""
         return self.rows * (self.source + _TARGET_WORK * self.target)
 
 
@@ -38,17 +38,18 @@ def make_shapes(
     config: DataConfig,
     least: tuple[int, int] = (0, 0),
 ) -> tuple[Shape, ...]:
-    """At most `config.num_shapes` shapes that hold all pairs, each at least as long as the one before.
+    """Chooses at most `config.num_shapes` shapes that hold all pairs, each at least as large as the previous.
 
-    Of all such chains it is the one with the least padded work, found exactly by dynamic programming. Source
-    and target of a shape are chosen separately, in multiples of `config.length_multiple`. Rows fill
-    `config.batch_tokens` on the longer side, but no more than `config.batch_pairs`, in multiples of
-    `config.row_multiple`, at least one of them.
+    Among all such chains of shapes, dynamic programming finds the one with the least work, padding included.
+    Source and target length of a shape are chosen separately, in multiples of `config.length_multiple`. The
+    rows fill `config.batch_tokens` on the longer side, up to `config.batch_pairs` rows; their number is a
+    multiple of `config.row_multiple`, and at least `config.row_multiple`.
 
     Args:
-      source_lengths, target_lengths: [N] tokens of each pair, N >= 1; without sources all of theirs are 0.
-      config: of the batches.
-      least: the last shape has at least these source and target lengths, whatever the pairs need.
+      source_lengths, target_lengths: [N] number of tokens of each pair, N >= 1; without a source language all
+        source lengths are 0.
+      config: the fields above, and the maximum lengths.
+      least: minimum source and target length of the last shape, even if all pairs are shorter.
     """
     chain = _best_chain(
         _levels(source_lengths, config.length_multiple, least[0], config.max_source_length),
@@ -63,16 +64,17 @@ def make_shapes(
 def make_training_shapes(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig, headroom: bool = False
 ) -> tuple[Shape, ...]:
-    """The shapes of all epochs: a function of the data and the config, not of the epoch.
+    """Chooses the batch shapes from data and config alone, so that all epochs share them.
 
     Args:
-      source_lengths, target_lengths: [N] tokens of each pair; those over the maxima do not count.
-      config: bucket: the shapes of `make_shapes`; pack: one shape, of the config's maxima.
-      headroom: whether lengths vary from epoch to epoch, as they do with subword sampling. Then the last
-        shape is as long as the config's maxima, so that the shapes are right for every epoch.
+      source_lengths, target_lengths: [N] number of tokens of each pair; pairs above the maximum lengths are
+        ignored.
+      config: bucket: the shapes of `make_shapes`; pack: one shape, with the maximum lengths.
+      headroom: whether lengths vary from epoch to epoch, as they do with subword sampling. The last shape
+        then has the maximum lengths, so that the shapes hold the pairs of every epoch.
 
     Raises:
-      UserError: no pair is within the maxima.
+      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
     """
     longest = make_longest_shape(config)
     if config.batching == "pack":
@@ -85,22 +87,22 @@ def make_training_shapes(
 
 
 def make_longest_shape(config: DataConfig) -> Shape:
-    """The shape of the longest sentences that the config allows; a language model's source has none."""
+    """The shape for the longest sentences that the config allows; source length 0 for a language model."""
     source = config.max_source_length if config.source_language else 0
     return _with_rows(source, config.max_target_length, config)
 
 
 def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> np.ndarray:
-    """[N] bool: which pairs are within `max_source_length` and `max_target_length`."""
+    """[N] bool: whether each pair is within `max_source_length` and `max_target_length`."""
     return (source_lengths <= config.max_source_length) & (target_lengths <= config.max_target_length)
 
 
 def smallest_shape(
     source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> np.ndarray:
-    """[N] the number of the first shape that holds each pair; `len(shapes)` if none does.
+    """[N] Index of the first shape that holds each pair; `len(shapes)` if no shape does.
 
-    Of the shapes (B, 8, 8) and (B, 12, 16), pairs (5, 8), (5, 9) and (13, 2) take 0, 1 and 2: none.
+    With the shapes (B, 8, 8) and (B, 12, 16), the pairs (5, 8), (5, 9) and (13, 2) get 0, 1 and 2 (no shape).
     """
     by_source = np.searchsorted([shape.source for shape in shapes], source_lengths)
     by_target = np.searchsorted([shape.target for shape in shapes], target_lengths)
@@ -112,12 +114,12 @@ def _all_too_long(source_lengths: np.ndarray, target_lengths: np.ndarray, config
     if not config.source_language:
         return (
             f"all {len(target_lengths)} training sentences are longer than {longest} tokens (the shortest "
-            f"has {target_lengths.min()}); raise it"
+            f"has {target_lengths.min()}); raise data.max_target_length"
         )
     return (
         f"all {len(target_lengths)} training pairs are longer than data.max_source_length "
-        f"{config.max_source_length} or {longest} tokens (the shortest sides have {source_lengths.min()} and "
-        f"{target_lengths.min()}); raise them"
+        f"{config.max_source_length} or {longest} tokens (the shortest source and target have "
+        f"{source_lengths.min()} and {target_lengths.min()}); raise these limits"
     )
 
 
@@ -130,14 +132,14 @@ def _with_rows(source: int, target: int, config: DataConfig) -> Shape:
 
 
 def _levels(lengths: np.ndarray, multiple: int, least: int, most: int) -> np.ndarray:
-    """The lengths, ascending, that a shape may have on one side: multiples that occur, the longest always.
+    """Candidate lengths of one side, ascending: lengths rounded up to `multiple`, including the longest.
 
-    None is rounded beyond `most`, the config's maximum, where the model's positions may end.
+    Rounding stops at `most`, the config's maximum, because the model may have no positions beyond it.
     """
     most = max(most, int(lengths.max(initial=0)))
     rounded = np.minimum(-(-lengths.astype(np.int64) // multiple) * multiple, most)
     values, counts = np.unique(rounded, return_counts=True)
-    if len(values) > _MAX_LEVELS:  # spread so that each step covers an equal share of all tokens
+    if len(values) > _MAX_LEVELS:  # chosen so that each step covers an equal share of all tokens
         tokens = np.cumsum(values * counts)
         shares = np.linspace(0, tokens[-1], _MAX_LEVELS + 1)[1:]
         values = values[np.unique(np.searchsorted(tokens, shares))]
@@ -152,10 +154,11 @@ def _best_chain(
     target_lengths: np.ndarray,
     num_shapes: int,
 ) -> list[tuple[int, int]]:
-    """The chain of at most `num_shapes` (source, target), ending in the largest, with the least padded work.
+    """The chain of at most `num_shapes` (source, target) lengths with the least work, up to the largest.
 
-    A pair takes the first shape of the chain that holds it. So going from one shape to the next costs the
-    work of a row times the pairs that fit the next but not this one: the best chain is a shortest path.
+    A pair takes the first shape of the chain that holds it. A step from one shape to the next therefore costs
+    the number of pairs that fit only the next shape, times the work of a row of that shape: the best chain is
+    a shortest path.
     """
     cells = np.searchsorted(sources, source_lengths) * len(targets) + np.searchsorted(targets, target_lengths)
     counts = np.bincount(cells, minlength=len(sources) * len(targets)).reshape(len(sources), len(targets))

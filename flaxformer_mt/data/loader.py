@@ -1,7 +1,7 @@
-"""Batches as arrays, made ahead of the training step, from any position on.
+"""Batches as arrays, built ahead of the training step, from any position in the sequence of epochs.
 
-Row 5 of the data path, and the only door to grain. Owns the layout of a batch and the order of epochs. Knows
-nothing of devices, of text, or of how a plan came about.
+Row 5 of the data path, and the only importer of grain. Contains the layout of a batch and the order of
+epochs. Plans come from `batching`, token ids from `token_store`.
 """
 
 import sys
@@ -21,17 +21,17 @@ from flaxformer_mt.shapes import Batch
 
 
 class Position(NamedTuple):
-    """A place in the endless sequence of batches: the next one is number `index` of `epoch`."""
+    """A position in the endless sequence of batches: the next batch is number `index` of `epoch`."""
 
     epoch: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which no position needs
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is unused
 
 
 BEGINNING = Position(epoch=0, index=0)
 
 
 class RowShare(NamedTuple):
-    """Which of a batch's rows to make, cut into `parts` of equal height: those in `own`, in order."""
+    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order."""
 
     parts: int
     own: tuple[int, ...]
@@ -49,15 +49,15 @@ def make_batch(
     bos_id: int,
     share: RowShare = ALL_ROWS,
 ) -> Batch:
-    """Batch `index` of `plan` as arrays, int32 and bool, in the layout that `Batch` draws.
+    """Builds batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
 
-    Rows that no pair fills are padding: their masks are False throughout. Of a share, only its rows are read.
+    Rows without a pair are padding: their masks are False throughout. Only the rows of `share` are read.
     """
     planned = _take_rows(plan[index], share)
     rows, source, target = planned.shape
     from_source = _gather(store.source, planned)
     from_target = _gather(store.target, planned)
-    # Shifted by one, each sentence's eos becomes the place of the next one's bos.
+    # The shift by one puts each sentence's eos first in the next sentence, where bos replaces it.
     inputs = np.empty_like(from_target.tokens)
     inputs[1:] = from_target.tokens[:-1]
     inputs[from_target.firsts] = bos_id
@@ -79,26 +79,27 @@ def make_batch(
 
 
 def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
-    """The rows of a share, numbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) are rows 0 and 1."""
+    """Keeps the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1."""
     if share == ALL_ROWS:
         return planned
     rows, source, target = planned.shape
     height = rows // share.parts
-    places = np.full(share.parts, -1)
-    places[list(share.own)] = np.arange(len(share.own))
-    place = places[planned.rows // height]
-    mine = place >= 0
-    own_rows = place[mine] * height + planned.rows[mine] % height
+    new_numbers = np.full(share.parts, -1)
+    new_numbers[list(share.own)] = np.arange(len(share.own))
+    new_part = new_numbers[planned.rows // height]
+    kept = new_part >= 0
+    own_rows = new_part[kept] * height + planned.rows[kept] % height
     shape = planned.shape._replace(rows=height * len(share.own))
-    return planned._replace(shape=shape, examples=planned.examples[mine], rows=own_rows)
+    return planned._replace(shape=shape, examples=planned.examples[kept], rows=own_rows)
 
 
 class _Gathered(NamedTuple):
-    """The tokens of a batch, end to end, and where each goes.
+    """The tokens of one side of a batch, concatenated, and where each token goes.
 
-    rows, columns: each token's place in the batch.
-    segments: the number of its sentence in the row, from 1. positions: its number in the sentence, from 0.
-    firsts: where in `tokens` the sentences begin.
+    rows, columns: row and column of each token in the batch.
+    segments: number of the token's sentence within the row, from 1.
+    positions: index of the token within its sentence, from 0.
+    firsts: index in `tokens` of the first token of each sentence.
     """
 
     tokens: np.ndarray
@@ -110,7 +111,7 @@ class _Gathered(NamedTuple):
 
 
 def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
-    """Reads the sentences of a batch without a loop.
+    """Reads the sentences of a batch by array indexing, without a loop over sentences.
 
     Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
     rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, segments 1 1 2 2 2 1, positions 0 1 0 1 2 0, firsts 0 2 5.
@@ -119,7 +120,7 @@ def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
     firsts = np.cumsum(lengths) - lengths
     positions = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
     tokens = side.tokens[np.repeat(side.offsets[planned.examples], lengths) + positions]
-    # Sentences of a row stand together; the first of each tells where the row begins.
+    # The sentences of a row are adjacent, so a search finds the first sentence of each row.
     first_of_row = np.searchsorted(planned.rows, planned.rows)
     segments = np.arange(len(lengths)) - first_of_row + 1
     return _Gathered(
@@ -135,7 +136,7 @@ def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
 def _lay_out(
     gathered: _Gathered, values: np.ndarray | bool, rows: int, length: int, filling: int | bool
 ) -> np.ndarray:
-    """[rows, length] of `filling`, with `values` where the gathered tokens go."""
+    """[rows, length] array of `filling`, with `values` at the rows and columns of the gathered tokens."""
     array = np.full((rows, length), filling, bool if isinstance(filling, bool) else np.int32)
     array[gathered.rows, gathered.columns] = values
     return array
@@ -151,27 +152,27 @@ def train_batches(
     start: Position = BEGINNING,
     share: RowShare = ALL_ROWS,
 ) -> Generator[tuple[Position, Batch], None, None]:
-    """Batches without end, each with the position after it, which is where to start to go on from there.
+    """Yields batches without end, each with the position after it, from which training can resume.
 
-    Batch (epoch, index) depends on the data, `config` and `seed` alone; to start anywhere costs one plan.
-    `config.loader_threads` threads keep `config.prefetch` batches ready, across the ends of epochs; the next
-    epoch's plan, and with sampling its store, is made while the current one is in use. Closing the iterator
-    ends the threads.
+    Batch (epoch, index) depends on the data, `config` and `seed` alone; starting at any position costs one
+    plan. `config.loader_threads` threads keep `config.prefetch` batches ready, across the ends of epochs. The
+    plan of the next epoch, and with subword sampling its token store, is built while the current epoch is in
+    use. Closing the iterator ends the threads.
 
     Raises:
-      UserError: no pair is within the maximal lengths, or `start` is beyond the end of its epoch.
+      UserError: every pair exceeds the maximum lengths, or `start` is beyond the end of its epoch.
     """
-    import grain  # takes half a second
+    import grain  # imported late: the import takes half a second
 
-    # Grain hands batches out in order; those under way differ by no more than its buffer.
+    # Grain returns batches in order; the steps in progress lie within its buffer.
     buffer = max(config.prefetch, config.loader_threads) if config.prefetch and config.loader_threads else 0
     epochs = _Epochs(stores, config, seed, start, spread=buffer + 1)
 
     def batch_at(step: int) -> tuple[Position, Batch]:
-        running, index = epochs.find(step)
-        batch = make_batch(running.store, running.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
-        ended = index + 1 == len(running.plan)
-        return Position(running.epoch + 1, 0) if ended else Position(running.epoch, index + 1), batch
+        active, index = epochs.find(step)
+        batch = make_batch(active.store, active.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
+        ended = index + 1 == len(active.plan)
+        return Position(active.epoch + 1, 0) if ended else Position(active.epoch, index + 1), batch
 
     steps = grain.MapDataset.range(sys.maxsize).map(batch_at)
     options = grain.ReadOptions(num_threads=config.loader_threads, prefetch_buffer_size=buffer)
@@ -183,8 +184,8 @@ def train_batches(
         epochs.close()
 
 
-class _Running(NamedTuple):
-    """An epoch in use: steps `first` to `end` - 1, counted from the start of the loader, are its batches."""
+class _ActiveEpoch(NamedTuple):
+    """An epoch in use: its batches are the steps `first` to `end` - 1, counted from the loader's start."""
 
     epoch: int
     first: int
@@ -194,7 +195,7 @@ class _Running(NamedTuple):
 
 
 class _Epochs:
-    """Finds the epoch of a step, counted from the start; plans each epoch while the one before is in use."""
+    """Maps a step of the loader to its epoch; plans each epoch while the previous epoch is in use."""
 
     def __init__(
         self, stores: EpochStores, config: DataConfig, seed: int, start: Position, spread: int
@@ -206,41 +207,41 @@ class _Epochs:
             base.source_lengths, base.target_lengths, config=config, headroom=bool(stores.sampling)
         )
         self._lock = threading.Lock()
-        self._running: list[_Running] = []
+        self._active: list[_ActiveEpoch] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan-epoch")
         self._next: Future[tuple[TokenStore, EpochPlan]] = self._executor.submit(self._make, start.epoch)
         self._next_epoch = start.epoch
 
-    def find(self, step: int) -> tuple[_Running, int]:
-        """The epoch of `step`, and which batch of it that is."""
+    def find(self, step: int) -> tuple[_ActiveEpoch, int]:
+        """The epoch of `step`, and the index of the batch within that epoch."""
         while True:
             with self._lock:
-                for running in self._running:
-                    if running.first <= step < running.end:
-                        return running, step - running.first
+                for active in self._active:
+                    if active.first <= step < active.end:
+                        return active, step - active.first
                 planned = self._next
-            planned.result()  # outside the lock: batches of the current epoch go on meanwhile
+            planned.result()  # outside the lock: other threads continue with the current epoch
             with self._lock:
                 if planned is self._next:
                     self._begin_next(step)
 
     def close(self) -> None:
-        """Ends the planning of the epoch that will not come."""
+        """Ends the planning thread; a plan that has not been started is cancelled."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _begin_next(self, step: int) -> None:
         epoch, (store, plan) = self._next_epoch, self._next.result()
-        if self._running:
-            first = self._running[-1].end
+        if self._active:
+            first = self._active[-1].end
         else:
             first = -self._start.index
             if self._start.index > len(plan):
                 raise UserError(
-                    f"training should go on at batch {self._start.index} of epoch {epoch}, which has "
-                    f"{len(plan)} batches; the data or config.data is not the checkpoint's: set it back"
+                    f"training should resume at batch {self._start.index} of epoch {epoch}, which has "
+                    f"{len(plan)} batches; the data or config.data differs from the checkpoint's: restore it"
                 )
-        self._running = [running for running in self._running if running.end > step - self._spread]
-        self._running.append(_Running(epoch, first, first + len(plan), store, plan))
+        self._active = [active for active in self._active if active.end > step - self._spread]
+        self._active.append(_ActiveEpoch(epoch, first, first + len(plan), store, plan))
         self._next_epoch = epoch + 1
         self._next = self._executor.submit(self._make, epoch + 1)
 
@@ -261,7 +262,7 @@ class _Epochs:
 def valid_batches(
     store: TokenStore, config: DataConfig, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> list[Batch]:
-    """All pairs of a set for measuring, each once, in fixed order and few shapes, however long they are."""
+    """All batches of an evaluation set: each pair once, of any length, in fixed order and few shapes."""
     plan = plan_in_order(store.source_lengths, store.target_lengths, config=config)
     return [
         make_batch(store, plan, index, pad_id=pad_id, bos_id=bos_id, share=share)

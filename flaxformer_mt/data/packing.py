@@ -1,27 +1,29 @@
-"""Several sentence pairs in one row: first fit, the longest first, in many windows at once.
+"""Packing of several sentence pairs into one row: first-fit decreasing, in many windows at once.
 
-Row 4 of the data path. Knows only lengths: which pairs share a row. Nothing of batches, epochs or tokens.
+Row 4 of the data path. Decides from the lengths which pairs share a row; `batching` forms batches of the
+rows.
 """
 
 import numpy as np
 
-# Pairs that are packed among themselves. Larger windows fill rows a little better and take longer.
+# Number of pairs that are packed together. Larger windows fill rows slightly better and take longer.
 _WINDOW = 1024
-# Windows that take their steps together: enough to hide Python, few enough to stay in the processor's cache.
+# Windows packed in parallel: enough to hide the overhead of Python, few enough to stay in the CPU cache.
 _WINDOWS_AT_ONCE = 512
 
 
 def pack_rows(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, source: int, target: int
 ) -> tuple[np.ndarray, int]:
-    """Puts pairs into rows of `source` and `target` tokens; returns each pair's row and the number of rows.
+    """Assigns pairs to rows of `source` and `target` tokens; returns the row of each pair and the row count.
 
-    In rows of 10 and 10 tokens, pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0.
-    Only pairs within a window of consecutive ones share a row: shuffle first for another packing each epoch.
+    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0.
+    Only pairs of the same window of consecutive pairs share a row: shuffled pairs give another packing in
+    each epoch.
 
     Args:
-      source_lengths, target_lengths: [N] tokens of each pair, none longer than a row.
-      source, target: tokens that a row holds; of a language model's data the source has none.
+      source_lengths, target_lengths: [N] number of tokens of each pair, at most those of a row.
+      source, target: number of tokens that a row holds; `source` is 0 for a language model.
     """
     rows = np.empty(len(source_lengths), np.int64)
     num_rows, size = 0, _WINDOW * _WINDOWS_AT_ONCE
@@ -37,7 +39,7 @@ def pack_rows(
 
 
 def _windows(lengths: np.ndarray) -> np.ndarray:
-    """[windows, pairs of a window]: consecutive lengths, the last window filled up with zeros."""
+    """[windows, pairs per window]: consecutive lengths, the last window padded with zeros."""
     window = min(_WINDOW, len(lengths))
     padded = np.zeros(-(-len(lengths) // window) * window, np.int32)
     padded[: len(lengths)] = lengths
@@ -47,7 +49,7 @@ def _windows(lengths: np.ndarray) -> np.ndarray:
 def _pack_windows(
     source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First fit of each window's pairs, the longest first; all windows place their k-th pair in one step.
+    """First-fit decreasing packing of each window; all windows place their k-th pair in one step.
 
     Returns the row of each pair within its window, and the number of rows of each window.
     """
@@ -58,12 +60,12 @@ def _pack_windows(
     windows = np.arange(len(order))
     source_left = np.full(
         order.shape, source, np.int32
-    )  # [windows, rows]: there are never more rows than pairs
+    )  # [windows, rows]: a window has at most as many rows as pairs
     target_left = np.full(order.shape, target, np.int32)
     placed = np.empty(order.shape, np.int64)
     used = 0
     for k in range(order.shape[1]):
-        open_rows = slice(0, used + 1)  # those with something in them, and a fresh one that holds any pair
+        open_rows = slice(0, used + 1)  # the rows in use, and an empty row that holds any pair
         fits = source_left[:, open_rows] >= source_lengths[:, k, None]
         fits &= target_left[:, open_rows] >= target_lengths[:, k, None]
         row = fits.argmax(axis=1)
@@ -73,5 +75,5 @@ def _pack_windows(
         used = max(used, int(row.max()) + 1)
     in_window = np.empty_like(placed)
     np.put_along_axis(in_window, order, placed, axis=1)
-    # Filling has length 0 and goes to the first row, or nowhere new: rows with a real pair are not all empty.
+    # Padding has length 0 and goes to row 0: exactly the rows with real pairs have used target capacity.
     return in_window, (target_left < target).sum(axis=1)

@@ -1,6 +1,6 @@
-"""From a config to everything that training reads: pairs, vocabularies, token stores, and a report on them.
+"""Data preparation from a config: pairs, vocabularies, token stores, and a report on them.
 
-Rows 1 to 3 of the data path, in order. Knows nothing of models or devices.
+Rows 1 to 3 of the data path, in order.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 
 class Prepared(NamedTuple):
-    """Data ready to train on. `valid` and `test` are None where the data set has no such split."""
+    """Data ready for training; fields of valid and test are None where the data set lacks that split."""
 
     vocabs: Vocabs
     train: EpochStores
@@ -30,16 +30,17 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | None = None) -> Prepared:
-    """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses whatever is there already.
+    """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses the results in the cache.
 
-    Without a source language there is one vocabulary, of the target; sources and their numbers are empty.
+    Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
 
     Args:
-      run_dir: gets the config and a copy of the vocabularies, and keeps those it has.
-      own_store: where a process that shares its work with others puts what they must not touch.
+      run_dir: receives the config and a copy of the vocabularies; vocabularies already there are used.
+      own_store: folder for the token stores of later epochs, written to by this process alone. None: the
+        cache folder.
 
     Raises:
-      UserError: whatever is wrong with the data or the vocabulary.
+      UserError: the data, the vocabulary or the run directory is invalid.
     """
     if run_dir is not None:
         check_run(run_dir, config)
@@ -78,7 +79,7 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)
         return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
-    # A vocabulary is a function of the text, of its settings, and of the bytes of models that are given.
+    # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
     settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
     digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
     for model in (config.vocab.source_model, config.vocab.target_model):

@@ -1,7 +1,8 @@
-"""Token ids on disk: every pair tokenized once, then memory-mapped.
+"""Token ids on disk: every pair is tokenized once, then memory-mapped.
 
-Row 3 of the data path. Owns the files of a store and their life: built once for the same pairs, vocabularies
-and sampling, whole or not at all, whoever else builds at the same time. Knows nothing of batches or shapes.
+Row 3 of the data path. Contains the files of a token store and their lifetime: a store is built once for the
+same pairs, vocabularies and sampling, and appears complete or not at all, even when several processes build
+it at the same time.
 """
 
 import hashlib
@@ -22,22 +23,22 @@ from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
-# Part of every store's key: raise it when the files, or the ids that the same inputs give, change.
+# Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
 _FORMAT = 1
-# Pairs that are tokenized at a time; seeds of sampling go by chunk, so this is part of the format.
+# Pairs tokenized at a time. Each chunk has its own sampling seed, so this number is part of the format.
 _CHUNK = 16384
 _META = "meta.json"
 _SIDES = ("source", "target")
-# A folder of a build that was killed is removed when nothing in it has changed for this long.
+# The folder of a killed build is removed after this time without a change in it.
 _STALE_SECONDS = 24 * 3600
 
 
 class BuildStopped(Exception):
-    """A build was asked to stop; only whoever asked can see this."""
+    """Raised when a build ends because its `stop` event is set; callers that pass no event never see it."""
 
 
 class Side(NamedTuple):
-    """One language: `tokens[offsets[i]:offsets[i + 1]]` are the ids of sentence i, `lengths[i]` of them."""
+    """One language: `tokens[offsets[i]:offsets[i + 1]]` are the `lengths[i]` token ids of sentence i."""
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -45,10 +46,10 @@ class Side(NamedTuple):
 
 
 class TokenStore:
-    """The ids of all pairs of a split, without padding, each sentence ending in eos.
+    """Token ids of all pairs of a split, without padding; each sentence ends in eos.
 
-    source, target: the two sides as flat arrays; a language model's sources have no tokens at all, no eos
-    either. parts: the mixed sets, in order. folder: where it lies, None in memory.
+    source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
+    eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: in memory.
     """
 
     def __init__(self, folder: Path | None, source: Side, target: Side, parts: tuple[Part, ...]) -> None:
@@ -68,33 +69,36 @@ class TokenStore:
         seed: int = 0,
         stop: threading.Event | None = None,
     ) -> "TokenStore":
-        """Opens the store of these pairs and vocabularies under `root`; writes it first if it is not there.
+        """Opens the store of these pairs and vocabularies under `root`; writes a missing store first.
 
         Args:
           pairs: read once, in order, with bounded memory.
-          vocabs: of the two sides; the source's is not used if `pairs` have no source.
+          vocabs: of both sides; the source vocabulary is unused if `pairs` have no source.
           root: a cache folder; it may hold many stores.
           sampling: subword regularisation of both sides, see `Vocab.tokenize_all`. 0: none.
-          seed: of sampling.
-          stop: when another thread sets it, a build under way ends with `BuildStopped` and leaves nothing.
+          seed: seed of the sampling.
+          stop: when another thread sets this event, a build in progress removes its files and raises
+            `BuildStopped`.
 
         Raises:
-          UserError: there are no pairs, `root` cannot be written, or the store there is damaged.
+          UserError: there are no pairs, `root` is not writable, or the existing store is damaged.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
         folder = Path(root) / f"tokens-{_key(pairs, vocabs, sampling, seed)}"
-        for _ in range(3):  # another run that shares the cache may remove a sampled store before it is open
+        for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
             try:
                 return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
             except (FileNotFoundError, NotADirectoryError):
                 sides = _SIDES if pairs.has_source else _SIDES[1:]
                 _write_store(folder, _until(stop, pairs), vocabs, sides, sampling, seed)
-        raise UserError(f"the token store {folder} is incomplete; remove the folder, it will be built again")
+        raise UserError(
+            f"the token store {folder} is incomplete; remove the folder: the next run builds it again"
+        )
 
     @classmethod
     def from_targets(cls, sentences: Sequence[np.ndarray]) -> "TokenStore":
-        """A store in memory of ids that are there already, without sources; each sentence ends in eos."""
+        """Makes a store in memory from given token ids, without sources; each sentence ends in eos."""
         lengths = np.array([len(ids) for ids in sentences], np.int32)
         nothing = Side(np.zeros(0, np.int32), np.zeros(len(lengths) + 1, np.int64), np.zeros_like(lengths))
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -105,33 +109,33 @@ class TokenStore:
         return len(self.target.lengths)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
+        """Token ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
         if not 0 <= index < len(self):
-            raise IndexError(f"pair {index} of {len(self)}")
+            raise IndexError(f"pair index {index} is out of range: the store has {len(self)} pairs")
         sides = (self.source, self.target)
         source, target = (side.tokens[side.offsets[index] : side.offsets[index + 1]] for side in sides)
         return source, target
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """Tokens of each source sentence, eos included; int32, 0 where there is no source."""
+        """Number of tokens of each source sentence, eos included; int32, 0 where there is no source."""
         return self.source.lengths
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """Tokens of each target sentence, eos included; int32."""
+        """Number of tokens of each target sentence, eos included; int32."""
         return self.target.lengths
 
 
 class EpochStores:
-    """The store of each epoch: always the same one, or with sampling another segmentation each time.
+    """The token store of each epoch: always the same one, or with subword sampling a new one per epoch.
 
-    An epoch's segmentation is a function of (seed, epoch): training resumes with the ids it would have seen.
+    An epoch's segmentation is a function of (seed, epoch), so that resumed training sees the same token ids.
     base: the store of epoch 0, from which the shapes of batches are chosen; it stays on the disk.
-    Several threads may ask; one builds while the others wait.
+    Several threads may call `store`: one builds while the others wait.
     """
 
-    # Beside the base: the epoch in training, and the one that is prepared meanwhile.
+    # Stores kept besides the base: the epoch in training, and the next one, which is prepared meanwhile.
     _KEPT = 2
 
     def __init__(
@@ -144,9 +148,9 @@ class EpochStores:
         *,
         own_root: Path | None = None,
     ) -> None:
-        """Builds the base under `root`; stores of later epochs go to `own_root`, which nobody else writes to.
+        """Builds the base under `root`; stores of later epochs go to `own_root`.
 
-        None: no other process shares this one's work, and `root` serves for both.
+        own_root: a folder that only this process writes to; None: `root`.
         """
         self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
         self._own_root = own_root or self._root
@@ -156,18 +160,18 @@ class EpochStores:
         self.base = self._build(0)
 
     def store(self, epoch: int) -> TokenStore:
-        """The store of `epoch`, built if need be; older ones but the last two asked for are removed."""
+        """The store of `epoch`, built if missing; all but the base and the last two requested are removed."""
         if not self.sampling or epoch == 0:
             return self.base
         with self._lock:
             store = self._stores.pop(epoch, None)
             self._stores[epoch] = self._build(epoch) if store is None else store
             for old in list(self._stores)[: -self._KEPT]:
-                _remove(self._stores.pop(old))  # batches in the making keep their mapped files
+                _remove(self._stores.pop(old))  # batches being built keep their mapped files
             return self._stores[epoch]
 
     def close(self) -> None:
-        """Ends a build that is under way and removes all stores but the base; there will be no more."""
+        """Stops a build in progress and removes all stores but the base; later builds stop at once."""
         self._closed.set()
         with self._lock:
             while self._stores:
@@ -182,7 +186,7 @@ class EpochStores:
 
 
 def _fold(*numbers: int) -> int:
-    """One seed of 64 bits out of several numbers of any size and sign."""
+    """Derives one 64-bit seed from several integers of any size and sign."""
     words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
@@ -201,20 +205,22 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
 
 
 def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
-    """Maps the files; FileNotFoundError if one is not there, UserError if the store is damaged."""
+    """Maps the files; raises FileNotFoundError if one is missing, UserError if the store is damaged."""
     try:
         counts = json.loads((folder / _META).read_text(encoding="utf-8"))["tokens"]
         source, target = (_open_side(folder, name) for name in _SIDES)
     except (ValueError, KeyError, EOFError) as error:
         raise UserError(f"the token store {folder} is damaged ({error}); remove the folder") from error
     except PermissionError as error:
-        raise UserError(f"the token store {folder} cannot be read: {error}; set data.cache_dir") from error
+        raise UserError(
+            f"the token store {folder} cannot be read: {error}; set data.cache_dir to another folder"
+        ) from error
     for name, side in zip(_SIDES, (source, target), strict=True):
         sentences, tokens = len(side.lengths), len(side.tokens)
         if (sentences, tokens, side.offsets[-1]) != (size, counts[name], counts[name]):
             raise UserError(
-                f"the token store {folder} is damaged: {sentences} {name} sentences of {tokens} tokens, "
-                f"written were {size} of {counts[name]}; remove the folder"
+                f"the token store {folder} is damaged: it has {sentences} {name} sentences and {tokens} "
+                f"tokens, but {size} and {counts[name]} were written; remove the folder"
             )
     return source, target
 
@@ -233,7 +239,7 @@ def _write_store(
     sampling: float,
     seed: int,
 ) -> None:
-    """Writes beside `folder`, then renames: it appears whole. Another process that was faster has its way."""
+    """Writes a partial folder and renames it to `folder`; the store of a faster process is kept instead."""
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         partial.mkdir(parents=True)
@@ -251,7 +257,7 @@ def _write_store(
                 raise
     except OSError as error:
         raise UserError(
-            f"the token store {folder} cannot be written: {error}; free space, or set data.cache_dir"
+            f"the token store {folder} cannot be written: {error}; free disk space or set data.cache_dir"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -265,7 +271,7 @@ def _tokenize_into(
     sampling: float,
     seed: int,
 ) -> dict[str, "_GrowingArray"]:
-    """Writes both sides; one that is not `present` has as many sentences as the other, all of no tokens."""
+    """Writes both sides; a side that is not in `present` gets the same number of empty sentences."""
     sides = list(zip(_SIDES, (vocabs.source, vocabs.target), strict=True))
     tokens = {
         name: _GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
@@ -308,7 +314,7 @@ def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
 class _GrowingArray:
     """A one-dimensional .npy file that grows at its end.
 
-    numpy leaves room in the header for the largest size, so that it can be written again in place.
+    numpy reserves space in the header for the largest size, so that the header can be rewritten in place.
     """
 
     def __init__(self, path: Path, dtype: type) -> None:
@@ -326,7 +332,7 @@ class _GrowingArray:
         with self._file:
             self._file.seek(0)
             self._write_header()
-            assert self._file.tell() == self._start, "the header has outgrown its room"
+            assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -337,23 +343,23 @@ class _GrowingArray:
 
 
 def _remove(store: TokenStore) -> None:
-    """Removes a store from the disk so that nobody sees half of it."""
+    """Removes a store from the disk; the folder is renamed first, so that it disappears at once."""
     folder = store.folder
-    assert folder is not None, "a store in memory is nobody's to remove"
+    assert folder is not None, "a store in memory has no folder to remove"
     doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         os.rename(folder, doomed)
     except FileNotFoundError:
-        return  # another run that shares the cache was faster
+        return  # another run on the same cache was faster
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Removes what builds left that were killed more than a day ago."""
+    """Removes the folders of builds that were killed more than a day ago."""
     for partial in root.glob(".tokens-*"):
         try:
             changed = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
         except FileNotFoundError:
-            continue  # its build has just ended
+            continue  # the build has just finished
         if time.time() - changed > _STALE_SECONDS:
             shutil.rmtree(partial, ignore_errors=True)

@@ -14,7 +14,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import compile_by_rows, local_device_count
+from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
     Layout,
     Lines,
@@ -74,7 +74,7 @@ class SearchPrograms:
         self._symbols = symbols
         self.parts = local_device_count() if spread else 1
         self._configs = configs
-        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in configs]
+        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform()) for c in configs]
         self._layouts: dict[Any, Layout] = {}
         self._shares_first_step = shares_first_step(options)
         self.compile()

@@ -7,7 +7,7 @@ many are searched at a time. Knows nothing of text, of files, or of how a networ
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +16,14 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.scheduler import Flow
-from flaxformer_mt.decoding.sizes import (
-    SHORTEST,
-    round_down_finely,
-    round_up,
-    round_up_coarsely,
-    round_up_finely,
-)
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, round_up
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
     NO_TOKEN,
     OUTGROWN,
     Lines,
     SearchResult,
-    Size,
     Symbols,
     search_width,
 )
@@ -37,10 +31,6 @@ from flaxformer_mt.search import (
 # So many blocks of sources hold the tokens of a batch. They are sorted: the smaller a block, the less of it
 # is padding, and the less there is to do at a time.
 _BLOCKS = 16
-
-# Limits are for the worst case. At first there is room for this share of one, or for a few tokens more than
-# the source has, and so for more rows at a time; the few lines that need more are searched again with all.
-_USUAL_SHARE, _USUAL_EXTRA = 0.6, 8
 
 
 @dataclass(frozen=True)
@@ -78,6 +68,7 @@ class SentenceSearch:
         source_pad_id: int,
         longest_source: int,
         spread: bool = False,
+        warn: Callable[[str], None] = warn_user,
     ) -> None:
         """Makes the networks.
 
@@ -88,12 +79,19 @@ class SentenceSearch:
           longest_source: in tokens, with eos; none is longer.
           spread: every local device searches a part of each batch, as large as if it were alone; parameters
             come from `place_locally`.
+          warn: is told once that the device has too little memory for options.batch_tokens.
         """
         self.options = options
         self._symbols = symbols
         self._source_pad_id = source_pad_id
-        self._longest_source = longest_source
+        self.budget = TokenBudget(options.batch_tokens, warn=warn)
         self._configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
+        self.lengths = LengthRule(
+            options.max_length_ratio,
+            options.max_length_offset,
+            longest_source,
+            _longest_target(self._configs, longest_source),
+        )
         self.programs = SearchPrograms(self._configs, options, symbols, sizes=sizes, spread=spread)
 
     def search_all(
@@ -101,82 +99,59 @@ class SentenceSearch:
     ) -> Iterator[tuple[int, SearchResult]]:
         """Each sentence's index and its hypotheses [N, ...], roughly from the longest source to the shortest.
 
+        When the device runs out of memory, this call and all that follow use smaller batches.
+
         Args:
           params: of each model.
+
+        Raises:
+          UserError: the device has no memory for the smallest of batches.
         """
+
+        def search(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, SearchResult]]:
+            chosen = [sentences[index] for index in indices]
+            return self._search_twice(chosen, n_best, tuple(params), batch_tokens)
+
+        yield from self.budget.run_all(search, len(sentences))
+
+    def _search_twice(
+        self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], batch_tokens: int
+    ) -> Iterator[tuple[int, SearchResult]]:
+        """Searches with the default capacity, then again with full capacity what did not fit into it."""
+        width = search_width(self.options, n_best)
         again = []
-        for index, found in self._search(sentences, n_best, tuple(params), whole=False):
+        for index, found in self._search(sentences, n_best, params, SizeRule(self.lengths, width, batch_tokens)):
             if found.lengths[0] == OUTGROWN:
                 again.append(index)
             else:
                 yield index, found
         rest = [sentences[index] for index in again]
-        for place, found in self._search(rest, n_best, tuple(params), whole=True):
+        full = SizeRule(self.lengths, width, batch_tokens, full=True)
+        for place, found in self._search(rest, n_best, params, full):
             yield again[place], found
 
     def _search(
-        self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], *, whole: bool
+        self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], sizes: SizeRule
     ) -> Iterator[tuple[int, SearchResult]]:
-        """`search_all`, with OUTGROWN lengths for what needs more than the usual room."""
+        """Searches once; sentences that need more than the capacity have the length OUTGROWN."""
         if not sentences:
             return
-
-        def size_of(indices: Sequence[int]) -> Size:
-            # What outgrows the usual room is little, and differs from window to window: it gets one size.
-            some = sentences if whole else [sentences[index] for index in indices]
-            return self.size_of(some, n_best, whole=whole)
-
         flow = Flow(
             self.programs,
             params,
             self._lay_out(sentences),
             lengths=[len(sentence.source) for sentence in sentences],
-            size_of=size_of,
-            block_tokens=self.options.batch_tokens // _BLOCKS,
+            needed=[sentence.shortest for sentence in sentences],
+            sizes=sizes,
+            block_tokens=sizes.batch_tokens // _BLOCKS,
             n_best=n_best,
         )
         yield from flow.run()
 
-    def size_of(self, sentences: Sequence[Sentence], n_best: int, *, whole: bool = False) -> Size:
-        """What state some sentences are searched in, with as many rows a device as batch_tokens hold.
-
-        Args:
-          whole: there is to be room for all tokens that a translation may have, not for the usual number.
-        """
-        longest = max(len(sentence.source) for sentence in sentences)
-        source_length = round_up(max(longest, SHORTEST))
-        room = self._room_of(longest, whole=whole)
-        if whole:  # sources of different lengths have one size where they have the same room
-            source_length = max(round_up_coarsely(max(longest, SHORTEST)), room // 2)
-        source_length = min(source_length, self._longest_source)
-        beam_tokens = search_width(self.options, n_best) * room
-        rows = round_down_finely(max(1, self.options.batch_tokens // (source_length + beam_tokens)))
-        needed = max(sentence.shortest for sentence in sentences)
-        return Size(rows, source_length, self._room_of(longest, needed, whole=whole))
-
-    def limit_of(self, source_length: int, needed: int = 0) -> int:
-        """The longest translation of a source, both counted with eos, where it `needed` is no more."""
-        limit = int(self.options.max_length_ratio * source_length + self.options.max_length_offset)
-        limit = max(1, needed, limit)
-        return limit if self.longest_target is None else min(limit, self.longest_target)
-
-    def _room_of(self, source_length: int, needed: int = 0, *, whole: bool) -> int:
-        """For how many tokens of a translation there is room, mostly a number of the ladder."""
-        limit = self.limit_of(source_length, needed)
-        usual = max(needed, int(_USUAL_SHARE * limit), source_length + _USUAL_EXTRA)
-        room = limit if whole else min(limit, usual)
-        room = (round_up_coarsely if whole else round_up_finely)(room)
-        return room if self.longest_target is None else min(room, self.longest_target)
-
     @property
     def longest_target(self) -> int | None:
         """The most tokens that every model has positions for; None: no bound."""
-        longest = []
-        for config in self._configs:
-            if config.longest_input is not None:
-                shared = config.architecture == "decoder_only"  # source and target share the positions
-                longest.append(max(1, config.longest_input - self._longest_source * shared))
-        return min(longest, default=None)
+        return self.lengths.longest_target
 
     def check(self, sentence: Sentence, name: str) -> None:
         """Raises UserError if a sentence asks for what its translation cannot have; `name` is its own."""
@@ -206,7 +181,7 @@ class SentenceSearch:
         options, rows = self.options, len(sentences) + 1
         limits = np.zeros(rows, np.int32)  # the last row stays at 0: it is not searched
         for row, sentence in enumerate(sentences):
-            limits[row] = self.limit_of(len(sentence.source), sentence.shortest)
+            limits[row] = self.lengths.limit(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
         ratio, offset = options.min_length_ratio, options.min_length_offset
         if ratio or offset or any(sentence.least > 1 for sentence in sentences):
@@ -233,3 +208,12 @@ class SentenceSearch:
                     required[row, number, : len(phrase)] = phrase
             lines = lines._replace(required=required)
         return lines
+
+
+def _longest_target(configs: Sequence[ModelConfig], longest_source: int) -> int | None:
+    longest = []
+    for config in configs:
+        if config.longest_input is not None:
+            shared = config.architecture == "decoder_only"  # source and target share the positions
+            longest.append(max(1, config.longest_input - longest_source * shared))
+    return min(longest, default=None)

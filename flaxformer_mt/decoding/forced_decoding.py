@@ -16,6 +16,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.sizes import SearchBatch, plan_batches, round_down
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Array, Batch
 
 # No more logits than this are made at a time: half a GiB in float32.
@@ -78,7 +79,7 @@ class ForcedDecoder:
           longest: source and target, in tokens with eos; none is longer. `UNBOUNDED` where there is no bound.
         """
         self._configs = [dataclasses.replace(model, scan_layers=False) for model in models]
-        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1]) for c in self._configs]
+        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform()) for c in self._configs]
         self._target_size = sizes[1]
         self._pad_id, self._bos_id = pad_id, bos_id
         self._longest = longest

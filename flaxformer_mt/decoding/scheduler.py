@@ -5,14 +5,14 @@ of how a network or a search works.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
-from flaxformer_mt.decoding.sizes import SHORTEST, choose_size, deal, round_down, round_up
+from flaxformer_mt.decoding.sizes import SHORTEST, SizeRule, choose_size, deal, round_down, round_up
 from flaxformer_mt.search import NOBODY, Searched, SearchResult, Size, State
 
 # A queue is so many times what is searched at a time. The shorter, the more often the host has to look after
@@ -52,7 +52,8 @@ class Flow:
         sources: Sources,
         *,
         lengths: Sequence[int],
-        size_of: Callable[[Sequence[int]], Size],
+        needed: Sequence[int],
+        sizes: SizeRule,
         block_tokens: int,
         n_best: int,
     ) -> None:
@@ -61,14 +62,16 @@ class Flow:
         Args:
           sources: a row a sentence, and one more that is none.
           lengths: of the sources.
-          size_of: gives the size in which sentences, by their index, are searched together.
+          needed: of each sentence, the tokens that its translation has at least.
+          sizes: the sizes of states for such lengths.
           block_tokens: how many tokens of sources a device reads at a time.
         """
         self._programs = programs
         self._params = params
         self._sources = sources
         self._lengths = lengths
-        self._size_of = size_of
+        self._needed = needed
+        self._sizes = sizes
         self._block_tokens = block_tokens
         self._n_best = n_best
         self._waiting = deque(sorted(range(len(lengths)), key=lambda index: -lengths[index]))
@@ -99,12 +102,19 @@ class Flow:
             size = choose_size(self._size, self._size, busy=busy, waiting=0)
             self._halved |= size.rows < self._size.rows
             return size
-        rows = self._size_of([*searched, self._waiting[0]]).rows
+        rows = self._size_for([*searched, self._waiting[0]]).rows
         following = min(len(self._waiting), _FILLS * rows * parts)
-        own = self._size_of([*searched, *(self._waiting[place] for place in range(following))])
+        own = self._size_for([*searched, *(self._waiting[place] for place in range(following))])
         if self._size is not None and own.room <= self._oldest:
             own = self._size  # what has grown so long has to be finished where it is
         return choose_size(own, self._size, busy=busy, waiting=-(-len(self._waiting) // parts))
+
+    def _size_for(self, indices: Sequence[int]) -> Size:
+        """The size of a state in which these sentences are searched together."""
+        if self._sizes.full:
+            indices = range(len(self._lengths))
+        longest = max(self._lengths[index] for index in indices)
+        return self._sizes.size(longest, max(self._needed[index] for index in indices))
 
     def _search(self, size: Size) -> tuple[list[list[int]], Searched, int]:
         """Starts the next program; gives each part's lines, what there will be, and how many it takes."""

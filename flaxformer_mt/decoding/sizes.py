@@ -15,6 +15,10 @@ _FEWEST_FILLS = 2
 # No array of sources is shorter.
 SHORTEST = 8
 
+# Limits on lengths are for the worst case. The default capacity is this share of the limit, or this many tokens
+# more than the source has, so that more rows fit; the few sentences that need more are searched again.
+_DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
+
 # Sizes of arrays: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
 
@@ -59,6 +63,63 @@ def round_down(size: int) -> int:
 def round_down_finely(size: int) -> int:
     """The largest number of the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ... that is no more: 15 gives 14."""
     return _FINE_LADDER[bisect.bisect_right(_FINE_LADDER, size) - 1]
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """How long translations may become, as a function of the source length; all lengths include eos."""
+
+    max_length_ratio: float
+    max_length_offset: float
+    # The longest source that the model reads.
+    longest_source: int
+    # The most target tokens that every model has positions for; None: no bound.
+    longest_target: int | None
+
+    def limit(self, source_length: int, needed: int = 0) -> int:
+        """The most tokens that a translation of such a source may have; at least `needed`."""
+        limit = max(1, needed, int(self.max_length_ratio * source_length + self.max_length_offset))
+        return self._within_positions(limit)
+
+    def capacity(self, source_length: int, needed: int = 0, *, full: bool) -> int:
+        """The number of target tokens that a state provides for, rounded up so that sizes recur.
+
+        Args:
+          needed: the tokens of the prefix and the required phrases.
+          full: provide for the longest translation that the limit allows, not for the default capacity.
+        """
+        limit = self.limit(source_length, needed)
+        if full:
+            return self._within_positions(round_up_coarsely(limit))
+        default = max(needed, int(_DEFAULT_SHARE * limit), source_length + _DEFAULT_EXTRA)
+        return self._within_positions(round_up_finely(min(limit, default)))
+
+    def _within_positions(self, length: int) -> int:
+        return length if self.longest_target is None else min(length, self.longest_target)
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """The size of the state in which sentences are searched together, with as many rows as batch_tokens allow."""
+
+    lengths: LengthRule
+    # Hypotheses that a row holds: the beam size, or the number of samples.
+    width: int
+    # Source and target tokens of all hypotheses on one device, padding included.
+    batch_tokens: int
+    # Every sentence has the capacity for its longest translation. Such sentences are few and differ from window
+    # to window, so all of a window share one size.
+    full: bool = False
+
+    def size(self, source_length: int, needed: int) -> Size:
+        """The size for sources of at most `source_length` tokens whose translations need `needed` at least."""
+        length = round_up(max(source_length, SHORTEST))
+        capacity = self.lengths.capacity(source_length, full=self.full)
+        if self.full:  # sources of different lengths have one size where they have the same capacity
+            length = max(round_up_coarsely(max(source_length, SHORTEST)), capacity // 2)
+        length = min(length, self.lengths.longest_source)
+        rows = round_down_finely(max(1, self.batch_tokens // (length + self.width * capacity)))
+        return Size(rows, length, self.lengths.capacity(source_length, needed, full=self.full))
 
 
 def plan_batches(

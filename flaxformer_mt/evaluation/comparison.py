@@ -1,7 +1,7 @@
-"""Is one run better than another? Paired tests of translations of one set.
+"""Comparison of a run with other systems: paired significance tests on translations of the same set.
 
-Owns what a run may be compared with, that all translate the same sentences, and the files and tables of a
-comparison. Knows nothing of how the tests compute: that is sacreBLEU's.
+Contains the parsing of --against, the check that all systems translate the same sentences, and the files and
+tables of a comparison. The tests themselves are left to sacreBLEU (evaluation/metrics.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from flaxformer_mt.evaluation.metrics import Resampling, score_sentences
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
 from flaxformer_mt.translation.translator import Translator
 
-# Sentences that the file of differences shows of each comparison.
+# The largest number of sentences per compared system in the file of differences.
 _SHOWN_DIFFERENCES = 100
 _HEADING = (
     "against",
@@ -34,29 +34,29 @@ _TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 
 @dataclass(frozen=True)
 class Rival:
-    """What a run is compared with: another run, or a file of translations."""
+    """A system that a run is compared with: another run, or a file of translations."""
 
-    # As it was asked for.
+    # The name as given to --against.
     name: str
-    # The run directory; None: a file.
+    # The run directory; None for a file.
     run: Path | None
-    # Of the run: best, last, average or a step. None: as its config says.
+    # The checkpoint of the run: best, last, average or a step. None: as its config says.
     checkpoint: str | None = None
-    # Of the run: options instead of those of its config.
+    # Search options of the run. None: those of its config.
     search: SearchConfig | None = None
 
 
 def find_rival(name: str) -> Rival:
-    """What RUN, RUN@CHECKPOINT or FILE means.
+    """Parses RUN, RUN@CHECKPOINT or FILE.
 
     Raises:
-      UserError: there is none of that name, or it is a folder that is no run, or a language model.
+      UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
     """
     path = Path(name).expanduser()
     if path.is_file():
         return Rival(name, None)
     run, _, checkpoint = str(path).rpartition("@")
-    if path.is_dir() or not run:  # folders may have an @ in their names
+    if path.is_dir() or not run:  # the name of a folder may contain @
         run, checkpoint = str(path), ""
     if not Path(run).is_dir():
         raise UserError(
@@ -73,16 +73,16 @@ def find_rival(name: str) -> Rival:
 
 @dataclass(frozen=True)
 class Resamples:
-    """How sure the scores shall be: how many samples, and which test compares two systems.
+    """Options of resampling: the number of samples, and the test that compares two systems.
 
     Raises:
-      UserError: numbers that make no test.
+      UserError: a number is out of range.
     """
 
-    # Of the bootstrap, for intervals and for the paired test of that name; 0: none.
+    # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
     paired: Literal["bootstrap", "approximate"] = "bootstrap"
-    # Of approximate randomization.
+    # Number of trials of approximate randomization.
     trials: int = 10_000
 
     def __post_init__(self) -> None:
@@ -99,13 +99,13 @@ def make_resamples(
     *,
     compared: Sequence[str],
 ) -> Resamples:
-    """What the flags of these names ask for; None: 1000 samples, paired bootstrap, 10000 trials.
+    """Builds the options from the flags of the same names; None: 1000 samples, paired bootstrap, 10000 trials.
 
     Args:
-      compared: the names that --against gives.
+      compared: the names given to --against.
 
     Raises:
-      UserError: numbers that make no test, flags without an effect, or one rival twice.
+      UserError: a number is out of range, a flag has no effect, or --against names a system twice.
     """
     if paired is not None and not compared:
         raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
@@ -132,14 +132,14 @@ def read_rivals(
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """The translations of those rivals that are files, by name, after all rivals have been checked.
+    """Checks all compared systems, and returns the translations of those that are files, by name.
 
     Args:
-      own: the run that they are compared with, its config, and what is scored.
-      split: which split that is; None: files, which everyone can translate.
+      own: the directory of the evaluated run, its config, and the set to score.
+      split: the split that the set comes from; None: the set comes from files, which any run can translate.
 
     Raises:
-      UserError: a run whose split is another set, or a file of another number of lines.
+      UserError: the split of a run differs from the set, or a file has another number of lines.
     """
     found = {}
     for rival in rivals:
@@ -161,9 +161,9 @@ def read_rivals(
 def translate_rivals(
     rivals: Sequence[Rival], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
-    """Everyone's translations by name, and for each a description as JSON values, in the order given.
+    """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
-    The models are loaded one after the other.
+    Keeps the given order. Loads the models one after another.
     """
     translations, described = dict[str, tuple[str, ...]](), []
     for rival in rivals:
@@ -195,9 +195,9 @@ def keep_differences(
     *,
     lowercase: bool,
 ) -> None:
-    """Writes the sentences whose chrF differs most from that of each other, at most 100 of each.
+    """Writes the sentences whose chrF differs most between the run and each compared system, at most 100 each.
 
-    Those that are translated alike are not shown.
+    Omits sentences with identical translations.
     """
     rows = []
     for other, hypotheses in others.items():
@@ -223,7 +223,7 @@ def keep_differences(
 
 
 def report_confidence(resampling: Resampling, *, samples: int) -> dict[str, Any]:
-    """Mean and half of the 95% interval of each of the first system's scores, as JSON values."""
+    """Mean and half-width of the 95% confidence interval of each score of the first system, as JSON values."""
     return {"level": 95, "samples": samples} | {
         metric: {"mean": found.mean, "ci": found.ci, "signature": resampling.signatures[metric]}
         for metric, found in resampling.systems[0].items()
@@ -236,7 +236,7 @@ def report_rivals(
     own: Sequence[str],
     others: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-    """What the paired tests found of each rival, as JSON values; its own facts come first."""
+    """Results of the paired tests of each compared system, as JSON values, after its description."""
     return [
         {
             **facts,
@@ -248,7 +248,7 @@ def report_rivals(
 
 
 def describe_scores(name: str, result: Mapping[str, Any]) -> str:
-    """Scores of a run and its rivals as a table: each with its interval, and the probability of chance.
+    """Formats the scores of a run and the compared systems as a table, with intervals and p-values.
 
                  BLEU                       chrF                        TER
     runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
@@ -267,7 +267,7 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _cell(found: Mapping[str, Any]) -> str:
-    """A score in 27 characters."""
+    """Formats a score, its interval and its p-value in 27 characters."""
     interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
     chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
     return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"

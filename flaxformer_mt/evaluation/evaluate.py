@@ -1,7 +1,6 @@
-"""Scores of translations: of lines, of a split of a run's data, or of a user's files.
+"""Evaluation: scores of a run on given lines, on a split of its data, or on a user's files.
 
-Owns what an evaluation reports, of a language model too. Knows nothing of training, nor of how translations
-come about.
+Contains the report of an evaluation, for translation models and for language models.
 """
 
 import time
@@ -18,6 +17,7 @@ from flaxformer_mt.evaluation.comparison import (
     Resamples,
     Rival,
     describe_scores,
+    find_rival,
     keep_differences,
     read_rivals,
     report_confidence,
@@ -29,17 +29,17 @@ from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_
 from flaxformer_mt.evaluation.metrics import Scores, resample_scores, score_edits, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
-from flaxformer_mt.translation.translator import Translator, warn_on_stderr
+from flaxformer_mt.translation.translator import Translator
 
 
 @dataclass(frozen=True)
 class Evaluation(Translations):
-    """Translations, what they score, and how they were searched."""
+    """Translations, their scores, and the search options that they were made with."""
 
     scores: Scores
-    # Of translating alone, compilation included.
+    # Time of translation, compilation included and scoring excluded.
     seconds: float
-    # Sources that were cut because they were longer than data.max_source_length.
+    # Number of sources that were truncated to data.max_source_length.
     truncated: int
     method: str
     beam_size: int
@@ -55,19 +55,20 @@ def evaluate_lines(
     tokenize: str,
     params: Any = None,
 ) -> Evaluation:
-    """Translates sources and scores the result against one reference each.
+    """Translates sources and scores the translations against one reference each.
 
     Args:
-      lowercase: score without regard to case.
+      lowercase: ignore case when scoring.
       tokenize: sacreBLEU's tokenizer for BLEU.
-      params: parameters instead of the translator's own.
+      params: parameters to use instead of the translator's own.
 
     Raises:
-      UserError: the counts differ, or there is nothing to score.
+      UserError: the numbers of sources and references differ, or are 0.
     """
     if len(sources) != len(references):
         raise UserError(
-            f"{len(sources)} sources cannot be scored against {len(references)} references; give one for each"
+            f"{len(sources)} sources cannot be scored against {len(references)} references; "
+            "give one reference for each source"
         )
     start = time.monotonic()
     translations = translator.translate(sources, params=params)
@@ -88,65 +89,68 @@ def evaluate_lines(
 
 
 def evaluate_run(
-    run_dir: Path,
+    run_dir: str | Path,
     *,
     split: Literal["test", "valid"] = "test",
-    source: str | None = None,
-    reference: str | None = None,
+    source: str | Path | None = None,
+    reference: str | Path | None = None,
     checkpoint: str | None = None,
     lowercase: bool | None = None,
     search: SearchConfig | None = None,
-    against: Sequence[Rival] = (),
+    against: Sequence[Rival | str | Path] = (),
     resamples: Resamples | None = None,
 ) -> dict[str, Any]:
-    """Scores a run, keeps the translations in RUN/translations/, and returns what it found as JSON values.
+    """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
-    The result holds BLEU and chrF as configured, TER, cased and lower-cased BLEU, each with its signature
-    (numbers of different papers are only comparable with the right one), and scores by length of the source;
-    with `resamples` confidence intervals, and with `against` paired tests. Of a language model it holds,
-    instead, loss (nats a token, end symbols included) and perplexity; nothing is kept.
+    The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature
+    (scores are comparable only if their signatures are equal), and scores by source length; with `resamples`
+    confidence intervals, and with `against` paired tests. For a language model, the result contains loss (nats
+    per token, end symbols included) and perplexity instead, and no file is written.
 
     Args:
-      split: of the run's data set, unless files are given.
-      source: file of sentences, - for standard input; one a line, and `reference` with their translations.
+      split: the split of the run's data set to score, unless files are given.
+      source: file with one sentence per line, - for standard input; `reference` is the file of translations.
         A language model scores the text of `reference` alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
-      lowercase: score translations without regard to case. None: as the run's config says.
-      search: of translations, options instead of those of the run's config.
+      lowercase: ignore case when scoring. None: as the run's config says.
+      search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
-      resamples: how intervals and tests are computed. None: no intervals, and tests as by default.
+      resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
 
     Raises:
-      UserError: no run, checkpoint, split or file of that name, unequal numbers of lines, a run that means
-        another set by its split, or options that have no effect.
+      UserError: the run, checkpoint, split or a file is absent, numbers of lines differ, the split of a
+        compared run differs, or an option has no effect.
     """
+    run_dir = Path(run_dir).expanduser()
+    source, reference = (None if file is None else str(file) for file in (source, reference))
+    rivals = [other if isinstance(other, Rival) else find_rival(str(other)) for other in against]
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
-        _check_text_alone(run_dir, config, source, against)
+        _check_text_alone(run_dir, config, source, rivals)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
-    resamples = Resamples(1000 if against else 0) if resamples is None else resamples
+    resamples = Resamples(1000 if rivals else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
-    from_files = read_rivals(against, (run_dir, config, scored), split=split if source is None else None)
+    from_files = read_rivals(rivals, (run_dir, config, scored), split=split if source is None else None)
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
-    counting: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
-    evaluation = evaluate_lines(translator, scored.sources, scored.references, **counting)
+    score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
+    evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}
-    del translator  # its parameters make room for those of the others
-    others, described = translate_rivals(against, scored.sources, from_files)
-    if against:
+    del translator  # frees its parameters before those of the compared runs are loaded
+    others, described = translate_rivals(rivals, scored.sources, from_files)
+    if rivals:
         keep_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
     return (
         named
-        | _report_scores(evaluation, **counting)
-        | _resample(evaluation, others, described, resamples, **counting)
-        | {"by_length": score_by_length(evaluation, **counting)}
+        | _report_scores(evaluation, **score_options)
+        | _resample(evaluation, others, described, resamples, **score_options)
+        | {"by_length": score_by_length(evaluation, **score_options)}
     )
 
 
 def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """What one system's translations score, without resampling and TER."""
+    """Returns the scores of one system's translations, without resampling and TER."""
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
@@ -173,13 +177,13 @@ def _resample(
     others: Mapping[str, Sequence[str]],
     described: Sequence[Mapping[str, Any]],
     resamples: Resamples,
-    **counting: Any,
+    **score_options: Any,
 ) -> dict[str, Any]:
-    """TER, which takes the longest to compute, and all that needs it of several samples."""
+    """Computes TER, the slowest score, and the intervals and tests, which repeat it for each sample."""
     if not others and not resamples.samples:
         ter = score_edits(own.hypotheses, own.references)
         return {"ter": ter.score, "ter_signature": ter.signature}
-    # A file could be called anything; nobody's name is empty.
+    # The evaluated run gets the empty name, which no compared run or file can have.
     systems = {"": own.hypotheses, **others}
     found = resample_scores(
         systems,
@@ -187,7 +191,7 @@ def _resample(
         samples=resamples.samples,
         paired=resamples.paired if others else "bootstrap",
         trials=resamples.trials,
-        **counting,
+        **score_options,
     )
     result: dict[str, Any] = {
         "ter": found.systems[0]["ter"].score,
@@ -202,9 +206,9 @@ def _resample(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
-    """Tables for humans of what `evaluate_run` found: the scores of `name` and its rivals, and by length.
+    """Formats the result of `evaluate_run` as tables: scores of `name` and the compared systems, and by length.
 
-    Of a language model there are none: "".
+    Returns "" for a language model.
     """
     if "by_length" not in result:
         return ""
@@ -238,7 +242,7 @@ def _evaluate_language_model(
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    scored = score_text(run_dir, sentences, checkpoint=checkpoint, warn=warn_on_stderr)
+    scored = score_text(run_dir, sentences, checkpoint=checkpoint)
     return {
         "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,

@@ -1,7 +1,7 @@
-"""What is translated and scored: a split of a run's data set, or a user's files.
+"""The evaluation set: sources and references from a split of a run's data set, or from a user's files.
 
-Owns the set's name, that its sources and references pair up, and when two runs mean the same set by a split.
-Knows nothing of models or of scores.
+Contains the name of the set, the check that each source has one reference, and the check that a split is the same
+set for two runs.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from flaxformer_mt.text_io.lines import STANDARD
 
 @dataclass(frozen=True)
 class ScoredSet:
-    """Sources and a reference for each, as many as there are of the other."""
+    """Sources with one reference each."""
 
-    # Of the files under RUN/translations/.
+    # Name of the files under RUN/translations/.
     name: str
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -28,14 +28,14 @@ class ScoredSet:
 def read_set(
     config: Config, split: Literal["test", "valid"], *, source: str | None, reference: str | None
 ) -> ScoredSet:
-    """The split of the config's data set, unless files are given.
+    """Reads the split of the config's data set, unless files are given.
 
     Raises:
-      UserError: no such split or file, one file without the other, or unequal numbers of lines.
+      UserError: the split or a file is absent, one file is missing, or their numbers of lines differ.
     """
     if (source is None) != (reference is None):
         missing = "a reference" if reference is None else "a source"
-        raise UserError(f"{source or reference} is given without {missing}; files are scored in pairs")
+        raise UserError(f"{source or reference} is given without {missing}; give both files")
     if source is None or reference is None:
         check_split(config, split, files="--source=FILE --reference=FILE")
         pairs = list(read_pairs(config.data, split))
@@ -46,26 +46,26 @@ def read_set(
     if len(sources) != len(references):
         raise UserError(
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
-            "line N of the one must be the translation of line N of the other"
+            "line N of the reference must be the translation of line N of the source"
         )
     return ScoredSet(name_of_file(source), tuple(sources), tuple(references))
 
 
 def check_split(config: Config, split: Literal["test", "valid"], *, files: str) -> None:
-    """Refuses a split that the config's data set has not; `files` says which flags would do instead."""
+    """Raises UserError if the config's data set lacks a split; `files` names the flags to use instead."""
     if not has_split(config.data, split):
         raise UserError(f"{config.data.dataset} has no {split} split; score files with {files}")
 
 
 def name_of_file(path: str) -> str:
-    """What the scores of a file are called: its name without folders, or stdin."""
+    """The name under which a file is reported: its name without folders, or stdin."""
     return "stdin" if path == STANDARD else Path(path).name
 
 
 def check_same_set(
     split: Literal["test", "valid"], own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]
 ) -> None:
-    """Refuses to compare two runs on a split that is not the same sentences in both of their configs."""
+    """Raises UserError if a split consists of different sentences in the configs of two runs."""
     (run, config, scored), (other_run, other_config) = own, other
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (
@@ -80,5 +80,5 @@ def check_same_set(
     if pairs != list(zip(scored.sources, scored.references, strict=True)):
         raise UserError(
             f"{names}, but {other_run} that of {data.dataset} ({len(pairs)} pairs, {languages}), and the "
-            f"sentences are not the same; {remedy}"
+            f"sentences differ; {remedy}"
         )

@@ -1,7 +1,7 @@
-"""Scores by the length of the source: where a model is good, and where it leaves off.
+"""Scores by source length: how translation quality changes with the length of the sentence.
 
-Owns the buckets and their table for humans. Length is counted in words between spaces, so that the buckets
-are the same whatever a run's vocabulary; of a language without spaces, all sentences are short.
+Contains the length buckets and their table. Length is the number of words between spaces, so that the buckets are
+the same for every vocabulary; in a language without spaces, all sentences fall into the shortest bucket.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import Any
 from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.evaluation.translation_files import Translations
 
-# The longest source of each bucket, in words; the last one has no longest.
+# The longest source of each bucket, in words; one more bucket contains all longer sources.
 _LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 
 
 def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
-    """BLEU, chrF and mean lengths in words of the sentences of each bucket, as JSON values.
+    """Computes BLEU, chrF and mean lengths in words for each bucket, as JSON values.
 
-    Buckets without sentences are left out. An item, of which `to` is None in the last bucket there can be:
+    Omits buckets without sentences. Example of an item; `to` is None in the bucket of the longest sources:
 
         {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,
          "hypothesis_length": 8.2, "reference_length": 8.4}
@@ -48,7 +48,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
-    """The buckets as a table, one a line.
+    """Formats the buckets as a table, one per line.
 
     source words  sentences    BLEU    chrF  words in translation  in reference
             6-10         72   35.10   58.00                   8.2           8.4

@@ -1,7 +1,6 @@
-"""Scores of translations, and sums of what training measures.
+"""Scores of translations, and running sums of training metrics.
 
-Row 10 of the data path, and the only door to sacreBLEU. Knows nothing of models, files or where translations
-come from.
+Row 10 of the data path, and the only module that imports sacreBLEU.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ class Scores:
     chrf: float
     bleu_signature: str
     chrf_signature: str
-    # Precisions of 1- to 4-grams, brevity penalty, and the ratio of lengths, as sacreBLEU prints them.
+    # Precisions of 1- to 4-grams, brevity penalty and length ratio, as sacreBLEU prints them.
     bleu_detail: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,14 +37,14 @@ class Scores:
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> Scores:
-    """Corpus BLEU and chrF of detokenized hypotheses against one reference each.
+    """Computes corpus BLEU and chrF of detokenized hypotheses against one reference each.
 
     Args:
-      lowercase: score regardless of case (both scores).
-      tokenize: sacreBLEU's tokenizer for BLEU; chrF counts characters and has none.
+      lowercase: ignore case in both scores.
+      tokenize: sacreBLEU's tokenizer for BLEU; chrF compares characters and needs none.
 
     Raises:
-      UserError: no sentences, different numbers of them, or a tokenizer that is unknown or not installed.
+      UserError: the numbers of sentences are 0 or differ, or the tokenizer is unknown or not installed.
     """
     _check_lines(hypotheses, references)
     bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
@@ -68,13 +67,12 @@ class Score(NamedTuple):
 
 
 def score_edits(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Translation edit rate (TER): edits for each 100 words of the references, so that less is better.
+    """Computes the translation edit rate (TER): edits per 100 words of the references, so lower is better.
 
-    Counts words between spaces and shifts of phrases, without regard to case, as sacreBLEU does unless told
-    otherwise.
+    Uses the defaults of sacreBLEU: words between spaces, with shifts of phrases, ignoring case.
 
     Raises:
-      UserError: no sentences, or different numbers of them.
+      UserError: the numbers of sentences are 0 or differ.
     """
     _check_lines(hypotheses, references)
     ter = _make_ter()
@@ -85,18 +83,18 @@ def score_edits(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def score_sentences(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> list[float]:
-    """The chrF of each sentence by itself, from 0 to 100; no sentences have none."""
+    """Computes the chrF of each sentence separately, from 0 to 100; [] for no sentences."""
     chrf = _make_chrf(lowercase)
     pairs = zip(hypotheses, references, strict=True)
     return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 class Resampled(NamedTuple):
-    """A system's score and what it is on other samples of the same sentences.
+    """A system's score on a set of sentences, and on resampled sets of the same sentences.
 
-    score: on the sentences themselves. mean: over the samples. ci: half the width of the interval, around
-    their mean, that holds 95% of them. p_value: how probable a difference this large from the first system is
-    if they were equally good.
+    score: on the original set. mean: over the samples. ci: half the width of the 95% confidence interval around
+    this mean. p_value: the probability of a difference this large from the first system if both were equally
+    good.
     """
 
     score: float
@@ -107,13 +105,13 @@ class Resampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Resampling:
-    """What resampling found of several systems, by metric: bleu, chrf, ter."""
+    """Results of resampling for several systems, by metric: bleu, chrf, ter."""
 
-    # In the order given.
+    # One dict per system, in the given order.
     systems: tuple[dict[str, Resampled], ...]
-    # Signatures that say how many samples were drawn, and with which seed.
+    # Signatures that include the number of samples and the seed.
     signatures: dict[str, str]
-    # Signatures of the scores themselves.
+    # Signatures of the scores without resampling.
     plain_signatures: dict[str, str]
 
 
@@ -127,22 +125,23 @@ def resample_scores(
     lowercase: bool = False,
     tokenize: str = "13a",
 ) -> Resampling:
-    """Confidence intervals of translations, and tests of whether the first differ from each of the others.
+    """Computes confidence intervals of all systems, and paired tests of the first against each other system.
 
-    Both are sacreBLEU's own; its seed is 12345, or that of SACREBLEU_SEED. Scores that are exactly equal have
-    the p-value 1: sacreBLEU counts only larger differences than the one observed, and where no sample has any
-    it would report its smallest p-value.
+    Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
+    equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
+    its smallest p-value if no sample has a larger one.
 
     Args:
-      systems: translations by the name of what made them, with one for each of `references`.
-      samples: of the bootstrap, at least 2; with paired approximate 0 is for no intervals.
-      paired: bootstrap resampling, or approximate randomization: sentences that change sides at random.
-      trials: of approximate randomization.
-      lowercase: regard no case in BLEU and chrF; TER never does.
+      systems: translations by system name, one for each of `references`.
+      samples: number of bootstrap samples, at least 2; 0 with `paired` "approximate" for no intervals.
+      paired: paired bootstrap resampling, or approximate randomization, which swaps translations of the two
+        systems at random.
+      trials: number of trials of approximate randomization.
+      lowercase: ignore case in BLEU and chrF; TER always ignores case.
 
     Raises:
       UserError: as `score_translations`.
-      ValueError: too few samples.
+      ValueError: there are too few samples.
     """
     from sacrebleu.significance import PairedTest
 
@@ -155,7 +154,7 @@ def resample_scores(
         "chrf": _make_chrf(lowercase),
         "ter": _make_ter(),
     }
-    # For either count sacreBLEU takes 0 to mean a number of its own; -1 is its word for none.
+    # sacreBLEU replaces a count of 0 by a default of its own; -1 means none.
     counts = (samples, -1) if paired == "bootstrap" else (trials, samples or -1)
     test = PairedTest(
         list(systems.items()),
@@ -166,7 +165,7 @@ def resample_scores(
         n_ar_confidence=counts[1],
     )
     signatures, columns = test()
-    # sacreBLEU goes by names of its own, as chrF2, in the order of the metrics.
+    # sacreBLEU returns names of its own, such as chrF2, in the order of the metrics.
     own_names = dict(zip(metrics, signatures, strict=True))
     rows = [
         {metric: _read_result(columns[name][row], columns[name][0]) for metric, name in own_names.items()}
@@ -227,10 +226,10 @@ def _make_ter() -> Any:
 
 
 class MetricSums:
-    """Running sums of (sum, weight) pairs by name, read once in a while.
+    """Running sums of (sum, weight) pairs by name.
 
-    The scalars stay on their device until `result`, so adding a step's metrics does not wait for that step;
-    the sums are then formed in float64, which no number of steps or tokens can wear out.
+    The scalars stay on their device until `result` is called, so that adding the metrics of a step does not wait
+    for that step. The sums are computed in float64, which stays accurate for any number of steps or tokens.
 
         sums.add("loss", value_sum=12.0, weight=4); sums.add("loss", value_sum=3.0, weight=1)
         sums.result() -> {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
@@ -240,14 +239,14 @@ class MetricSums:
         self._pairs: dict[str, list[tuple[Any, Any]]] = {}
 
     def add(self, name: str, *, value_sum: Array | float, weight: Array | float) -> None:
-        """Adds a pair of scalars, on a device or not. Raises ValueError for anything that is no scalar."""
+        """Adds a pair of scalars, on a device or on the host. Raises ValueError if one of them is no scalar."""
         for part, value in (("value_sum", value_sum), ("weight", weight)):
             if np.shape(value) != ():
                 raise ValueError(f"{part} of {name} should be a scalar, got shape {np.shape(value)}")
         self._pairs.setdefault(name, []).append((value_sum, weight))
 
     def result(self) -> dict[str, float]:
-        """`NAME_sum`, `NAME_weight` and `NAME_mean` of every name; the mean of no weight at all is nan."""
+        """Returns `NAME_sum`, `NAME_weight` and `NAME_mean` of every name; the mean is nan if the weight is 0."""
         totals = {}
         for name, pairs in jax.device_get(self._pairs).items():
             total = float(np.sum([np.float64(value_sum) for value_sum, _ in pairs]))
@@ -257,5 +256,5 @@ class MetricSums:
         return totals
 
     def reset(self) -> None:
-        """Forgets everything added so far."""
+        """Discards all pairs added so far."""
         self._pairs.clear()

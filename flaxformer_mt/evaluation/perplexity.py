@@ -1,7 +1,6 @@
-"""How probable a model finds text: loss, accuracy and perplexity, each token after the true ones before it.
+"""Likelihood of text under a model with teacher forcing: loss, token accuracy and perplexity.
 
-Owns what is added up over a set, and the scoring of text by a language model's run. Knows nothing of search
-or of scores against references.
+Contains the evaluation step, the sums over a set of batches, and the scoring of text with a language model's run.
 """
 
 import math
@@ -11,25 +10,26 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.metrics import MetricSums
+from flaxformer_mt.losses import Reduce, count_correct, keep, smoothed_cross_entropy
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
-from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.update import make_evaluation_step
+from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.vocab import Vocab
 
 
 class Likelihood(NamedTuple):
-    """What a model thinks of a set of sentences.
+    """The likelihood of a set of sentences under a model.
 
-    tokens: of the targets, end symbols included. loss: the mean negative log-likelihood of one, in nats.
-    accuracy: the share that the most probable word gets right.
+    tokens: number of target tokens, end symbols included. loss: mean negative log-likelihood per token, in nats.
+    accuracy: fraction of target tokens to which the model assigns the highest probability.
     """
 
     tokens: int
@@ -38,7 +38,7 @@ class Likelihood(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the loss; infinite beyond the largest float."""
+        """The exponential of the loss; infinity if it exceeds the largest float."""
         return math.exp(self.loss) if self.loss < 709 else math.inf
 
 
@@ -49,7 +49,7 @@ def measure(
     *,
     put: Callable[[Batch], Any] = jax.device_put,
 ) -> Likelihood:
-    """Adds up what `make_evaluation_step` reports of all batches; `put` brings one to the devices."""
+    """Sums the results of an evaluation step over all batches; `put` copies a batch to the devices."""
     sums = MetricSums()
     for batch in batches:
         for name, (value_sum, weight) in evaluation_step(params, put(batch)).items():
@@ -59,26 +59,27 @@ def measure(
 
 
 class ScoredText(NamedTuple):
-    """The likelihood of a text, and the checkpoint whose parameters found it."""
+    """The likelihood of a text, and the checkpoint of the model that scored it."""
 
     likelihood: Likelihood
     checkpoint: str
 
 
 def score_text(
-    run_dir: Path, sentences: Sequence[str], *, checkpoint: str | None = None, warn: Warn
+    run_dir: Path, sentences: Sequence[str], *, checkpoint: str | None = None, warn: Warn = warn_user
 ) -> ScoredText:
     """Scores sentences with the language model in `run_dir`.
 
     Args:
-      sentences: scored each by itself, however long, an empty one by its end symbol alone.
+      sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
 
     Raises:
-      UserError: no run or checkpoint of that name, no sentences, or one beyond the model's positions.
+      UserError: the run or checkpoint is absent, there are no sentences, or one is longer than the positions
+        of the model.
     """
     if not sentences:
-        raise UserError("there is no text to score (0 lines); give at least one")
+        raise UserError("there is no text to score (0 lines); give at least one line")
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     enable_compilation_cache(cache_dir(trained.config.data) / "compiled")
     step = jax.jit(make_evaluation_step(trained.make_model()))
@@ -90,3 +91,20 @@ def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch
     ids: list[np.ndarray] = vocab.tokenize_all(sentences)
     store = TokenStore.from_targets(ids)
     return valid_batches(store, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
+
+
+def make_evaluation_step(model: nn.Module) -> Callable[..., dict[str, tuple[Array, Array]]]:
+    """Builds the function from parameters and a batch to (sum, weight) of loss and token accuracy.
+
+    The loss is plain cross-entropy in nats per token, without label smoothing.
+    """
+
+    def evaluation_step(
+        params: Any, batch: Batch, *, reduce: Reduce = keep
+    ) -> dict[str, tuple[Array, Array]]:
+        logits = model.apply({"params": params}, batch, deterministic=True)
+        loss = smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0)
+        accuracy = count_correct(logits, batch.target_out, batch.target_mask)
+        return reduce({"loss": loss, "accuracy": accuracy})
+
+    return evaluation_step

@@ -1,6 +1,6 @@
-"""Translations beside their sources and references: the files under RUN/translations/.
+"""The files under RUN/translations/: sources, references and hypotheses, line by line.
 
-Owns the names and the form of these files. Knows neither how translations come about nor what they score.
+Contains the names and the formats of these files.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from pathlib import Path
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.text_io.lines import open_input, read_lines
 
-# Fields of `Translations`, and what their files are called.
+# Fields of `Translations`, and the suffixes of their files.
 _KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothesis"}
 
 
 @dataclass(frozen=True)
 class Translations:
-    """Translations beside their sources and references, sentence by sentence."""
+    """Sources, references and hypotheses: index i of each belongs to sentence i."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -24,15 +24,15 @@ class Translations:
 
 
 def read_sentences(path: str) -> list[str]:
-    """The lines of a file, or of standard input for `-`. Raises UserError if it is absent or not UTF-8."""
+    """Reads the lines of a file, or of standard input for `-`. Raises UserError if absent or not UTF-8."""
     with open_input(path) as stream:
         return list(read_lines(stream, name=path))
 
 
 def save_translations(run_dir: Path, name: str, translations: Translations) -> None:
-    """Writes RUN/translations/NAME.source, .reference and .hypothesis, line N of each being sentence N.
+    """Writes RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
-    Removes NAME.differences.tsv, which would be about other translations. With several processes, the first
+    Deletes NAME.differences.tsv, which describes earlier translations. With several processes, only the first
     writes.
     """
     if not is_first():
@@ -53,9 +53,9 @@ def load_translations(run_dir: Path, name: str) -> Translations:
 def save_differences(
     run_dir: Path, name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Path | None:
-    """Writes RUN/translations/NAME.differences.tsv: a line of names, and one for each row, with tabs between.
+    """Writes RUN/translations/NAME.differences.tsv: a header line and one line per row, separated by tabs.
 
-    Tabs within a text become spaces. Returns the file; None in a process that is not the first.
+    Replaces tabs within a text by spaces. Returns the path of the file; None in all processes but the first.
     """
     if not is_first():
         return None
@@ -67,7 +67,7 @@ def save_differences(
 
 
 def side_by_side(translations: Translations, *, count: int = 10) -> str:
-    """Source, translation and reference of up to `count` sentences, spread evenly over the set.
+    """Formats source, translation and reference of up to `count` sentences, spread evenly over the set.
 
     source       ein Hund läuft .
     translation  a dog runs .

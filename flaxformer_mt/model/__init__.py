@@ -1,6 +1,7 @@
-"""The network: masks, positions, attention, feed-forward, blocks, and the models made of them.
+"""The network: masks, position encodings, attention, feed-forward layers, blocks, and the models.
 
-Knows no devices, no files, no special ids.
+Imports nothing of parallel/: parallel/sharding_rules.py shards parameters by their path. Padding arrives as
+masks or segments.
 """
 
 import dataclasses
@@ -13,25 +14,32 @@ import jax.numpy as jnp
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
+from flaxformer_mt.model.fused_attention import resolve_attention
 from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 Model = EncoderDecoder | DecoderOnly
 
 
-def make_model(config: ModelConfig, *, source_size: int, target_size: int) -> Model:
-    """The model that the config describes, for vocabularies of the given sizes."""
+def make_model(config: ModelConfig, *, source_size: int, target_size: int, platform: str = "cpu") -> Model:
+    """The model that the config describes, for vocabularies of the given sizes.
+
+    Args:
+      platform: the platform that programs are compiled for; `model.attention=auto` chooses its kernel by it.
+        The default's kernel runs on every platform.
+    """
+    config = dataclasses.replace(config, attention=resolve_attention(config.attention, platform))
     if config.architecture == "decoder_only":
         return DecoderOnly(config, target_size)
     return EncoderDecoder(config, source_size, target_size)
 
 
 def init_params(model: Model, key: Array) -> dict:
-    """Random float32 parameters: of a key the same, up to rounding, whether layers are scanned or not."""
+    """Initialise float32 parameters; the values of a key are equal, up to rounding, for both scan_layers."""
     plain = model.clone(config=dataclasses.replace(model.config, scan_layers=False, remat="none"))
     if not model.config.scan_layers:
-        return _init_at_once(plain, key)
-    # One program for all arrays would take longer to compile the deeper the model is; step by step does not.
+        return _init_in_one_program(plain, key)
+    # The compile time of one program for all arrays grows with depth; lazy_init runs operation by operation.
     tokens: Any = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     mask: Any = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
     batch = Batch(tokens, tokens, tokens, mask, mask)
@@ -39,6 +47,6 @@ def init_params(model: Model, key: Array) -> dict:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _init_at_once(model: Model, key: Array) -> dict:
+def _init_in_one_program(model: Model, key: Array) -> dict:
     tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
     return model.init(key, Batch(tokens, tokens, tokens, mask, mask), deterministic=True)["params"]

@@ -1,6 +1,6 @@
-"""Attention: the pure function, and the multi-head layer with its cached single step.
+"""Multi-head attention: the pure functions, and the layer with its cached decoding step.
 
-Knows nothing of vocabularies, batches or devices. Axes as in `shapes`.
+Axis letters are those of `shapes`.
 """
 
 import functools
@@ -23,9 +23,9 @@ from flaxformer_mt.shapes import Array, AttentionMask, Cache, typed
 def attention_weights(
     query: Float[Array, "B Q H K"], keys: Float[Array, "B M H K"], mask: AttentionMask | None = None
 ) -> Float[Array, "B H Q M"]:
-    """Softmax of the scaled products of queries and keys (Vaswani et al. 2017, equation 1), in float32.
+    """Compute the softmax of scaled query-key products in float32 (Vaswani et al. 2017, equation 1).
 
-    A query that may attend to nothing gets equal weights, never NaN.
+    A query whose mask is False everywhere gets uniform weights instead of NaN.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores = jnp.einsum("BQHK,BMHK->BHQM", query, keys).astype(jnp.float32)
@@ -38,14 +38,15 @@ def attention_weights(
 def weighted_values(
     weights: Float[Array, "B H Q M"], values: Float[Array, "B M H E"]
 ) -> Float[Array, "B Q H E"]:
-    """Each query's mean of the values under its weights."""
+    """Average the values under the weights of each query."""
     return jnp.einsum("BHQM,BMHE->BQHE", weights.astype(values.dtype), values)
 
 
 class MultiHeadAttention(nn.Module):
-    """Queries from one sequence, keys and values from the same or another (section 3.2.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Weights are kept on request: apply with `mutable=["intermediates"]` and find `attention_weights` there.
+    Queries come from one sequence, keys and values from the same or another one. Applied with
+    `mutable=["intermediates"]`, the layer stores its weights there as `attention_weights`.
     """
 
     config: ModelConfig
@@ -57,16 +58,16 @@ class MultiHeadAttention(nn.Module):
 
         initializers = make_initializers(config)
         shared = {"use_bias": config.attention_bias, "dtype": jnp.dtype(config.dtype)}
-        into_heads = functools.partial(
+        make_projection = functools.partial(
             Projection,
             (config.model_dim,),
             kernel_init=initializers.attention_input,
             bias_init=initializers.bias(config.model_dim),
             **shared,
         )
-        self.query = into_heads((config.num_heads, key_dim))
-        self.key = into_heads((config.num_heads, key_dim))
-        self.value = into_heads((config.num_heads, value_dim))
+        self.query = make_projection((config.num_heads, key_dim))
+        self.key = make_projection((config.num_heads, key_dim))
+        self.value = make_projection((config.num_heads, value_dim))
         self.output = Projection(
             (config.num_heads, value_dim),
             (config.model_dim,),
@@ -86,7 +87,7 @@ class MultiHeadAttention(nn.Module):
         positions: Array | None = None,
         deterministic: bool,
     ) -> Array:
-        """Attends from x [B, Q, D] to memory [B, M, D]; `positions` turn both when they are rotary."""
+        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys."""
         if memory is x:
             query, keys, values = project_together(x, [self.query, self.key, self.value])
         else:
@@ -94,14 +95,13 @@ class MultiHeadAttention(nn.Module):
             keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
-        dropping = not deterministic and self.dropout.rate > 0
+        drops_weights = not deterministic and self.dropout.rate > 0
         kind = choose_attention(
             self.config.attention,
             query,
             keys,
             values,
-            needs_weights=dropping or self.is_mutable_collection("intermediates"),
-            platform=jax.default_backend(),
+            needs_weights=drops_weights or self.is_mutable_collection("intermediates"),
         )
         if kind != "plain":
             return self.output(attend_fused(query, keys, values, mask, kind))
@@ -110,16 +110,16 @@ class MultiHeadAttention(nn.Module):
     def attend(
         self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool
     ) -> Array:
-        """The mixed and projected values [B, Q, D] for projected query [B, Q, H, K]."""
+        """Average the values for projected queries [B, Q, H, K], and project the result to [B, Q, D]."""
         weights = attention_weights(query, keys, mask)
         self.sow("intermediates", "attention_weights", weights)
         weights = self.dropout(weights, deterministic=deterministic)
         return self.output(weighted_values(weights, values))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> dict[str, Array]:
-        """Keys [B, H, K, M] and values [B, H, M, E] of a memory [B, M, D], as every decoding step takes them.
+        """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
 
-        So laid out, a step multiplies them as they are; otherwise it would first copy them all.
+        A decoding step multiplies these layouts directly; any other layout would be copied in each step.
         """
         keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
@@ -127,29 +127,30 @@ class MultiHeadAttention(nn.Module):
         return {"keys": keys.transpose(0, 2, 3, 1), "values": values.swapaxes(1, 2)}
 
     def attend_memory(self, x: Array, memory: dict[str, Array], *, mask: Array | None) -> Array:
-        """One step of x [B, W, D] over projected memory; the beams of a source are queries of one row."""
-        scores = _score(_lay_out_query(self.query(x)), memory["keys"], mask)
+        """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""
+        scores = _score(_scale_query(self.query(x)), memory["keys"], mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
-        return self._project_mixed(_mix(weights, memory["values"]))
+        return self._project_averaged(_average(weights, memory["values"]))
 
-    def _project_mixed(self, mixed: Array) -> Array:
-        """From means [B, H, W, E] to the output [B, W, D]."""
-        return self.output(mixed.swapaxes(1, 2))
+    def _project_averaged(self, averaged: Array) -> Array:
+        """Project averaged values [B, H, W, E] to the output [B, W, D]."""
+        return self.output(averaged.swapaxes(1, 2))
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
-        """Room for keys [B, H, K, TW] and values [B, H, TW, E] of `max_length` decoded tokens.
+        """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens.
 
-        Place t * W + w is of token t of beam w: a step multiplies both as they are and writes in one place.
+        Slot t * W + w holds token t of beam w: a step multiplies both arrays without a copy, and writes one
+        contiguous slice of each.
         """
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
         value_dim = config.value_dim or config.model_dim // config.num_heads
-        rows, places = (batch, config.num_heads), max_length * beams
+        leading, slots = (batch, config.num_heads), max_length * beams
         dtype = jnp.dtype(config.dtype)
         return {
-            "keys": jnp.zeros((*rows, key_dim, places), dtype),
-            "values": jnp.zeros((*rows, places, value_dim), dtype),
+            "keys": jnp.zeros((*leading, key_dim, slots), dtype),
+            "values": jnp.zeros((*leading, slots, value_dim), dtype),
         }
 
     def step(
@@ -163,10 +164,11 @@ class MultiHeadAttention(nn.Module):
         prefix: dict[str, Array] | None = None,
         prefix_mask: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
-        """Attends from the token at `index`, x [B, W, D], to itself and the tokens before it.
+        """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
 
-        Which those are says lineage [B, W, T, W] (see `make_lineage`). With a prefix, to that as well:
-        projected memory that all beams of a row share, of which prefix_mask [B, 1, 1, M] may be attended to.
+        `lineage` [B, W, T, W] marks the cached tokens of each hypothesis (see `make_lineage`). `prefix` is
+        projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
+        Returns the output [B, W, D] and the updated cache.
         """
         query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]
         if positions is not None:
@@ -175,51 +177,52 @@ class MultiHeadAttention(nn.Module):
         beams = x.shape[1]
         keys = write(cache["keys"], key.transpose(0, 2, 3, 1), index * beams, axis=3)
         values = write(cache["values"], value.swapaxes(1, 2), index * beams, axis=2)
-        query = _lay_out_query(query)
-        # All beams of a row are compared with the tokens of all, and what is not theirs is masked: more
-        # products, but nothing is moved, which is faster for beams of the usual widths.
-        places = keys.shape[3]
-        scores = _score(query, keys, lineage.reshape(*lineage.shape[:2], places)[:, None])
+        query = _scale_query(query)
+        # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
+        # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
+        slots = keys.shape[3]
+        scores = _score(query, keys, lineage.reshape(*lineage.shape[:2], slots)[:, None])
         if prefix is not None:
             scores = jnp.concatenate([scores, _score(query, prefix["keys"], prefix_mask)], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
-        mixed = _mix(weights[..., :places], values)
+        averaged = _average(weights[..., :slots], values)
         if prefix is not None:
-            mixed = mixed + _mix(weights[..., places:], prefix["values"])
-        return self._project_mixed(mixed), {"keys": keys, "values": values}
+            averaged = averaged + _average(weights[..., slots:], prefix["values"])
+        return self._project_averaged(averaged), {"keys": keys, "values": values}
 
 
-def _lay_out_query(query: Array) -> Array:
-    """Scaled queries [B, H, W, K] of one step, from [B, W, H, K]."""
+def _scale_query(query: Array) -> Array:
+    """Scale the queries [B, W, H, K] of one step and transpose them to [B, H, W, K]."""
     return query.swapaxes(1, 2) * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
 def _score(query: Array, keys: Array, mask: Array | None) -> Array:
-    """Float32 products [B, H, W, M] of scaled queries [B, H, W, K] and keys [B, H, K, M]."""
+    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] and keys [B, H, K, M]."""
     scores = jnp.matmul(query, keys).astype(jnp.float32)
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
-def _mix(weights: Array, values: Array) -> Array:
-    """Means [B, H, W, E] of values [B, H, M, E] under weights [B, H, W, M]."""
+def _average(weights: Array, values: Array) -> Array:
+    """Average values [B, H, M, E] under weights [B, H, W, M]: [B, H, W, E]."""
     return jnp.matmul(weights.astype(values.dtype), values)
 
 
 def make_ancestors(batch: int, beams: int, length: int) -> Array:
-    """Before the first token: every beam [B, W, T] is its own past."""
+    """Make the ancestors [B, W, T] before the first token: every beam refers to itself."""
     return jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, length))
 
 
 def make_lineage(cache: Cache, *, beams: int, length: int) -> Array:
-    """Which tokens each hypothesis reads, [B, W, T, U]: those that it has of beams U of its row.
+    """Mark the cached tokens of each hypothesis w: bool [B, W, T, U], True where beam u wrote its token t.
 
-    With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 reads token 0 in place 0 and its own token 1.
-    Without ancestors each beam reads its own places.
+    With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 attends to token 0 of beam 0 and to its own
+    token 1. Without ancestors each beam attends to the tokens that it wrote itself.
     """
-    places, own = jnp.arange(length), jnp.arange(beams)
-    written_by = jnp.broadcast_to(own[None, :, None], (1, beams, length))
+    slots, beam_ids = jnp.arange(length), jnp.arange(beams)
+    writers = jnp.broadcast_to(beam_ids[None, :, None], (1, beams, length))
     if cache.ancestors is not None:
-        written_by = jnp.where(places == cache.index % length, written_by, cache.ancestors)  # [B, W, T]
-    # A place's token is the last that was written there.
-    of_line = (cache.index - places) % length <= cache.ages()  # [B or 1, T]
-    return (written_by[..., None] == own) & of_line[:, None, :, None]
+        writers = jnp.where(slots == cache.index % length, writers, cache.ancestors)  # [B, W, T]
+    # The cache is a ring buffer: a slot holds the last token written there, which belongs to the sentence of
+    # the row if it is at most as old as that sentence.
+    is_current = (cache.index - slots) % length <= cache.ages()  # [B or 1, T]
+    return (writers[..., None] == beam_ids) & is_current[:, None, :, None]

@@ -1,6 +1,6 @@
 """The attention weights of every layer, from the same forward pass that training and evaluation run.
 
-Owns where the layers leave them. Knows nothing of tokens or of pictures.
+Knows under which paths the layers store them; figures.py draws them.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from flaxformer_mt.shapes import Array, Batch
 
 
 class AttentionMaps(NamedTuple):
-    """One array a layer, [B, H, Q, M], from the first layer; rows sum to 1.
+    """Attention weights, one array [B, H, Q, M] per layer from the first to the last; rows sum to 1.
 
-    encoder [B, H, S, S], decoder [B, H, T, T], cross [B, H, T, S]. A decoder-only model has decoder maps
-    alone, over source and target in a row: [B, H, S + T, S + T].
+    encoder [B, H, S, S], decoder [B, H, T, T], cross [B, H, T, S]. A decoder-only model has only decoder
+    maps, over source and target concatenated: [B, H, S + T, S + T].
     """
 
     encoder: list[Array]
@@ -24,15 +24,15 @@ class AttentionMaps(NamedTuple):
 
 
 def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps:
-    """The weights with which each head of each layer reads a batch, without dropout."""
-    _, kept = model.apply(
+    """Compute the attention weights of each head and layer for a batch, without dropout."""
+    _, variables = model.apply(
         {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
     )
-    found = unstack_layers(kept["intermediates"])
+    intermediates = unstack_layers(variables["intermediates"])
     return AttentionMaps(
-        _weights(found.get("encoder", {}), "self_attention"),
-        _weights(found.get("decoder", {}), "self_attention"),
-        _weights(found.get("decoder", {}), "cross_attention"),
+        _weights(intermediates.get("encoder", {}), "self_attention"),
+        _weights(intermediates.get("decoder", {}), "self_attention"),
+        _weights(intermediates.get("decoder", {}), "cross_attention"),
     )
 
 

@@ -1,6 +1,6 @@
-"""The blocks of the stacks: self-attention, cross-attention, feed-forward, and their residuals.
+"""The blocks of the stacks: self-attention, cross-attention, feed-forward, and their residual connections.
 
-Blocks take the ModelConfig and arrays; they know nothing of tokens.
+Blocks map hidden states to hidden states; stack.py embeds tokens and computes logits.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from flaxformer_mt.shapes import Array
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward."""
+    """Encoder block: self-attention and feed-forward."""
 
     config: ModelConfig
 
@@ -26,7 +26,7 @@ class EncoderBlock(nn.Module):
         self.feedforward_residual = Residual(self.config)
 
     def __call__(self, x: Array, mask: Array | None, positions: Array | None, deterministic: bool) -> Array:
-        """x [B, S, D] -> [B, S, D]."""
+        """Map x [B, S, D] to [B, S, D]."""
 
         def attend(y: Array) -> Array:
             return self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
@@ -38,25 +38,25 @@ class EncoderBlock(nn.Module):
 
 
 class CausalBlock(EncoderBlock):
-    """Self-attention and feed-forward, as in the encoder, with a cache for reading a token at a time."""
+    """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
-        """Room for the self-attention of `max_length` tokens."""
+        """Make an empty self-attention cache for `max_length` tokens."""
         return self.self_attention.empty_cache(batch, beams, max_length)
 
     def read(self, x: Array, mask: Array, positions: Array | None) -> tuple[Array, dict[str, Array]]:
-        """A prefix x [B, S, D] as in a call, and its keys and values, which the tokens after it attend to."""
-        kept: dict[str, Array] = {}
+        """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
+        keys_and_values: dict[str, Array] = {}
 
         def attend(y: Array) -> Array:
-            kept.update(self.self_attention.project_memory(y, positions))
+            keys_and_values.update(self.self_attention.project_memory(y, positions))
             return self.self_attention(y, y, mask=mask, positions=positions, deterministic=True)
 
         x = self.self_attention_residual(x, attend, deterministic=True)
         x = self.feedforward_residual(
             x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
         )
-        return x, kept
+        return x, keys_and_values
 
     def step(
         self,
@@ -69,11 +69,11 @@ class CausalBlock(EncoderBlock):
         positions: Array | None,
         lineage: Array,
     ) -> tuple[Array, dict[str, Any]]:
-        """One token of every beam, x [B, W, D], after a prefix; with the cache before it and after it."""
-        grown: dict[str, Any] = {}
+        """Run one token per beam, x [B, W, D], after a prefix; return the output and the updated cache."""
+        updated: dict[str, Any] = {}
 
         def attend(y: Array) -> Array:
-            mixed, after = self.self_attention.step(
+            attended, new_cache = self.self_attention.step(
                 y,
                 cache,
                 index,
@@ -82,18 +82,18 @@ class CausalBlock(EncoderBlock):
                 prefix_mask=prefix_mask,
                 lineage=lineage,
             )
-            grown.update(after)
-            return mixed
+            updated.update(new_cache)
+            return attended
 
         x = self.self_attention_residual(x, attend, deterministic=True)
         x = self.feedforward_residual(
             x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
         )
-        return x, grown
+        return x, updated
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the encoder's memory, and feed-forward."""
+    """Decoder block: causal self-attention, cross-attention to the encoder output, and feed-forward."""
 
     config: ModelConfig
 
@@ -114,7 +114,7 @@ class DecoderBlock(nn.Module):
         positions: Array | None,
         deterministic: bool,
     ) -> Array:
-        """x [B, T, D] over memory [B, S, D] -> [B, T, D]."""
+        """Map x [B, T, D] to [B, T, D], with cross-attention to memory [B, S, D]."""
 
         def attend_self(y: Array) -> Array:
             return self.self_attention(y, y, mask=self_mask, positions=positions, deterministic=deterministic)
@@ -129,11 +129,11 @@ class DecoderBlock(nn.Module):
         )
 
     def project_memory(self, memory: Array) -> dict[str, Array]:
-        """Cross-attention keys and values of the memory, computed once a source."""
+        """Project the memory to the keys and values of cross-attention, once per source."""
         return self.cross_attention.project_memory(memory)
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
-        """Room for the self-attention of `max_length` tokens."""
+        """Make an empty self-attention cache for `max_length` tokens."""
         return self.self_attention.empty_cache(batch, beams, max_length)
 
     def step(
@@ -147,13 +147,15 @@ class DecoderBlock(nn.Module):
         positions: Array | None,
         lineage: Array,
     ) -> tuple[Array, dict[str, Any]]:
-        """One token of every beam, x [B, W, D], with the cache before it and the cache after it."""
-        grown: dict[str, Any] = {}
+        """Run one token per beam, x [B, W, D]; return the output and the updated cache."""
+        updated: dict[str, Any] = {}
 
         def attend_self(y: Array) -> Array:
-            mixed, after = self.self_attention.step(y, cache, index, positions=positions, lineage=lineage)
-            grown.update(after)
-            return mixed
+            attended, new_cache = self.self_attention.step(
+                y, cache, index, positions=positions, lineage=lineage
+            )
+            updated.update(new_cache)
+            return attended
 
         x = self.self_attention_residual(x, attend_self, deterministic=True)
         x = self.cross_attention_residual(
@@ -162,4 +164,4 @@ class DecoderBlock(nn.Module):
         x = self.feedforward_residual(
             x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
         )
-        return x, grown
+        return x, updated

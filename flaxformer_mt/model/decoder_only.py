@@ -1,7 +1,7 @@
-"""One causal stack that reads a source and a target in a row, or a target alone: tokens in, logits out.
+"""The decoder-only Transformer: one causal stack over source and target, or over a target alone.
 
-Row 7 of the data path, with the interface of EncoderDecoder. The target's start symbol parts the two. Knows
-nothing of special ids (padding arrives as masks), of losses, or of devices.
+Row 7 of the data path: token ids to logits, with the interface of EncoderDecoder. The start symbol of the
+target separates source and target. Padding arrives as masks or segments; losses.py contains the losses.
 """
 
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 
 
 class DecoderOnly(nn.Module):
-    """Embedding, causal stack and output, tied unless `model.tying` is none.
+    """Embedding, causal stack and output layer, tied unless `model.tying` is none.
 
-    A source [5 6 2 0] and target_in [1 7 8 0], with 0 for padding, are the row 5 6 2 0 1 7 8 0, whose
-    tokens stand at positions 0 1 2 - 3 4 5 -: padding between the two takes no position. With an empty
-    source, [B, 0], it is a language model. Parameter paths: token_embedding/embedding, decoder/layers_N/...,
-    output_kernel, output_bias.
+    A source [5 6 2 0] and target_in [1 7 8 0], with padding 0, form the row 5 6 2 0 1 7 8 0 with positions
+    0 1 2 - 3 4 5 -: padding between source and target takes no position. With an empty source, [B, 0], the
+    model is a language model. Parameter paths: token_embedding/embedding, decoder/layers_N/... (layers/...
+    with scan_layers), output_kernel, output_bias.
     """
 
     config: ModelConfig
@@ -42,13 +42,13 @@ class DecoderOnly(nn.Module):
             self.output_bias = self.param("output_bias", init, (self.size,))
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Logits [B, T, V] of every next target token, in float32."""
+        """Compute float32 logits [B, T, V] of every next target token."""
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """What the output layer turns into logits, [B, T, D]: of the target, not of the source before it."""
+        """Compute the hidden states [B, T, D] of the target positions, the input of the output layer."""
         tokens = jnp.concatenate([batch.source, batch.target_in], axis=1)
-        mask, positions = self._lay_out(batch)
+        mask, positions = self._mask_and_positions(batch)
         embedded = self.token_embedding(tokens)
         packed = batch.target_segments is not None
         x = self.decoder.start(
@@ -58,7 +58,7 @@ class DecoderOnly(nn.Module):
         return self._finish(x[:, batch.source.shape[1] :])
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Reads sources [B, S] and makes the cache before the first token, with room for `max_length`."""
+        """Run the sources [B, S] (prefill) and make the cache for up to `max_length` target tokens."""
         batch, length = source.shape
         per_beam = [block.empty_cache(batch, beams, max_length) for block in self.decoder.blocks()]
         positions = jnp.arange(length)[None]
@@ -77,36 +77,36 @@ class DecoderOnly(nn.Module):
         return Cache(per_beam, shared, jnp.zeros((), jnp.int32), ancestors)
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
+        """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
         source_mask = cache.shared["source_mask"]
         positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.ages()
-        places = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
-        length = source_mask.shape[1] + places
+        capacity = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
+        length = source_mask.shape[1] + capacity
         embedded = self.token_embedding(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
-        lineage = make_lineage(cache, beams=tokens.shape[1], length=places)
+        lineage = make_lineage(cache, beams=tokens.shape[1], length=capacity)
         per_beam = []
-        for block, own, prefix in zip(
+        for block, block_cache, prefix in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
         ):
-            x, grown = block.step(
+            x, updated = block.step(
                 x,
-                own,
+                block_cache,
                 prefix,
-                index=cache.index % places,
+                index=cache.index % capacity,
                 prefix_mask=make_padding_mask(source_mask),
                 positions=self.decoder.rotary(positions),
                 lineage=lineage,
             )
-            per_beam.append(grown)
+            per_beam.append(updated)
         return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
 
     def logits(self, x: Array) -> Array:
-        """Scores [..., V] of the vocabulary for x [..., D], in float32."""
+        """Compute float32 logits [..., V] of hidden states x [..., D]."""
         return make_logits(x, *self.output_layer())
 
     def output_layer(self) -> tuple[Array, Array | None]:
-        """The matrix [V, D] and bias [V] that turn hidden states into logits."""
+        """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
         bias = self.output_bias if self.config.output_bias else None
         return (self.output_kernel.T if self.config.tying == "none" else self.token_embedding.embedding), bias
 
@@ -114,8 +114,8 @@ class DecoderOnly(nn.Module):
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
 
-    def _lay_out(self, batch: Batch) -> tuple[Array, Array]:
-        """Mask [B, 1, N, N] and positions [B, N] of rows of source and target, N = S + T."""
+    def _mask_and_positions(self, batch: Batch) -> tuple[Array, Array]:
+        """Make the mask [B, 1, N, N] and positions [B, N] of source and target concatenated, N = S + T."""
         source_length, target_length = batch.source.shape[1], batch.target_in.shape[1]
         causal = make_causal_mask(source_length + target_length)
         if batch.target_segments is not None:
@@ -126,13 +126,13 @@ class DecoderOnly(nn.Module):
             after_source = same.sum(axis=-1, dtype=jnp.int32) + batch.target_positions
             positions = jnp.concatenate([batch.source_positions, after_source], axis=1)
             return causal & make_segment_mask(segments, segments), positions
-        if self.config.padding_mask == "none":  # padding is text like any other
+        if self.config.padding_mask == "none":  # padding is attended to like text
             return causal, jnp.arange(source_length + target_length)[None]
         target_mask = batch.target_mask
         if self.config.padding_mask == "source":
             target_mask = jnp.ones_like(target_mask)
         is_token = jnp.concatenate([batch.source_mask, target_mask], axis=1)
-        read = jnp.asarray(batch.source_mask).sum(axis=1, dtype=jnp.int32)[:, None]
-        rows = jnp.broadcast_to(jnp.arange(source_length)[None], batch.source.shape)
-        positions = jnp.concatenate([rows, read + jnp.arange(target_length)[None]], axis=1)
+        source_lengths = jnp.asarray(batch.source_mask).sum(axis=1, dtype=jnp.int32)[:, None]
+        source_index = jnp.broadcast_to(jnp.arange(source_length)[None], batch.source.shape)
+        positions = jnp.concatenate([source_index, source_lengths + jnp.arange(target_length)[None]], axis=1)
         return causal & make_padding_mask(is_token), positions

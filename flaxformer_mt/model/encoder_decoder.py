@@ -1,6 +1,7 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017): tokens in, logits out, and the cached decoding step.
+"""The encoder-decoder Transformer (Vaswani et al. 2017), with its cached decoding step.
 
-Row 7 of the data path. Knows nothing of special ids (padding arrives as masks), of losses, or of devices.
+Row 7 of the data path: token ids to logits. Padding arrives as masks or segments; losses.py contains the
+losses.
 """
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 
 
 class EncoderDecoder(nn.Module):
-    """Encoder, decoder, embeddings and output, tied as `model.tying` says.
+    """Encoder, decoder, embeddings and output layer, tied as `model.tying` says.
 
     Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/... (layers/...
     with scan_layers), output_kernel, output_bias.
@@ -45,11 +46,11 @@ class EncoderDecoder(nn.Module):
             self.output_bias = self.param("output_bias", init, (self.target_size,))
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Logits [B, T, V] of every next target token, in float32."""
+        """Compute float32 logits [B, T, V] of every next target token."""
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """What the output layer turns into logits, [B, T, D]."""
+        """Compute the hidden states [B, T, D] of the decoder, the input of the output layer."""
         causal = make_causal_mask(batch.target_in.shape[1])
         if batch.source_segments is None or batch.target_segments is None:
             source_mask = cross_mask = self._padding(batch.source_mask)
@@ -71,11 +72,11 @@ class EncoderDecoder(nn.Module):
         )
 
     def encode(self, source: Array, source_mask: Array) -> Array:
-        """The memory [B, S, D] of sources [B, S], one to a row."""
+        """Encode sources [B, S], one per row, to memory [B, S, D]."""
         return self._encode(source, self._padding(source_mask), None, deterministic=True)
 
     def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
-        """Logits [B, T, V] of target prefixes [B, T] over a memory, all positions at once."""
+        """Compute logits [B, T, V] of target prefixes [B, T] over a memory, all positions in parallel."""
         x = self._decode(
             target_in,
             memory,
@@ -87,11 +88,11 @@ class EncoderDecoder(nn.Module):
         return self.logits(x)
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Encodes sources [B, S] and makes the cache before the first token."""
+        """Encode sources [B, S] and make the cache for up to `max_length` target tokens."""
         return self.start_cache(self.encode(source, source_mask), source_mask, beams, max_length)
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """The cache before the first token: room for `max_length`, and each source's keys and values."""
+        """Make the cache for up to `max_length` target tokens, with the keys and values of each source."""
         blocks = self.decoder.blocks()
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}
@@ -99,7 +100,7 @@ class EncoderDecoder(nn.Module):
         return Cache(per_beam, shared, jnp.zeros((), jnp.int32), ancestors)
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Logits [B, W, V] after one more token [B, W] of every beam, and the cache with that token in it."""
+        """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
         positions = cache.ages()
         length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         embedded = self._embed_target(tokens)
@@ -107,27 +108,27 @@ class EncoderDecoder(nn.Module):
         cross_mask = self._padding(cache.shared["source_mask"])
         lineage = make_lineage(cache, beams=tokens.shape[1], length=length)
         per_beam = []
-        for block, own, memory in zip(
+        for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
         ):
-            x, grown = block.step(
+            x, updated = block.step(
                 x,
-                own,
+                block_cache,
                 memory,
                 index=cache.index % length,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
                 lineage=lineage,
             )
-            per_beam.append(grown)
+            per_beam.append(updated)
         return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
 
     def logits(self, x: Array) -> Array:
-        """Scores [..., V] of the target vocabulary for x [..., D], in float32."""
+        """Compute float32 logits [..., V] of hidden states x [..., D]."""
         return make_logits(x, *self.output_layer())
 
     def output_layer(self) -> tuple[Array, Array | None]:
-        """The matrix [V, D] and bias [V] that turn hidden states into logits."""
+        """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
         bias = self.output_bias if self.config.output_bias else None
         if self.config.tying in ("none", "embeddings"):
             return self.output_kernel.T, bias

@@ -1,7 +1,4 @@
-"""The position-wise feed-forward network, plain or gated.
-
-Knows nothing of sequences: each position is transformed alone.
-"""
+"""The position-wise feed-forward network, plain or gated."""
 
 import functools
 from collections.abc import Callable
@@ -17,28 +14,31 @@ from flaxformer_mt.shapes import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # the erf of Hendrycks and Gimpel 2016
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # with erf, Hendrycks and Gimpel 2016
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
 
 
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 (section 3.3); swiglu has a second one as a gate (Shazeer 2020)."""
+    """Feed-forward network activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3).
+
+    With swiglu a second input projection gates the first one (Shazeer 2020).
+    """
 
     config: ModelConfig
 
     def setup(self) -> None:
         config = self.config
-        self.input = self._map(config.ffn_dim, fan_in=config.model_dim)
+        self.input = self._make_layer(config.ffn_dim, fan_in=config.model_dim)
         if config.activation == "swiglu":
-            self.gate = self._map(config.ffn_dim, fan_in=config.model_dim)
-        self.output = self._map(config.model_dim, fan_in=config.ffn_dim)
+            self.gate = self._make_layer(config.ffn_dim, fan_in=config.model_dim)
+        self.output = self._make_layer(config.model_dim, fan_in=config.ffn_dim)
         rate = config.ffn_dropout_rate
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
-    def _map(self, features: int, *, fan_in: int) -> nn.Module:
-        """A dense layer, kernel [input, output], or the same as a convolution, kernel [1, input, output]."""
+    def _make_layer(self, features: int, *, fan_in: int) -> nn.Module:
+        """Make a dense layer, kernel [input, output], or an equal convolution, kernel [1, input, output]."""
         config = self.config
         initializers = make_initializers(config)
         kind = nn.Dense
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         )
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """x [..., D] -> [..., D], through width F."""
+        """Map x [..., D] to [..., D] through width F."""
         hidden = self.input(x)
         if self.config.activation == "swiglu":
             hidden = hidden * jax.nn.silu(self.gate(x))

@@ -1,7 +1,7 @@
-"""Attention whose weights nobody sees: by XLA's own function, or by cuDNN's flash kernel on NVIDIA GPUs.
+"""Fused attention, which keeps no weights: XLA's function, or cuDNN's flash kernel on NVIDIA GPUs.
 
-Owns when they may stand in for the plain one. Such kernels keep no weights, so they serve neither those who
-ask for weights nor dropout of weights: both get the plain attention, whatever is preferred.
+Decides when a fused kernel can replace plain attention. Callers that read the attention weights or apply
+dropout to them always get plain attention, whatever is preferred.
 """
 
 from typing import Any, Literal
@@ -13,38 +13,46 @@ from flaxformer_mt.shapes import Array
 
 Kind = Literal["plain", "xla", "cudnn"]
 
-# Of cuDNN: types, the multiple and the most of a head's size on all GPUs that have the kernel, and what
-# lengths must be multiples of where there is a mask and a gradient.
+# Limits of cuDNN on all GPUs that have its kernel: dtypes, the divisor and the maximum of the head size, and
+# the divisor of both lengths where there is a mask and a gradient.
 _CUDNN_TYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
-_CUDNN_HEAD_MULTIPLE, _CUDNN_MOST = 8, 128
+_CUDNN_HEAD_MULTIPLE, _CUDNN_MAX_HEAD_SIZE = 8, 128
 _CUDNN_LENGTH_MULTIPLE = 2
 
 
-def choose_attention(
-    preferred: str, query: Array, keys: Array, values: Array, *, needs_weights: bool, platform: str
-) -> Kind:
-    """What computes attention of query [B, Q, H, K] over keys [B, M, H, K] and values [B, M, H, E].
+def resolve_attention(preferred: str, platform: str) -> str:
+    """Replaces `auto` of `model.attention`: cudnn on GPUs and plain elsewhere.
 
     Args:
-      preferred: `model.attention`. auto takes cudnn where it can and plain elsewhere; cudnn too gives way to
-        plain where lengths, sizes or types are none of its own.
-      needs_weights: someone asks for them, or drops some.
-      platform: of the devices, as JAX names it: cpu, gpu, tpu.
+      platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
     """
-    if needs_weights or preferred == "plain" or keys.shape[-1] != values.shape[-1]:
+    if preferred != "auto":
+        return preferred
+    return "cudnn" if platform in ("gpu", "cuda") else "plain"
+
+
+def choose_attention(
+    preferred: str, query: Array, keys: Array, values: Array, *, needs_weights: bool
+) -> Kind:
+    """The kernel for attention of query [B, Q, H, K] over keys [B, M, H, K] and values [B, M, H, E].
+
+    Args:
+      preferred: a result of `resolve_attention`; cudnn gives way to plain for lengths, head sizes or dtypes
+        that its kernel does not support. An unresolved auto is plain.
+      needs_weights: attention weights are read or dropped out.
+    """
+    if needs_weights or preferred in ("plain", "auto") or keys.shape[-1] != values.shape[-1]:
         return "plain"
     if preferred == "xla":
         return "xla"
-    if preferred == "auto" and platform != "gpu":
-        return "plain"
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
-    fits = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0 and size <= _CUDNN_MOST
+    fits = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0 and size <= _CUDNN_MAX_HEAD_SIZE
     return "cudnn" if fits and not any(n % _CUDNN_LENGTH_MULTIPLE for n in lengths) else "plain"
 
 
 def attend_fused(query: Any, keys: Any, values: Any, mask: Array | None, kind: str) -> Array:
-    """Each query's mean of the values [B, Q, H, E], by `xla` or `cudnn`; scaled as equation 1 is."""
-    if mask is not None:  # cuDNN broadcasts over rows and heads, not over positions
+    """Attend by `xla` or `cudnn`, with the scaling of equation 1, and return [B, Q, H, E]."""
+    if mask is not None:  # cuDNN broadcasts masks over batch and heads, not over positions
         shape = (*mask.shape[:2], query.shape[1], keys.shape[1])
         mask = jnp.broadcast_to(mask, shape)
     implementation: Any = kind

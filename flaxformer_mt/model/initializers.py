@@ -1,7 +1,6 @@
-"""Where parameters start: one scheme for all of a model, by the role that an array has in it.
+"""Parameter initialisation: one scheme for a whole model, by the role of each array.
 
-Owns the choice by name (`model.initializer`) and the fans of arrays that have more than two axes. Knows
-nothing of where in a model an array is.
+Contains the choice by name (`model.initializer`) and the fans of arrays with more than two axes.
 """
 
 import math
@@ -15,14 +14,14 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.shapes import Array
 
-# From a key, a shape and a type to an array.
+# (key, shape, dtype) -> array.
 Initializer = Callable[..., Array]
 
 _GAIN_RELU = math.sqrt(2)
 
 
 class Initializers(NamedTuple):
-    """What a model's arrays start as, by their role."""
+    """The initializers of a model's arrays, by role."""
 
     # Kernels [D, H, K] of queries, keys and values, and [H, E, D] of the output, flattened to two axes.
     attention_input: Initializer
@@ -32,17 +31,17 @@ class Initializers(NamedTuple):
     # The table [V, D] of tokens, and the table [P, D] of learned positions.
     embedding: Initializer
     positions: Initializer
-    # The matrix [D, V] of an output that is not tied.
+    # The matrix [D, V] of an untied output layer.
     output: Initializer
     torch_biases: bool
 
     def bias(self, fan_in: int) -> Initializer:
-        """Of a map from `fan_in` numbers: zeros, or PyTorch's uniform."""
+        """Initialise the bias of a linear map with `fan_in` inputs: zeros, or PyTorch's uniform."""
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
 def uniform(bound: float) -> Initializer:
-    """Numbers from -bound to bound."""
+    """Make an initializer that draws uniformly between -bound and bound."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -51,11 +50,12 @@ def uniform(bound: float) -> Initializer:
 
 
 def make_initializers(config: ModelConfig) -> Initializers:
-    """The scheme that `model.initializer` names.
+    """Make the initializers of the scheme that `model.initializer` names.
 
-    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal, normal: that for all matrices, with
-    embeddings of variance 1 / D, so that the paper's scale brings them to 1 and tied logits as well.
-    torch: what PyTorch's layers start as, biases too. kokoyi, aiayn: documents 001 and 003.
+    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal, normal: this distribution for all
+    matrices, and variance 1 / D for embeddings, so that the paper's scale sqrt(D) gives scaled embeddings and
+    tied logits variance 1.
+    torch: the defaults of PyTorch's layers, biases included. kokoyi, aiayn: documents 001 and 003.
     """
     scheme = config.initializer
     if scheme == "torch":
@@ -63,7 +63,7 @@ def make_initializers(config: ModelConfig) -> Initializers:
     if scheme == "kokoyi":
         return _kokoyi(config)
     xavier = nn.initializers.xavier_uniform()
-    if scheme == "aiayn":  # every matrix, embeddings too; biases are left to PyTorch
+    if scheme == "aiayn":  # Xavier for embeddings too; biases as in PyTorch
         small = nn.initializers.normal(0.02)
         return Initializers(xavier, xavier, xavier, xavier, small, xavier, torch_biases=True)
     matrix = {
@@ -84,18 +84,18 @@ def make_initializers(config: ModelConfig) -> Initializers:
 
 
 def _linear(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
-    """PyTorch's nn.Linear for a kernel [input, output]: uniform within 1 / sqrt(input)."""
+    """Initialise a kernel [input, output] as PyTorch's nn.Linear does: uniform within 1 / sqrt(input)."""
     return uniform(math.prod(shape[:-1]) ** -0.5)(key, shape, dtype)
 
 
 def _torch(config: ModelConfig) -> Initializers:
-    # An embedding with a bias is a linear map of one-hot vectors; one without is nn.Embedding.
+    # An embedding with a bias is nn.Linear on one-hot vectors; an embedding without a bias is nn.Embedding.
     table = _linear if config.embedding_bias else nn.initializers.normal(1.0)
     return Initializers(_linear, _linear, _linear, table, table, _linear, torch_biases=True)
 
 
 def _kokoyi(config: ModelConfig) -> Initializers:
-    """Document 001: Xavier over head-stacked matrices [H, D, K], whose fans PyTorch takes as D K and H K."""
+    """Document 001: Xavier on head-stacked matrices [H, D, K], whose fans in PyTorch are D K and H K."""
     width, heads = config.model_dim, config.num_heads
     size = config.key_dim or width // heads
     gain = math.sqrt(width + size) / math.sqrt(width + heads * size)

@@ -1,6 +1,6 @@
-"""Leaf layers: normalisation, dropout and the residual connection around a sublayer.
+"""Leaf layers: normalisation, dropout, and the residual connection around a sublayer.
 
-Leaf layers take sizes, not configs, except where a choice by name is made here once for all blocks.
+Leaf layers take sizes; only those that select a variant by name take the model config.
 """
 
 import functools
@@ -16,10 +16,10 @@ from flaxformer_mt.shapes import Array
 
 
 def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
-    """Layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
+    """Make layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
 
-    Statistics and parameters are float32; the result has the computation's type. The variance is that of the
-    centred numbers: a difference of means loses its digits where a mean is large.
+    Statistics and parameters are float32; the result has dtype `model.dtype`. The variance is the mean square
+    of centred values: E[x^2] - E[x]^2 loses precision where the mean is large.
     """
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
@@ -28,7 +28,7 @@ def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + epsilon), times a scale [D] plus a bias [D] where `affine`."""
+    """Layer norm: (x - mean) / sqrt(variance + epsilon), times a scale [D] plus a bias [D] if `affine`."""
 
     epsilon: float
     dtype: DTypeLike
@@ -36,7 +36,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """x [..., D] normalised over its last axis."""
+        """Normalise x [..., D] over its last axis."""
         normalised = _normalise(x, self.epsilon)
         if self.affine:
             scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
@@ -47,9 +47,9 @@ class LayerNorm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalise(x: Array, epsilon: float) -> Array:
-    """Rows [..., D] of any type, normalised in float32.
+    """Normalise rows [..., D] of any dtype in float32.
 
-    The gradient is written out: it keeps x as it came and two numbers a row, and takes one pass.
+    The gradient is written by hand: it saves x in its own dtype and two numbers per row, and takes one pass.
     """
     return _normalise_forward(x, epsilon)[0]
 
@@ -65,39 +65,39 @@ def _normalise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Ar
 def _normalise_backward(epsilon: float, saved: tuple[Array, Array, Array], gradient: Array) -> tuple[Array]:
     x, mean, inverse = saved
     normalised = (x.astype(jnp.float32) - mean) * inverse
-    along = (gradient * normalised).mean(axis=-1, keepdims=True)
-    by_x = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * along) * inverse
-    return (by_x.astype(x.dtype),)
+    projection = (gradient * normalised).mean(axis=-1, keepdims=True)
+    x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse
+    return (x_gradient.astype(x.dtype),)
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 class Dropout(nn.Module):
-    """Zeroes entries at `rate` and scales the others so that the expectation stays (Srivastava et al. 2014).
+    """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
 
-    The key gives two random words; every entry's number is a mix of them and its place in the array. Such
-    numbers cost two multiplications, are made where they are used instead of going through memory, and do
-    not depend on how the array is laid over devices.
+    Rescaling keeps the expectation. The key gives two random words; the random number of an entry is a hash
+    of these words and of the flat index of the entry. Such numbers cost two multiplications each, are
+    computed where they are used instead of passing through memory, and are the same for every sharding.
     """
 
     rate: float
 
     @nn.compact
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """x with entries dropped, or x itself when deterministic; takes its key from the `dropout` stream."""
+        """Drop entries of x, unless `deterministic`; the key comes from the RNG stream `dropout`."""
         if deterministic or self.rate == 0:
             return x
         words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        # Rates are below 1, so something always stays.
+        # Rates are below 1; the cap keeps some entries even where rounding would drop all.
         threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
-        kept = _mix(_places(x.shape), words) >= jnp.uint32(threshold)
+        kept = _hash(_flat_indices(x.shape), words) >= jnp.uint32(threshold)
         scale = jnp.asarray(2**32 / (2**32 - threshold), x.dtype)
         return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
 
 
-def _places(shape: tuple[int, ...]) -> Array:
-    """Each entry's number in row-major order, modulo 2 ** 32."""
+def _flat_indices(shape: tuple[int, ...]) -> Array:
+    """Compute the flat index of each entry in row-major order, modulo 2 ** 32."""
     numbers, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         step = jnp.uint32(stride % 2**32)
@@ -106,11 +106,12 @@ def _places(shape: tuple[int, ...]) -> Array:
     return numbers
 
 
-def _mix(numbers: Array, words: Array) -> Array:
-    """Random 32-bit words: a hash of each number, with one word of the key before it and one within it.
+def _hash(numbers: Array, words: Array) -> Array:
+    """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
 
-    The multipliers and shifts are those of lowbias32 (Wellons 2018), found by search for the least bias of
-    any output bit to any input bit. The second word keeps two keys from giving the same sequence shifted.
+    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least
+    bias of any output bit to any input bit. The second word prevents two keys from giving the same sequence
+    at different offsets.
     """
     x = numbers ^ words[0]
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
@@ -120,7 +121,7 @@ def _mix(numbers: Array, words: Array) -> Array:
 
 
 class Residual(nn.Module):
-    """x + sublayer(x) with the norm before the sublayer (pre) or after the sum (post, as in the paper)."""
+    """Residual x + sublayer(x), normalised before the sublayer (pre) or after the sum (post, the paper)."""
 
     config: ModelConfig
 
@@ -129,7 +130,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(self.config.dropout_rate)
 
     def __call__(self, x: Array, sublayer: Callable[[Array], Array], *, deterministic: bool) -> Array:
-        """Runs the sublayer around which this connection is laid."""
+        """Run the sublayer on x [B, T, D] inside the residual connection."""
         if self.config.norm_position == "pre":
             return x + self.dropout(sublayer(self.norm(x)), deterministic=deterministic)
         return self.norm(x + self.dropout(sublayer(x), deterministic=deterministic))

@@ -1,6 +1,6 @@
 """Attention masks: bool, True = may attend, broadcastable to [B, H, Q, M].
 
-Built once a batch and passed down. Knows nothing of vocabularies: padding arrives as a mask or as segment 0.
+A model makes them once per batch and passes them to all layers. Padding arrives as a mask or as segment 0.
 """
 
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flaxformer_mt.shapes import Array, typed
 
 @typed
 def make_padding_mask(is_token: Bool[Array, "B M"]) -> Bool[Array, "B 1 1 M"]:
-    """Every query may attend to every real token.
+    """Let every query attend to every real token.
 
     is_token [[1 1 0]] gives, for each query, the row [1 1 0].
     """
@@ -20,13 +20,13 @@ def make_padding_mask(is_token: Bool[Array, "B M"]) -> Bool[Array, "B 1 1 M"]:
 
 @typed
 def make_causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """A query may attend to its own position and to earlier ones.
+    """Let a query attend to its own position and to earlier positions.
 
     length 3 gives
       [[1 0 0]
        [1 1 0]
        [1 1 1]]
-    Padding needs no mask of its own: it follows the last token, so no real token can see it.
+    The causal mask also hides target padding from real tokens, as padding follows the last token.
     """
     rows = jnp.arange(length)
     return (rows[:, None] >= rows[None, :])[None, None]
@@ -36,7 +36,7 @@ def make_causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
 def make_segment_mask(
     query_segments: Int[Array, "B Q"], memory_segments: Int[Array, "B M"]
 ) -> Bool[Array, "B 1 Q M"]:
-    """A query may attend within its own segment; segment 0 is padding.
+    """Let a query attend within its own segment; segment 0 is padding.
 
     query_segments [[1 2 0]], memory_segments [[1 1 2]] gives
       [[1 1 0]

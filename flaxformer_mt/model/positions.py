@@ -1,6 +1,6 @@
-"""Where a token stands: sinusoidal tables, learned tables, rotary turns.
+"""Position encodings: sinusoidal tables, learned tables, rotary embeddings.
 
-Knows nothing of tokens or of padding; a position is whatever integer it is given.
+Positions arrive as integers; the models compute them from padding and segments.
 """
 
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ from flaxformer_mt.shapes import Array, typed
 
 
 def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
-    """The table [length, D] of Vaswani et al. 2017, section 3.5, sine and cosine interleaved.
+    """Compute the table [length, D] of Vaswani et al. 2017, section 3.5, sine and cosine interleaved.
 
-    Row p, columns 2i and 2i+1: sin and cos of p / 10000^(2i / D); an odd D ends in a sine. Angles in float64,
-    stored as float32: in float32 they would be off by 4e-4 at position 5000.
+    Row p, columns 2i and 2i+1: sin and cos of p / 10000^(2i / D); an odd D ends in a sine. Angles are float64
+    and the table is float32; float32 angles would be off by 4e-4 at position 5000.
     """
     rates = 10000.0 ** (-np.arange(0, model_dim, 2, dtype=np.float64) / model_dim)
     angles = np.arange(length, dtype=np.float64)[:, None] * rates[None, :]
@@ -25,34 +25,34 @@ def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
 
 @typed
 def sinusoidal_positions(positions: Int[Array, "*P"], *, length: int, model_dim: int) -> Float[Array, "*P D"]:
-    """The rows of `sinusoidal_table` at positions below `length`."""
+    """Look up the rows of `sinusoidal_table` at positions below `length`."""
     return jnp.take(jnp.asarray(sinusoidal_table(length, model_dim)), positions, axis=0, mode="clip")
 
 
 @typed
 def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -> Float[Array, "*B T H K"]:
-    """Turns each head's query or key by its position (Su et al. 2021, RoFormer, equation 34).
+    """Rotate each head's query or key by its position (RoFormer, Su et al. 2021, equation 34).
 
-    Numbers i and i + K/2 of a head form a pair that turns by position / 10000^(2i / K).
+    Elements i and i + K/2 of a head form a pair that is rotated by the angle position / 10000^(2i / K).
     """
     half = vectors.shape[-1] // 2
     rates = jnp.asarray(10000.0 ** (-np.arange(half, dtype=np.float64) / half), jnp.float32)
     angles = jnp.asarray(positions, jnp.float32)[..., None, None] * rates  # [*B, T, H=1, K/2]
     first, second = jnp.split(vectors.astype(jnp.float32), 2, axis=-1)
-    turned = [
+    rotated = [
         first * jnp.cos(angles) - second * jnp.sin(angles),
         second * jnp.cos(angles) + first * jnp.sin(angles),
     ]
-    return jnp.concatenate(turned, axis=-1).astype(vectors.dtype)
+    return jnp.concatenate(rotated, axis=-1).astype(vectors.dtype)
 
 
 class LearnedPositions(nn.Module):
-    """A trained table [rows, D], with a bias [D] or not; the caller refuses positions beyond its end."""
+    """A learned table [rows, D] with an optional bias [D]; the caller refuses positions beyond its end."""
 
     rows: int
     model_dim: int
     table_init: nn.initializers.Initializer
-    # Of the bias; None: there is none.
+    # Initializer of the bias; None: no bias.
     bias_init: nn.initializers.Initializer | None = None
 
     def setup(self) -> None:
@@ -61,15 +61,15 @@ class LearnedPositions(nn.Module):
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, positions: Array) -> Array:
-        """Rows [..., D] of the table at `positions`."""
-        return self._shift(jnp.take(self.embedding, positions, axis=0, mode="clip"))
+        """Look up the rows [..., D] of the table at `positions`."""
+        return self._add_bias(jnp.take(self.embedding, positions, axis=0, mode="clip"))
 
     def one_vector(self) -> Array:
-        """The sum [D] of all rows, each times its number: what a linear map makes of the vector of positions.
+        """Sum all rows, each times its index, to [D]: a linear map of the vector [0, 1, ..., rows - 1].
 
-        The literal reading of document 002; it is the same wherever a token stands.
+        This is the literal reading of document 002; the result is the same at every position.
         """
-        return self._shift(jnp.arange(self.rows, dtype=jnp.float32) @ self.embedding)
+        return self._add_bias(jnp.arange(self.rows, dtype=jnp.float32) @ self.embedding)
 
-    def _shift(self, x: Array) -> Array:
+    def _add_bias(self, x: Array) -> Array:
         return x if self.bias_init is None else x + self.bias

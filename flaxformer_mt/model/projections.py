@@ -1,7 +1,6 @@
-"""Linear maps into and out of the heads of attention, and several of them as one matrix product.
+"""Linear maps into and out of the attention heads, and several of them as one matrix product.
 
-Owns the arrays of a projection, by the names and shapes that checkpoints and converters read. Knows nothing
-of what is projected.
+The names and shapes of a projection's arrays are those that checkpoints and converters read.
 """
 
 import math
@@ -17,13 +16,13 @@ from flaxformer_mt.shapes import Array
 
 
 class Projection(nn.Module):
-    """x times a kernel [*inputs, *features], over the last axes of x, plus a bias [*features]."""
+    """Linear map: the last axes of x times a kernel [*inputs, *features], plus a bias [*features]."""
 
     inputs: tuple[int, ...]
     features: tuple[int, ...]
     use_bias: bool
     dtype: DTypeLike
-    # Of the kernel as a matrix [product of inputs, product of features].
+    # Initialises the kernel as a matrix [product of inputs, product of features].
     kernel_init: Initializer
     bias_init: Initializer
 
@@ -42,19 +41,19 @@ class Projection(nn.Module):
             self.bias = self.param("bias", init_bias, self.features)
 
     def __call__(self, x: Array) -> Array:
-        """x [..., *inputs] -> [..., *features]."""
-        flat = x.shape[: x.ndim - len(self.inputs)]
+        """Map x [..., *inputs] to [..., *features]."""
+        leading = x.shape[: x.ndim - len(self.inputs)]
         matrix = self.kernel.astype(self.dtype).reshape(math.prod(self.inputs), -1)
-        y = multiply(x.astype(self.dtype).reshape(*flat, -1), matrix).reshape(*flat, *self.features)
+        y = multiply(x.astype(self.dtype).reshape(*leading, -1), matrix).reshape(*leading, *self.features)
         return y + self.bias.astype(self.dtype) if self.use_bias else y
 
 
 @jax.custom_vjp
 def multiply(x: Array, kernel: Array) -> Array:
-    """x [..., D] times a matrix [D, F], with a gradient that is found in the kernel's own layout.
+    """Multiply x [..., D] by a matrix [D, F], with the matrix gradient computed in the matrix's own layout.
 
-    JAX's rule makes the gradient of the kernel as [F, D] and turns it; on CPUs that transposes the wider of
-    two large arrays in memory first.
+    JAX's rule computes the gradient as [F, D] and transposes it; on CPUs this first transposes the wider of
+    two large arrays in memory.
     """
     return jnp.tensordot(x, kernel, axes=1)
 
@@ -73,11 +72,11 @@ multiply.defvjp(_multiply_forward, _multiply_backward)
 
 
 def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]:
-    """What each projection makes of the same x [..., D], by one product with all their kernels side by side.
+    """Apply several projections to the same x [..., D] by one product with their stacked kernels.
 
-    One product of three times the width is faster than three, forward and backward, and x is read once. The
-    kernels are joined on an axis of their own, so that heads which are split over devices stay where they
-    are; kernels of different shapes are multiplied one by one.
+    One product of three times the width is faster than three products, forward and backward, and reads x
+    once. The kernels are stacked on a new axis, so that heads sharded over devices stay on their devices;
+    kernels of different shapes are multiplied one by one.
     """
     first = projections[0]
     if any(other.features != first.features for other in projections):

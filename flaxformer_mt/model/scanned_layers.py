@@ -1,8 +1,7 @@
-"""The two layouts of a stack's parameters, and the way from one to the other.
+"""The two layouts of a stack's parameters, and the conversion between them.
 
-Owns the names `layers_N` and `layers`. A model with `model.scan_layers` keeps the blocks of a stack in one
-tree whose arrays have a leading axis L; every other model has a tree for each block. Knows nothing of what
-is in a block.
+With `model.scan_layers` all blocks of a stack are one tree `layers`, whose arrays have a leading axis L;
+otherwise each block has its own tree `layers_N`.
 """
 
 import re
@@ -15,19 +14,19 @@ import numpy as np
 
 from flaxformer_mt.shapes import Array
 
-# The name of all blocks of a stack together.
+# Name of the tree that holds all blocks of a stack.
 STACKED = "layers"
 
 _SINGLE = re.compile(r"layers_(\d+)")
 
 
 def stack_layers(params: Any) -> Any:
-    """The tree with the blocks of each stack in one, in order; a tree without `layers_N` stays as it is.
+    """Stack the blocks `layers_N` of each stack, in order; other parts of the tree stay unchanged.
 
         {"encoder": {"layers_0": {"scale": [1, 2]}, "layers_1": {"scale": [3, 4]}}}
         -> {"encoder": {"layers": {"scale": [[1, 2], [3, 4]]}}}
 
-    Leaves are numpy arrays, which stay such, or JAX arrays, traced or not.
+    Leaves are numpy arrays, which stay numpy arrays, or JAX arrays, traced or not.
 
     Raises:
       ValueError: the blocks of a stack are not numbered from 0, or differ in structure or shape.
@@ -39,13 +38,13 @@ def stack_layers(params: Any) -> Any:
     if not single:
         return others
     if sorted(single) != list(range(len(single))):
-        raise ValueError(f"the blocks of a stack should be numbered 0 to {len(single) - 1}: {sorted(single)}")
+        raise ValueError(f"the blocks of a stack must be numbered 0 to {len(single) - 1}: {sorted(single)}")
     blocks = [params[single[number]] for number in range(len(single))]
     return others | {STACKED: jax.tree.map(lambda *leaves: _stack(leaves), *blocks)}
 
 
 def unstack_layers(params: Any) -> Any:
-    """The inverse of `stack_layers`: a tree for each block, under `layers_N`."""
+    """Invert `stack_layers`: give each block its own tree `layers_N`."""
     if not isinstance(params, dict):
         return params
     others = {name: unstack_layers(node) for name, node in params.items() if name != STACKED}
@@ -57,7 +56,7 @@ def unstack_layers(params: Any) -> Any:
 
 
 def is_stacked(params: Any) -> bool:
-    """Whether some stack of the tree holds its blocks in one."""
+    """Tell whether any stack of the tree has the stacked layout."""
     return isinstance(params, dict) and (STACKED in params or any(map(is_stacked, params.values())))
 
 
@@ -72,5 +71,5 @@ def _pick(stacked: Any, number: int) -> Any:
 def _count_layers(stacked: Any) -> int:
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(stacked)}
     if len(sizes) != 1:
-        raise ValueError(f"the arrays of stacked blocks should all have the same leading axis, not {sizes}")
+        raise ValueError(f"all arrays of stacked blocks must have the same leading axis, not {sizes}")
     return sizes.pop()

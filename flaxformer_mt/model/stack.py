@@ -1,6 +1,6 @@
-"""What all models share: the embedding, the stack of blocks with what is before and after it, the logits.
+"""The parts that all models share: the embedding, the stack of blocks, and the logits.
 
-Knows nothing of what a stack attends to, of special ids, or of devices.
+The blocks arrive as a class; the models choose it and build the attention masks.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_ba
 
 
 class Embedding(nn.Module):
-    """The table [V, D] that turns ids into vectors, with a bias [D] or not; the output may share its rows."""
+    """The table [V, D] that maps ids to vectors, with an optional bias [D]; the output layer may share it."""
 
     size: int
     model_dim: int
     table_init: Initializer
-    # Of the bias; None: there is none.
+    # Initializer of the bias; None: no bias.
     bias_init: Initializer | None = None
 
     def setup(self) -> None:
@@ -34,25 +34,25 @@ class Embedding(nn.Module):
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
-        """Vectors [..., D] of ids [...]."""
+        """Look up the vectors [..., D] of ids [...]."""
         vectors = jnp.take(self.embedding, ids, axis=0)
         return vectors if self.bias_init is None else vectors + self.bias
 
 
 def make_embedding(config: ModelConfig, size: int) -> Embedding:
-    """The embedding of a vocabulary of `size` words."""
+    """Make the embedding of a vocabulary of `size` pieces."""
     initializers = make_initializers(config)
     bias_init = initializers.bias(size) if config.embedding_bias else None
     return Embedding(size, config.model_dim, initializers.embedding, bias_init)
 
 
 class Stack(nn.Module):
-    """Positions added to embeddings, a norm there or not, dropout, blocks, and the norm after the last."""
+    """Position encoding, dropout, an optional norm, the blocks, and the norm after the last block."""
 
     config: ModelConfig
     num_layers: int
     block: type[nn.Module]
-    # Which argument of the block's call is `deterministic`, counted from self as 0.
+    # Index of the argument `deterministic` of the block's __call__; self is 0.
     deterministic_argument: int
 
     def setup(self) -> None:
@@ -72,9 +72,9 @@ class Stack(nn.Module):
                 block,
                 policy=_REMAT_POLICIES[config.remat],
                 static_argnums=(self.deterministic_argument,),
-                prevent_cse=not config.scan_layers,  # a loop's body is a program of its own: nothing to merge
+                prevent_cse=not config.scan_layers,  # in a scan XLA cannot undo the recomputation
             )
-        # Scanned, one block stands for all: its parameters get an axis [L, ...] where it is run.
+        # With scan_layers one block represents all; `run` gives its parameters the axis [L, ...].
         self.layers = block(config) if config.scan_layers else [block(config) for _ in range(self.num_layers)]
         if _has_final_norm(config):
             self.final_norm = make_norm(config)
@@ -82,21 +82,22 @@ class Stack(nn.Module):
     def start(
         self, embedded: Array, positions: Array, *, length: int, packed: bool = False, deterministic: bool
     ) -> Array:
-        """What enters the first block: scaled embeddings [B, T, D] and their positions [B, T] or [1, T].
+        """Compute the input of the first block from embeddings [B, T, D] and positions [B, T] or [1, T].
 
         Args:
-          length: all positions are below it; a number, where positions may be traced.
-          packed: rows hold several inputs, so that a row may be longer than any of them.
+          embedded: the unscaled vectors of the embedding table.
+          length: static bound above all positions; the positions themselves may be traced.
+          packed: a row holds several inputs, so it may be longer than the longest input.
 
         Raises:
-          UserError: there are not as many positions as `length`.
+          UserError: `length` exceeds the positions that the config provides.
         """
         config = self.config
         longest = config.longest_input
         if longest is not None and length > longest and not packed:
             raise UserError(
-                f"an input of {length} tokens is longer than the {longest} that model.positions "
-                f"{config.positions} reach; raise model.max_positions or shorten the input"
+                f"an input of {length} tokens is longer than the {longest} positions of model.positions="
+                f"{config.positions}; raise model.max_positions or shorten the input"
             )
         x = embedded * config.model_dim**0.5 if config.embedding_scale else embedded
         first = config.first_position
@@ -110,7 +111,7 @@ class Stack(nn.Module):
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def run(self, x: Array, *arguments: Any) -> Array:
-        """x [B, T, D] through all blocks, from the first to the last; every block gets the same arguments."""
+        """Run x [B, T, D] through all blocks in order; every block gets the same arguments."""
         if not self.config.scan_layers:
             for block in self.layers:
                 x = block(x, *arguments)
@@ -124,24 +125,24 @@ class Stack(nn.Module):
         return scanned(self.layers, x)[0]
 
     def blocks(self) -> list[nn.Module]:
-        """The blocks one by one, as decoding runs them.
+        """Return the blocks as a list, for decoding.
 
         Raises:
-          ValueError: the model scans its layers; translate with one that does not, and unstacked parameters.
+          ValueError: `model.scan_layers` is on; decode with scan_layers=False and unstacked parameters.
         """
         if self.config.scan_layers:
             raise ValueError(
-                "a model with scan_layers has no single blocks; decode with the model of the same config and "
-                "scan_layers=False, and the parameters that unstack_layers makes"
+                "model.scan_layers=True leaves no separate blocks to decode with; make the model with "
+                "scan_layers=False and convert its parameters with unstack_layers"
             )
         return self.layers
 
     def finish(self, x: Array) -> Array:
-        """The norm after the last block, where there is one."""
+        """Apply the norm after the last block, if the config has one."""
         return self.final_norm(x) if _has_final_norm(self.config) else x
 
     def rotary(self, positions: Array) -> Array | None:
-        """The positions that turn queries and keys, if they are of that kind."""
+        """Return the positions for rotary embeddings; None with other position encodings."""
         return positions + self.config.first_position if self.config.positions == "rotary" else None
 
 
@@ -150,6 +151,6 @@ def _has_final_norm(config: ModelConfig) -> bool:
 
 
 def make_logits(x: Array, table: Array, bias: Array | None) -> Array:
-    """Scores [..., V] in float32 of x [..., D] against the rows of a table [V, D]."""
+    """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
     scores = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
     return scores if bias is None else scores + bias

@@ -1,8 +1,8 @@
-"""The only door to devices: which there are, where arrays live, and how a pure function is compiled for them.
+"""Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
 
-Two backends behind one interface: `pmap` keeps whole parameters on every device and splits batches; `mesh`
-compiles with jit over the axes data, fsdp and tensor, and splits parameters as well. Knows nothing of models
-but the spelling of parameter paths, in `rules`.
+Two backends share one interface: `pmap` replicates parameters on every device and splits batches; `mesh`
+compiles with jit over the axes data, fsdp and tensor, and splits parameters as well. Imports nothing of the
+models (tests enforce this): `sharding_rules` identifies parameters by their paths.
 """
 
 import jax
@@ -10,7 +10,7 @@ import jax
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.device_layout import Layout, choose_layout
-from flaxformer_mt.parallel.devices import default_device_kind, enable_compilation_cache
+from flaxformer_mt.parallel.devices import default_device_kind, default_platform, enable_compilation_cache
 from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
@@ -26,6 +26,7 @@ __all__ = [
     "choose_layout",
     "compile_by_rows",
     "default_device_kind",
+    "default_platform",
     "enable_compilation_cache",
     "local_device_count",
     "make_parallel",
@@ -35,10 +36,10 @@ __all__ = [
 
 
 def make_parallel(config: Config) -> Parallel:
-    """The backend that the config asks for, over the devices of all processes.
+    """Return the backend that the config selects, over the devices of all processes.
 
     Raises:
-      UserError: axes that do not multiply to the number of devices, or sizes that they do not divide.
+      UserError: axes whose product is not the number of devices, or sizes that are not divisible by them.
     """
     devices = jax.devices()
     layout = choose_layout(

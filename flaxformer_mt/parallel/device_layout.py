@@ -1,6 +1,6 @@
-"""How the work is laid over devices, as numbers: which backend, and how long each axis is.
+"""Device layouts as numbers: the backend and the length of each axis.
 
-Owns the arithmetic of axes and what a config may ask of them. Touches no device.
+Contains the arithmetic of axes and the checks of a config against them. Accesses no device.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,7 @@ from flaxformer_mt.errors import UserError
 
 
 class Layout(NamedTuple):
-    """The backend, and the lengths of the axes: batches are split over data and fsdp, parameters over fsdp
-    and tensor.
-    """
+    """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor."""
 
     backend: Literal["pmap", "mesh"]
     data: int
@@ -22,16 +20,16 @@ class Layout(NamedTuple):
 
     @property
     def device_count(self) -> int:
-        """How many devices share the work."""
+        """Number of devices that share the work."""
         return self.data * self.fsdp * self.tensor
 
     @property
     def row_parts(self) -> int:
-        """In how many parts the rows of a batch are split."""
+        """Number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp
 
     def describe(self) -> str:
-        """For the log: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
+        """Return a description for the log: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
         if self.device_count == 1:
             return "one device"
         if self.backend == "pmap":
@@ -40,25 +38,25 @@ class Layout(NamedTuple):
 
 
 def choose_layout(config: Config, *, device_count: int, process_count: int = 1, platform: str = "") -> Layout:
-    """The layout that the config asks for on so many devices.
+    """Return the layout that the config selects for a number of devices.
 
-    auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or tensor
-    above 1, and on one device, where it is plain jit.
+    Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or
+    tensor above 1, and on one device, where it is plain jit.
 
     Raises:
-      UserError: one line for each thing that does not fit, with the numbers and the nearest that does.
+      UserError: invalid axes or sizes, one line per problem with the numbers and the nearest valid choice.
     """
     parallel = config.parallel
     wanted = parallel.devices or device_count
     if wanted > device_count:
         raise UserError(
             f"parallel.devices asks for {wanted} devices, but there are {device_count} ({platform}); set it "
-            "to at most that, or to 0 for all"
+            "to at most that number, or to 0 to use all devices"
         )
     if process_count > 1 and wanted != device_count:
         raise UserError(
             f"parallel.devices asks for {wanted} of {device_count} devices, but {process_count} processes "
-            "share them; set it to 0, or run one process"
+            "share them; set it to 0 to use all devices, or run one process"
         )
     data, fsdp, tensor = _fill_axes(config, wanted)
     problems = [*_backend_problems(config), *_size_problems(config, data, fsdp, tensor)]
@@ -72,21 +70,21 @@ def choose_layout(config: Config, *, device_count: int, process_count: int = 1, 
 def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
     parallel = config.parallel
     data, fsdp, tensor = parallel.data, parallel.fsdp, parallel.tensor
-    axes = f"parallel.data {data or '0 (the rest)'} x parallel.fsdp {fsdp} x parallel.tensor {tensor}"
+    axes = f"parallel.data {data or '0 (all remaining)'} x parallel.fsdp {fsdp} x parallel.tensor {tensor}"
     if device_count % (fsdp * tensor):
         near_fsdp = _nearest(fsdp, (n for n in _divisors(device_count) if device_count % (n * tensor) == 0))
         near_tensor = _nearest(tensor, (n for n in _divisors(device_count) if device_count % (n * fsdp) == 0))
         hints = [f"parallel.fsdp={near_fsdp}"] if near_fsdp else []
         hints += [f"parallel.tensor={near_tensor}"] if near_tensor else []
         raise UserError(
-            f"{axes} does not divide the {device_count} devices that there are; the nearest that does: "
+            f"{axes} does not divide the {device_count} available devices; nearest valid choice: "
             + (" or ".join(hints) or "parallel.fsdp=1 with parallel.tensor=1")
         )
     rest = device_count // (fsdp * tensor)
     if data not in (0, rest):
         raise UserError(
             f"{axes} = {data * fsdp * tensor}, but there are {device_count} devices; set "
-            f"parallel.data={rest} (0 is whatever fsdp and tensor leave)"
+            f"parallel.data={rest} (0: all devices that fsdp and tensor leave)"
             + (f", or parallel.devices={n}" if (n := data * fsdp * tensor) < device_count else "")
         )
     return rest, fsdp, tensor
@@ -96,8 +94,8 @@ def _backend_problems(config: Config) -> Iterator[str]:
     parallel = config.parallel
     if parallel.backend == "pmap" and parallel.fsdp * parallel.tensor > 1:
         yield (
-            f"parallel.backend pmap keeps whole parameters on every device, but parallel.fsdp is "
-            f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; use parallel.backend=mesh, or 1 for both"
+            f"parallel.backend pmap replicates parameters on every device, but parallel.fsdp is "
+            f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; set parallel.backend=mesh, or both to 1"
         )
 
 
@@ -106,8 +104,8 @@ def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterato
     if rows % parts:
         hint = _nearest(parts, _divisors(rows))
         yield (
-            f"batches have a multiple of data.row_multiple {rows} rows, which parallel.data {data} x "
-            f"parallel.fsdp {fsdp} = {parts} cannot share evenly; the nearest that can: data.row_multiple="
+            f"data.row_multiple {rows}, of which the rows of a batch are a multiple, is not divisible by "
+            f"parallel.data {data} x parallel.fsdp {fsdp} = {parts}; nearest valid choice: data.row_multiple="
             f"{-(-rows // parts) * parts}, or {hint} for parallel.data x parallel.fsdp"
         )
     model = config.model
@@ -119,10 +117,10 @@ def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterato
 
 
 def _indivisible(name: str, size: int, axis: str, parts: int, device_count: int) -> str:
-    near = max(1, round(size / parts)) * parts
-    possible = set(_divisors(size)) & set(_divisors(device_count))
+    nearest_size = max(1, round(size / parts)) * parts
+    candidates = set(_divisors(size)) & set(_divisors(device_count))
     return (
-        f"{name} {size} is not divisible by {axis} {parts}; the nearest that is: {name}={near}, or {axis}="
+        f"{name} {size} is not divisible by {axis} {parts}; nearest valid choice: {name}={near}, or {axis}="
         f"{_nearest(parts, possible)}"
     )
 

@@ -1,7 +1,4 @@
-"""What devices are called, and where compiled programs are kept.
-
-Knows nothing of how work is laid over devices.
-"""
+"""Names of devices, the number of CPU cores, and the compilation cache on disk."""
 
 import os
 import platform
@@ -12,12 +9,17 @@ import jax
 
 
 def default_device_kind() -> str:
-    """What JAX calls the device that it computes on unless told otherwise."""
+    """Return the name of JAX's default device."""
     return jax.devices()[0].device_kind
 
 
+def default_platform() -> str:
+    """The platform of the device that JAX uses by default: cpu, gpu or tpu."""
+    return jax.default_backend()
+
+
 def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> str:
-    """`8 x NVIDIA H200`, `AMD EPYC (2 cores)`, with `of 2 processes` where there are several."""
+    """Return `8 x NVIDIA H200` or `AMD EPYC (2 cores)`, with `of 2 processes` if there are several."""
     devices = list(devices)
     several = f" of {process_count} processes" if process_count > 1 else ""
     if devices[0].platform != "cpu":
@@ -27,7 +29,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 
 
 def core_count() -> int:
-    """Cores that this process may use, where the system says."""
+    """Return the number of CPU cores that this process may use, or of all cores where the system cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,9 +44,9 @@ def _processor_name() -> str:
 
 
 def enable_compilation_cache(directory: Path) -> None:
-    """Keeps compiled programs on disk, so that the same command starts faster the next time.
+    """Keep compiled programs on disk, so that the same command starts faster the next time.
 
-    A directory that the user chose through JAX's own variable is left alone.
+    A directory set through JAX's own variable, JAX_COMPILATION_CACHE_DIR, takes precedence.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return

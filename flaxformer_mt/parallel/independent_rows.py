@@ -1,7 +1,7 @@
-"""Programs whose rows have nothing to do with each other, as translations: each local device does some alone.
+"""Programs with independent rows, such as translation: each local device computes its own rows.
 
-Owns the mesh of this process's devices. What runs here needs no other process and no other device, so a loop
-ends on each device when its own rows are done.
+Contains the mesh of this process's devices. These programs communicate with no other process or device, so a
+loop ends on each device as soon as its own rows are done.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from flaxformer_mt.trees import gather_leaf
 
 _AXIS = "rows"
 
-# Devices that the cores of a CPU are made into.
-_MOST_CORES = 4
+# Maximum number of CPU cores that are made devices.
+_MAX_CORES = 4
 
 
 def use_cores_apart() -> None:
-    """Makes each of the CPU's first four cores a device, so that each runs a loop of its own.
+    """Make each of the first four CPU cores a device, so that each runs its own loop.
 
-    Cores that share every product of a short step wait for each other; with parts of the rows they do not.
-    Call it before anything is computed: later, or where XLA_FLAGS say how many devices there are, it changes
-    nothing. Each device has parameters of its own, hence no more than four.
+    Cores that share every matrix product of a short step wait for each other; cores with separate rows do
+    not. Call it before any computation: later, or if XLA_FLAGS set the number of devices, it has no effect.
+    Each device holds its own copy of the parameters, hence the maximum of four.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    with contextlib.suppress(RuntimeError):  # the devices are there already
-        jax.config.update("jax_num_cpu_devices", min(core_count(), _MOST_CORES))
+    with contextlib.suppress(RuntimeError):  # the devices are initialized already
+        jax.config.update("jax_num_cpu_devices", min(core_count(), _MAX_CORES))
 
 
 def local_device_count() -> int:
-    """How many devices this process has; `compile_by_rows` wants a multiple of it for rows."""
+    """Return the number of devices of this process; `compile_by_rows` needs a multiple of it as rows."""
     return jax.local_device_count()
 
 
@@ -45,16 +45,16 @@ def _local_mesh() -> Mesh:
 
 
 def place_locally(tree: Any) -> Any:
-    """Arrays from anywhere, also split over a mesh of several processes, whole on every local device.
+    """Replicate arrays on every local device; they may be sharded over a mesh of several processes.
 
-    With several processes all of them call it together.
+    With several processes, all processes call it together.
     """
     if local_device_count() == 1 and jax.process_count() == 1:
         return jax.device_put(tree, jax.local_devices()[0])
-    whole = NamedSharding(_local_mesh(), PartitionSpec())
+    replicated = NamedSharding(_local_mesh(), PartitionSpec())
     if jax.process_count() == 1:
-        return jax.device_put(tree, whole)
-    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(gather_leaf(leaf)), whole), tree)
+        return jax.device_put(tree, replicated)
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(gather_leaf(leaf)), replicated), tree)
 
 
 def compile_by_rows(
@@ -64,13 +64,15 @@ def compile_by_rows(
     donate: tuple[int, ...] = (),
     **options: Any,
 ) -> Callable[..., Any]:
-    """Compiles function(params, *arrays, **static), whose arrays and results all begin with the axis of rows.
+    """Compile function(params, *arrays, **static) whose arrays and results all have rows as their first axis.
 
-    Each local device runs it on its part of the rows; parameters come from `place_locally`.
+    Each local device runs the function on its part of the rows; parameters come from `place_locally`.
 
     Args:
-      donate: which arguments' memory results may take, counted with params.
-      options: more of `jax.jit`.
+      function: is called with the parameters and one device's rows of the arrays.
+      static_argnames: names of the arguments in `static`, which are compile-time constants.
+      donate: indices of the arguments whose memory the results may reuse; params is number 0.
+      options: further options of `jax.jit`.
     """
     options |= {"static_argnames": static_argnames, "donate_argnums": donate}
     if local_device_count() == 1:

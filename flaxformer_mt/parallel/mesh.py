@@ -1,6 +1,6 @@
-"""The mesh backend: jit over the axes data, fsdp and tensor, for any model that fits the devices together.
+"""The mesh backend: jit over the axes data, fsdp and tensor, for models up to the memory of all devices.
 
-Owns where arrays lie. XLA derives the communication from it; the programs see whole arrays.
+Contains the shardings of arrays. XLA derives the communication from them; programs see whole arrays.
 """
 
 import functools
@@ -19,14 +19,14 @@ _ROWS = PartitionSpec(("data", "fsdp"))
 
 
 class MeshParallel(Parallel):
-    """Batches split over data and fsdp, parameters over fsdp and tensor; on one device it is plain jit."""
+    """Splits batches over data and fsdp, and parameters over fsdp and tensor; on one device, plain jit."""
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """By the rules of `rules`."""
+        """Return the sharding that the rules of `sharding_rules` give."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
-        """Rows over data and fsdp; a row is whole on all devices along tensor."""
+        """Split rows over data and fsdp; each row is replicated along tensor."""
         rows = functools.partial(
             put_rows,
             sharding=NamedSharding(self.mesh, _ROWS),
@@ -39,17 +39,17 @@ class MeshParallel(Parallel):
     def compile(
         self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """By jit; results are laid as their paths say, so that a state stays where it was born."""
+        """Compile with jit; results are sharded by their paths, so that a state keeps its sharding."""
 
         @functools.wraps(function)
-        def laid(*arguments: Any) -> Any:
+        def sharded(*arguments: Any) -> Any:
             results = function(*arguments)
             return jax.lax.with_sharding_constraint(results, self.shardings(results))
 
-        return jax.jit(laid, donate_argnums=donate)
+        return jax.jit(sharded, donate_argnums=donate)
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """The table of rules, if there is more than one device."""
+        """Return the table of sharding rules if there are several devices, else no lines."""
         shapes = {path: np.shape(leaf) for path, leaf in flatten_tree(params).items()}
         placements = place_parameters(shapes, self._sizes)
         return describe_placements(placements, self._sizes) if self.device_count > 1 else []

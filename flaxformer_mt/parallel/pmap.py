@@ -1,6 +1,6 @@
-"""The pmap backend: whole parameters on every device, each with its part of a batch, and one sum over all.
+"""The pmap backend: replicated parameters, one part of each batch per device, and one sum over all devices.
 
-Owns the axis that sums run over. The programs see the rows of one device.
+Programs see the rows of one device.
 """
 
 import functools
@@ -16,26 +16,26 @@ _AXIS = "devices"
 
 
 class _SumOverDevices:
-    """The `reduce` of a program that sees a part of the batch."""
+    """The `reduce` argument of a program that sees one part of a batch."""
 
     def __call__(self, tree: Any) -> Any:
         return jax.lax.psum(tree, _AXIS)
 
     @property
     def shard(self) -> jax.Array:
-        """Which part that is."""
+        """Index of this device's part."""
         return jax.lax.axis_index(_AXIS)
 
 
 class PmapParallel(Parallel):
-    """Replicated data parallelism, the least communication there is where parameters fit on one device."""
+    """Replicated data parallelism: the least communication if the parameters fit on one device."""
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Whole on every device."""
+        """Return the replicated sharding."""
         return self.replicated
 
     def put(self, batch: Any) -> Any:
-        """Rows [B, ...] as [devices, B / devices, ...]."""
+        """Split rows [B, ...] into [devices, B / devices, ...]."""
         rows = functools.partial(
             put_rows,
             sharding=NamedSharding(self.mesh, PartitionSpec("data")),
@@ -48,7 +48,7 @@ class PmapParallel(Parallel):
     def compile(
         self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """By pmap over the batch; what all devices hold alike goes in and comes out once."""
+        """Compile with pmap over the batch; all other arguments and the results are replicated."""
         if batch is None:
             return jax.jit(function, donate_argnums=donate, out_shardings=self.replicated)
         reduced = functools.partial(function, reduce=_SumOverDevices())
@@ -69,5 +69,5 @@ class PmapParallel(Parallel):
         return call
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """Nothing to say: they are whole."""
+        """Return no lines, since parameters are replicated."""
         return []

@@ -1,7 +1,7 @@
-"""Several processes on one job: how they find each other, agree, and notice that one has died.
+"""Several processes in one job: connection, messages, barriers, and detection of processes that have died.
 
-Owns the connection through jax.distributed, messages between processes, and the watch that ends this process
-when another one is gone. Knows nothing of arrays or of training. With one process everything here is free.
+Contains the connection through jax.distributed and a watchdog thread, which ends this process when another
+one has died. With one process, all functions return without communication.
 """
 
 import atexit
@@ -19,17 +19,17 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import jax
 import numpy as np
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import TrainingInterrupted, UserError
 
 T = TypeVar("T")
 
-# A process writes a sign of life so often, in seconds.
-_SIGN_EVERY = 1.0
-# And is given up after so long without one, unless this variable says otherwise.
-_GIVEN_UP_AFTER = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
-# How long processes wait for one that is at work, in seconds: the watch ends them sooner if it dies.
-_LONG = 24 * 3600.0
-# The exit status of a process that ends because another one has.
+# Seconds between two heartbeats of a process.
+_HEARTBEAT_INTERVAL = 1.0
+# Seconds without a heartbeat after which a process counts as dead; the variable overrides the default.
+_HEARTBEAT_TIMEOUT = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
+# Seconds that processes wait for one that is still working: if it dies, the watchdog ends them sooner.
+_BARRIER_TIMEOUT = 24 * 3600.0
+# The exit status of a process that ends because another one has died.
 LOST_PROCESS_STATUS = 75
 
 
@@ -40,16 +40,16 @@ def connect(
     process: int | None = None,
     detect: bool = False,
 ) -> None:
-    """Joins the processes of a job; does nothing if no argument is given. Call it before any computation.
+    """Join the processes of a job; do nothing if no argument is given. Call it before any computation.
 
     Args:
       coordinator: HOST:PORT at which process 0 can be reached.
-      processes: how many there are.
-      process: which one this is, from 0.
-      detect: let JAX find the three out, on Slurm, GKE, TPU pods and under Open MPI.
+      processes: number of processes.
+      process: index of this process, from 0.
+      detect: let JAX detect the three values, on Slurm, GKE, TPU pods and under Open MPI.
 
     Raises:
-      UserError: arguments that do not go together, or processes that do not find each other in time.
+      UserError: inconsistent arguments, or processes that cannot connect in time.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in given.items() if value is None]
@@ -58,7 +58,7 @@ def connect(
     if missing and not detect:
         raise UserError(
             f"{' and '.join(missing)} missing: several processes need --coordinator=HOST:PORT, --processes=N "
-            "and --process=I, or --distributed where Slurm, GKE or a TPU pod says all three"
+            "and --process=I, or --distributed where Slurm, GKE or a TPU pod sets all three"
         )
     if processes is not None and not 0 <= (process or 0) < processes:
         raise UserError(
@@ -66,16 +66,16 @@ def connect(
         )
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator={coordinator} has no port; give HOST:PORT, as {coordinator}:12345")
-    _keep_standard_output()
-    with contextlib.suppress(AttributeError):  # a version of JAX without it
-        # Our own watch says what happened; JAX would end the process with a trace of its own.
+    _reserve_standard_output()
+    with contextlib.suppress(AttributeError):  # JAX versions without this option
+        # The watchdog explains what happened; JAX would end the process with a stack trace.
         jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(coordinator, processes, process, initialization_timeout=120)
     except (ValueError, RuntimeError) as error:
         if detect:
             raise UserError(
-                f"--distributed finds no job of several processes here ({_first_line(error)}); give "
+                f"--distributed found no job of several processes here ({_first_line(error)}); give "
                 "--coordinator=HOST:PORT, --processes=N and --process=I"
             ) from error
         raise UserError(
@@ -83,25 +83,25 @@ def connect(
             f"({_first_line(error)}); start all processes, with process 0 at that address"
         ) from error
     if jax.process_count() > 1:
-        global _watch
-        _watch = _Watch()
-        _watch.start()
+        global _watchdog
+        _watchdog = _Watchdog()
+        _watchdog.start()
         if not is_first():
             _explain_aborts()
 
 
 def _explain_aborts() -> None:
-    """Adds a line for the human where JAX aborts this process, as it does at once when process 0 is gone.
+    """Print an explanation when JAX aborts this process, as it does as soon as process 0 has died.
 
-    Abort comes from a thread of C++, where no handler of Python's own would run.
+    The abort comes from a C++ thread, in which Python's own signal handlers do not run.
     """
-    stream, me = sys.stderr, jax.process_index()
+    stream, index = sys.stderr, jax.process_index()
 
     def explain(_: int) -> None:
         print(
-            f"error: JAX has ended process {me}, as it does when process 0, which holds the job together, "
-            "has died (its own words are above). The same command, on as many processes as there are, "
-            "goes on from the last checkpoint",
+            f"error: JAX has ended process {me}, as it does when process 0, the coordinator of the job, "
+            "has died (messages of JAX are above). To resume from the last checkpoint, run the same "
+            "command on the processes that are available",
             file=stream,
             flush=True,
         )
@@ -109,26 +109,29 @@ def _explain_aborts() -> None:
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
-    _kept.append(handler)
+    _callbacks.append(handler)
 
 
-# What C code holds on to, and Python must not throw away.
-_kept: list[Any] = []
+# Callbacks that C code refers to; the list protects them from garbage collection.
+_callbacks: list[Any] = []
 
 
-def _end_for(process: int, what: str, stream: TextIO) -> NoReturn:
-    """Ends this process at once: its main thread may wait for the lost one forever."""
+def _end_this_process(process: int, what: str, stream: TextIO) -> NoReturn:
+    """End this process at once, since its main thread may wait for the dead process forever."""
     print(
-        f"error: process {process} {what}: it or its machine has died, so this process ends too. The same "
-        "command, on as many processes as there are, goes on from the last checkpoint",
+        f"error: process {process} {what}: it or its machine has died, so this process ends too. To "
+        "resume from the last checkpoint, run the same command on the processes that are available",
         file=stream,
         flush=True,
     )
     os._exit(LOST_PROCESS_STATUS)
 
 
-def _keep_standard_output() -> None:
-    """Leaves standard output to results: the libraries below JAX print there when processes meet."""
+def _reserve_standard_output() -> None:
+    """Reserve standard output for results: the libraries below JAX print there when processes connect.
+
+    File descriptor 1 becomes standard error, and `sys.stdout` a copy of the original standard output.
+    """
     sys.stdout.flush()
     own = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline="\n")
     os.dup2(2, 1)
@@ -140,22 +143,22 @@ def _first_line(error: Exception) -> str:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files and speaks to the human."""
+    """Return whether this is process 0, which writes files and prints messages."""
     return jax.process_index() == 0
 
 
 def process_index() -> int:
-    """The number of this process, from 0."""
+    """Return the index of this process, from 0."""
     return jax.process_index()
 
 
 def process_count() -> int:
-    """How many processes share the job."""
+    """Return the number of processes of the job."""
     return jax.process_count()
 
 
 def exchange(message: bytes) -> list[bytes]:
-    """The messages of all processes, by their number; all of them call it together."""
+    """Return the messages of all processes, by process index; all processes call it together."""
     if jax.process_count() == 1:
         return [message]
     from jax.experimental import multihost_utils
@@ -168,32 +171,32 @@ def exchange(message: bytes) -> list[bytes]:
 
 
 def agree(value: bool) -> bool:
-    """Whether any process says so; all of them call it together."""
+    """Return whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 
 
-def wait_for_all(name: str, *, seconds: float = _LONG) -> None:
-    """Returns when all processes have come here; `name` tells places apart.
+def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
+    """Block until all processes have reached this barrier; `name` distinguishes barriers.
 
     Raises:
-      jax.errors.JaxRuntimeError: not all have come in time.
+      jax.errors.JaxRuntimeError: a process has not reached the barrier in time.
     """
     if jax.process_count() > 1:
-        place = f"flaxformer_mt/{name}/{_visits(name)}"
-        _client().wait_at_barrier(place, timeout_in_ms=int(1000 * seconds))
+        barrier = f"flaxformer_mt/{name}/{_visits(name)}"
+        _client().wait_at_barrier(barrier, timeout_in_ms=int(1000 * seconds))
 
 
-_visited: dict[str, int] = {}
+_barrier_visits: dict[str, int] = {}
 
 
-def _visits(name: str) -> int:
-    """How many times this process has been at a place: a barrier can be passed only once."""
-    _visited[name] = _visited.get(name, 0) + 1
-    return _visited[name]
+def _count_visit(name: str) -> int:
+    """Return how many times this process has reached a barrier: each barrier can be passed only once."""
+    _barrier_visits[name] = _barrier_visits.get(name, 0) + 1
+    return _barrier_visits[name]
 
 
 def first_then_others(make: Callable[[], T], *, name: str) -> T:
-    """What `make` returns; with several processes the first makes it alone, and the others find it made."""
+    """Return `make()`; process 0 calls it first and alone, so that the others find what it has written."""
     if is_first():
         made = make()
         wait_for_all(name)
@@ -204,32 +207,32 @@ def first_then_others(make: Callable[[], T], *, name: str) -> T:
 
 @contextlib.contextmanager
 def work_together() -> Iterator[None]:
-    """What several processes do as one job: the first speaks, and none leaves before all are through.
+    """Run the body as one job of several processes: process 0 prints, and all processes end together.
 
-    What the others say on standard error goes nowhere; their errors are raised all the same.
+    Standard error of the other processes is discarded; their exceptions are still raised.
     """
     with _quiet(not is_first()):
         try:
             yield
         except jax.errors.JaxRuntimeError:
-            if process_count() > 1:  # if another process has died, the watch says so and ends this one
-                time.sleep(_GIVEN_UP_AFTER + 3 * _SIGN_EVERY)
+            if process_count() > 1:  # time for the watchdog to end this process if another one has died
+                time.sleep(_HEARTBEAT_TIMEOUT + 3 * _HEARTBEAT_INTERVAL)
             raise
-        except SystemExit:  # all were asked to stop, and have agreed
+        except TrainingInterrupted:  # all processes have agreed to stop
             _leave()
             raise
-        except UserError:  # a mistake that all of them see, or this one alone: then the watch ends the others
+        except UserError:  # in all processes, or in this one: then the watchdog ends the others
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                _leave(seconds=_SIGN_EVERY * 5)
+                _leave(seconds=_HEARTBEAT_INTERVAL * 5)
             raise
     _leave()
 
 
-def _leave(seconds: float = _LONG) -> None:
-    """Leaves in good order, if all others come to do so within that time."""
+def _leave(seconds: float = _BARRIER_TIMEOUT) -> None:
+    """Leave the job in order, if all other processes do so within this time."""
     wait_for_all("end", seconds=seconds)
-    if _watch is not None:
-        _watch.finish()
+    if _watchdog is not None:
+        _watchdog.finish()
 
 
 @contextlib.contextmanager
@@ -242,30 +245,30 @@ def _quiet(quiet: bool) -> Iterator[None]:
 
 
 def _client() -> Any:
-    from jax._src import distributed  # the store of keys has no public name
+    from jax._src import distributed  # the key-value store has no public name
 
     return distributed.global_state.client
 
 
-class _Watch:
-    """Signs of life of this process, and a look at those of the others, in a thread."""
+class _Watchdog:
+    """Thread that writes the heartbeat of this process and checks those of the others."""
 
     def __init__(self) -> None:
-        self._me, self._count = jax.process_index(), jax.process_count()
-        self._stream = sys.stderr  # as it is now: it may be redirected when there is something to say
+        self._index, self._count = jax.process_index(), jax.process_count()
+        self._stream = sys.stderr  # the current stream: sys.stderr may be redirected later
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch-processes", daemon=True)
 
     def start(self) -> None:
-        """Begins; signs stop when the interpreter ends, so that an exception here is noticed elsewhere."""
+        """Start the thread; heartbeats stop when the interpreter ends, so that others notice an exception here."""
         atexit.register(self._stop)
         self._thread.start()
 
     def finish(self) -> None:
-        """Leaves the job in good order: process 0, without which no other can live, is the last."""
+        """Leave the job in order; process 0 is the last, since the other processes depend on it."""
         self._stop()
-        if self._me == 0:
-            _client().get_live_nodes(list(range(self._count)))  # returns when there is none but this
+        if self._index == 0:
+            _client().get_live_nodes(list(range(self._count)))  # returns when only this process is left
         jax.distributed.shutdown()
 
     def _stop(self) -> None:
@@ -274,34 +277,34 @@ class _Watch:
 
     def _run(self) -> None:
         seen: dict[int, tuple[str, float]] = {}
-        number = 0
-        heard = time.monotonic()
-        while not self._ended.wait(_SIGN_EVERY):
-            number += 1
+        beat = 0
+        last_contact = time.monotonic()
+        while not self._ended.wait(_HEARTBEAT_INTERVAL):
+            beat += 1
             now = time.monotonic()
             try:
-                self._write(str(number))
-                signs = {i: self._read(i) for i in range(self._count) if i != self._me}
-                heard = now
+                self._write(str(beat))
+                heartbeats = {i: self._read(i) for i in range(self._count) if i != self._index}
+                last_contact = now
             except jax.errors.JaxRuntimeError:
-                if now - heard > _GIVEN_UP_AFTER / 3:  # process 0 keeps the signs
-                    _end_for(0, f"has not been heard of for {now - heard:.0f} s", self._stream)
+                if now - last_contact > _HEARTBEAT_TIMEOUT / 3:  # process 0 stores the heartbeats
+                    _end_this_process(0, f"has sent no heartbeat for {now - heard:.0f} s", self._stream)
                 continue
-            for i, sign in signs.items():
-                if i not in seen or seen[i][0] != sign:
-                    seen[i] = (sign, now)
-                elif now - seen[i][1] > _GIVEN_UP_AFTER:
-                    silence = f"has not been heard of for {now - seen[i][1]:.0f} s"
-                    _end_for(i, f"of {self._count} {silence}", self._stream)
+            for i, heartbeat in heartbeats.items():
+                if i not in seen or seen[i][0] != heartbeat:
+                    seen[i] = (heartbeat, now)
+                elif now - seen[i][1] > _HEARTBEAT_TIMEOUT:
+                    silence = f"has sent no heartbeat for {now - seen[i][1]:.0f} s"
+                    _end_this_process(i, f"of {self._count} {silence}", self._stream)
 
-    def _write(self, sign: str) -> None:
-        _client().key_value_set(_key(self._me), sign, allow_overwrite=True)
+    def _write(self, heartbeat: str) -> None:
+        _client().key_value_set(_key(self._index), heartbeat, allow_overwrite=True)
 
     def _read(self, process: int) -> str:
         try:
             return _client().key_value_try_get(_key(process))
         except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" in str(error):  # it has not begun to write
+            if "NOT_FOUND" in str(error):  # no heartbeat has been written yet
                 return ""
             raise
 
@@ -311,4 +314,4 @@ def _key(process: int) -> str:
     return f"flaxformer_mt/alive/{process}"
 
 
-_watch: _Watch | None = None
+_watchdog: _Watchdog | None = None

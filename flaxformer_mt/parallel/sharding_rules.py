@@ -1,9 +1,8 @@
-"""Where each parameter lives on a mesh: rules from path patterns to axes, each parameter matched by one.
+"""Sharding of parameters on a mesh: rules from path patterns to axes; each parameter matches one rule.
 
-Owns the table and its reading. A rule's axes belong to the last dimensions of an array, so that layers
-stacked along a first one (model.scan_layers) and convolutions follow the same rules; and to every array whose
-path ends like a parameter's, so that gradients, optimizer states and moving averages lie where their
-parameters do. Knows nothing of what parameters are for.
+The axes of a rule belong to the last dimensions of an array, so that layers stacked along a first dimension
+(model.scan_layers) and convolutions follow the same rules. A rule applies to every array whose path ends like
+a parameter's, so that gradients, optimizer states and moving averages are sharded like their parameters.
 """
 
 import re
@@ -12,12 +11,12 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-# What one dimension is split over: an axis, or None.
+# For each dimension, the axis over which it is split, or None.
 Axes = tuple[str | None, ...]
 
-# Pattern of the end of a path -> axes of the last dimensions. Matrices are split over fsdp along the model's
-# width and over tensor along heads, feed-forward width or vocabulary; vectors of the model's width are whole
-# everywhere, being small.
+# Pattern of the end of a path -> axes of the last dimensions. Matrices are split over fsdp along the model
+# width and over tensor along heads, feed-forward width or vocabulary; vectors of the model width are
+# replicated, since they are small.
 RULES: tuple[tuple[str, Axes], ...] = (
     (r"(shared|source|target|token)_embedding/embedding", ("tensor", "fsdp")),  # [V, D]
     (r"(shared|source|target|token)_embedding/bias", (None,)),  # [D]
@@ -40,7 +39,7 @@ _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axe
 
 
 class Placement(NamedTuple):
-    """The rule that a parameter matches, and how it lies by it."""
+    """The rule that a parameter matches, and the sharding that results."""
 
     pattern: str
     shape: tuple[int, ...]
@@ -48,13 +47,13 @@ class Placement(NamedTuple):
 
 
 def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """How an array of this path lies on a mesh of these axes; whole everywhere if no rule is about it.
+    """Return the PartitionSpec of the array at a path; an array that matches no rule is replicated.
 
-    A dimension that its axis does not divide stays whole, as does an array with fewer dimensions than the
-    rule (the factors that Adafactor keeps of a matrix).
+    A dimension that is not divisible by its axis is not split. An array with fewer dimensions than its rule
+    is replicated (for example the factors that Adafactor keeps of a matrix).
 
     With {"fsdp": 2, "tensor": 4}, `layers_0/feedforward/input/kernel` [6, 8] is split ("fsdp", "tensor"), and
-    `step` [] not at all.
+    `step` [] is replicated.
     """
     axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
     if len(shape) < len(axes):
@@ -70,10 +69,10 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
 
 
 def place_parameters(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> dict[str, Placement]:
-    """How each parameter lies, by path.
+    """Return the placement of each parameter, by path.
 
     Raises:
-      ValueError: a path that no rule, or more than one, is about; a name has changed without its rule.
+      ValueError: a path matches no rule or several rules, because a parameter was renamed without its rule.
     """
     placements = {}
     for path, shape in shapes.items():
@@ -87,7 +86,7 @@ def place_parameters(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, 
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """The table for the log: rule, how its parameters lie, how many they are, and a shape; one line each."""
+    """Return the table for the log, one line each: rule, number of parameters, shape, axes and one path."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)
@@ -97,6 +96,6 @@ def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str,
     lines = []
     for (pattern, spec, shape), (count, path) in rows.items():
         split = [f"{axis} {sizes[axis]}" if axis else "-" for axis in spec]
-        lies = ", ".join(split + ["-"] * (len(shape) - len(split))) if split else "whole on every device"
+        sharding = ", ".join(split + ["-"] * (len(shape) - len(split))) if split else "whole on every device"
         lines.append(f"  {pattern:<{width}}  {count:>4} x {list(shape)}: {lies} (as {path})")
     return lines

@@ -1,12 +1,12 @@
-"""Folders that appear whole or not at all, and that can tell when they have been damaged.
+"""Atomic folders: a folder becomes visible only when it is complete, and its manifest reveals later damage.
 
-Owns the manifest of a folder (file names, sizes, digests; written last) and the renames that put a finished
-folder in its place. Knows nothing of checkpoints, arrays or training.
+Contains the manifest of a folder (file names, sizes and digests; written last) and the renames that publish a
+finished folder. The contents of the files are left to the caller.
 
-A folder NAME is built as `.writing-NAME`, sealed, and renamed. When it replaces an older NAME, that one waits
-as `.replaced-NAME` between the two renames; one that is deleted is `.removed-NAME` while its files go. So a
-process killed at any moment leaves hidden folders, which `sweep_folders` clears, and no visible folder half
-written.
+A folder NAME is written as `.writing-NAME`, sealed with its manifest, and renamed to NAME. An older NAME that it
+replaces is called `.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while
+its files are deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders`
+removes, and every visible folder is complete.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
 
 
 def begin_folder(final: Path) -> Path:
-    """Makes the empty hidden folder in which `final` is to be built; an earlier attempt is cleared away."""
+    """Creates the empty hidden folder in which `final` is written; deletes one left by an earlier attempt."""
     temporary = final.with_name(_WRITING + final.name)
     if temporary.exists():
         shutil.rmtree(temporary)
@@ -33,10 +33,10 @@ def begin_folder(final: Path) -> Path:
 
 
 def seal_folder(folder: Path, facts: dict[str, Any]) -> None:
-    """Writes all files of `folder` through to the disk, then the manifest that lists them.
+    """Flushes all files of `folder` to disk, then writes the manifest that lists them.
 
     Args:
-      facts: what the manifest should say beside the files; JSON values.
+      facts: JSON values that the manifest stores in addition to the list of files.
     """
     files = {}
     for name, path in _walk_files(folder):
@@ -55,7 +55,7 @@ def seal_folder(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def publish_folder(final: Path) -> None:
-    """Renames the sealed `.writing-NAME` to `final`; a folder of that name is replaced."""
+    """Renames the sealed folder `.writing-NAME` to `final`, replacing an existing folder of that name."""
     temporary, replaced = final.with_name(_WRITING + final.name), final.with_name(_REPLACED + final.name)
     if final.exists():
         if replaced.exists():
@@ -68,7 +68,7 @@ def publish_folder(final: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Deletes `folder` so that a process killed in the middle leaves no visible half of it."""
+    """Deletes `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
     removed = folder.with_name(_REMOVED + folder.name)
     if removed.exists():
         shutil.rmtree(removed)
@@ -77,9 +77,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep_folders(parent: Path) -> None:
-    """Clears what a killed process left in `parent`; only the one process that writes there may call this.
+    """Removes the hidden folders that a killed process left in `parent`.
 
-    A folder that was about to be replaced, but whose successor never came, is put back.
+    Restores a folder that was renamed to be replaced, but whose replacement was never published. Only the one
+    process that writes to `parent` may call this function.
     """
     if not parent.is_dir():
         return
@@ -94,15 +95,15 @@ def sweep_folders(parent: Path) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """The `facts` that `seal_folder` was given. Raises ValueError if the manifest is absent or damaged."""
+    """Returns the `facts` given to `seal_folder`. Raises ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """Compares the files of `folder` with its manifest and says what is wrong; "" when nothing is.
+    """Compares the files of `folder` with its manifest; returns the first difference as text, "" if none.
 
     Args:
-      wanted: which files to look at, by their name relative to `folder`, as in `params/_METADATA`.
+      wanted: selects the files to compare by their name relative to `folder`, such as `params/_METADATA`.
     """
     try:
         manifest = _read_manifest(folder)
@@ -119,7 +120,7 @@ def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True)
             return f"file {name} has {size} bytes instead of {expected['bytes']}"
         with path.open("rb") as file:
             if _digest_file(file) != expected["blake2b"]:
-                return f"file {name} does not have the content that was written (its digest differs)"
+                return f"file {name} has changed since it was written (its digest differs)"
     return ""
 
 
@@ -129,14 +130,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         digest = body.pop("blake2b")
     except FileNotFoundError:
         raise ValueError(f"file {MANIFEST_NAME} is missing") from None
-    except (ValueError, KeyError, AttributeError, TypeError):  # not UTF-8, not JSON, or not an object of ours
+    except (ValueError, KeyError, AttributeError, TypeError):  # not UTF-8, not JSON, or not a JSON object with a digest
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
     if digest != _digest_body(body):
-        raise ValueError(
-            f"file {MANIFEST_NAME} does not have the content that was written (its digest differs)"
-        )
+        raise ValueError(f"file {MANIFEST_NAME} has changed since it was written (its digest differs)")
     if body["format"] != MANIFEST_FORMAT:
-        raise ValueError(f"it has format {body['format']}, and this version reads format {MANIFEST_FORMAT}")
+        raise ValueError(
+            f"file {MANIFEST_NAME} has format {body['format']}, but this version reads format {MANIFEST_FORMAT}"
+        )
     return body
 
 

@@ -1,7 +1,7 @@
-"""Which checkpoints a run has: names, the best, the last, the damaged, and which of them to delete.
+"""Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete.
 
-Owns the layout RUN/checkpoints/STEP/ and what is said when a checkpoint is absent or damaged. Knows nothing
-of arrays: what is in a checkpoint, beside its progress and its manifest, is checkpoint.py's.
+Contains the layout RUN/checkpoints/STEP/ and the messages about absent and damaged checkpoints. Reads the progress
+and the manifest of a checkpoint; the arrays are left to runs/checkpoints.py.
 """
 
 import difflib
@@ -17,38 +17,39 @@ from flaxformer_mt.runs import atomic_folder
 PROGRESS_NAME = "progress.json"
 AVERAGE_NAME = "average"
 
-_WORDS = ("best", "last", AVERAGE_NAME)
+_KEYWORDS = ("best", "last", AVERAGE_NAME)
 
 
 class CheckpointIndex:
-    """A view of a run's checkpoints folder; it remembers nothing, so it is right whoever writes there."""
+    """A stateless view of a run's checkpoints folder: each method reads the disk, where others may write."""
 
     def __init__(self, run_dir: Path, *, best_metric: str) -> None:
         self.directory = Path(run_dir).absolute() / "checkpoints"
         self._best_metric = best_metric
 
     def folder(self, name: int | str) -> Path:
-        """Where a checkpoint is, or would be."""
+        """The path of a checkpoint, whether or not it exists."""
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, in order, damaged ones too."""
+        """The steps of all checkpoints, damaged ones included, in ascending order."""
         if not self.directory.is_dir():
             return []
         names = (path.name for path in self.directory.iterdir())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def best(self) -> int | None:
-        """The step with the best score, the earliest of equals; None when none has been evaluated."""
+        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score."""
         return self._best_of(self.steps())
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete once `step` is written: neither among the last of those up to it, nor the best.
+        """The steps to delete once `step` is written: all up to `step` but the `keep_last` newest and the best.
 
-        An interim one, which only a request to stop called for, goes as soon as there is a later one, and
-        does not count: so a run that was stopped keeps, and averages, what it would have without the stop.
-        Later steps than `step` belong to a run that was taken up again before them; they neither count nor
-        go, and are replaced when training comes by again.
+        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
+        exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore keeps
+        (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a run that
+        was later resumed at an earlier step: they are ignored here, and overwritten when training reaches them
+        again.
         """
         steps = [other for other in self.steps() if other <= step]
         interim = {other for other in steps if self._is_interim(other)}
@@ -56,10 +57,10 @@ class CheckpointIndex:
         return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of(steps)})
 
     def resolve(self, which: int | str) -> Path:
-        """The folder of checkpoint "best", "last", "average" or a step.
+        """The folder of the checkpoint "best", "last", "average" or a step.
 
         Raises:
-          UserError: it is absent; the message lists those there are.
+          UserError: the checkpoint is absent; the message lists the existing ones.
         """
         word = str(which)
         name: int | str | None
@@ -72,7 +73,7 @@ class CheckpointIndex:
         elif word.isascii() and word.isdigit():
             name = int(word)
         else:
-            near = difflib.get_close_matches(word, _WORDS, n=1)
+            near = difflib.get_close_matches(word, _KEYWORDS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(
                 f"checkpoint {word!r} is not best, last, average or a step{hint}; {self.describe()}"
@@ -82,7 +83,7 @@ class CheckpointIndex:
         return self.folder(name)
 
     def describe(self) -> str:
-        """What there is, for messages: `RUN/checkpoints has 500, 1000, average (best: 500)`."""
+        """Lists the checkpoints for messages: `RUN/checkpoints has 500, 1000, average (best: 500)`."""
         names = list(map(str, self.steps()))
         if self.folder(AVERAGE_NAME).is_dir():
             names.append(AVERAGE_NAME)
@@ -92,7 +93,7 @@ class CheckpointIndex:
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_sound(self, folder: Path, parts: Iterable[str]) -> None:
-        """Raises UserError, naming the last good checkpoint, if the progress or one of `parts` is damaged."""
+        """Raises UserError, naming the newest undamaged other checkpoint, if the progress or a part is damaged."""
         wanted = {PROGRESS_NAME, *parts}
         damage = atomic_folder.find_damage(folder, lambda file: file.split("/")[0] in wanted)
         if not damage:
@@ -100,25 +101,31 @@ class CheckpointIndex:
         others = (step for step in reversed(self.steps()) if self.folder(step) != folder)
         good = next((step for step in others if not atomic_folder.find_damage(self.folder(step))), None)
         remedy = (
-            "no other checkpoint is good" if good is None else f"last good: {good}; use --checkpoint={good}"
+            "no other checkpoint is undamaged"
+            if good is None
+            else f"the newest undamaged checkpoint is {good}; use --checkpoint={good}"
         )
         raise UserError(f"checkpoint {folder.name} of {self.directory} is damaged: {damage}; {remedy}")
 
     def find_good(self) -> tuple[int | None, str]:
-        """The newest undamaged step, and a warning that names damaged newer ones, "" when there are none.
+        """The newest undamaged step, and a warning that names newer, damaged steps.
+
+        The step is None if there is no checkpoint; the warning is "" if no checkpoint is damaged.
 
         Raises:
-          UserError: there are checkpoints, but all of them are damaged.
+          UserError: checkpoints exist, but all of them are damaged.
         """
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = atomic_folder.find_damage(self.folder(step))
             if not damage:
-                warning = f"{'; '.join(damages)}; the newest good one is {step}" if damages else ""
+                warning = f"{'; '.join(damages)}; the newest undamaged checkpoint is {step}" if damages else ""
                 return step, warning
             damages.append(f"checkpoint {step} of {self.directory} is damaged: {damage}")
         if damages:
-            raise UserError(f"{'; '.join(damages)}; none is good: delete {self.directory} to begin again")
+            raise UserError(
+                f"{'; '.join(damages)}; no checkpoint is undamaged: delete {self.directory} to train from step 0"
+            )
         return None, ""
 
     def _best_of(self, steps: list[int]) -> int | None:
@@ -130,12 +137,7 @@ class CheckpointIndex:
     def _read_score(self, step: int) -> float | None:
         try:
             score = read_progress(self.folder(step))["metrics"][self._best_metric]
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # never evaluated, or damaged: not the best
+        except (OSError, ValueError, KeyError, TypeError):  # not evaluated, or damaged
             return None
         return score if isinstance(score, int | float) and math.isfinite(score) else None
 
@@ -150,12 +152,12 @@ class CheckpointIndex:
         if word == AVERAGE_NAME:
             return "there is no averaged checkpoint; the command `average` makes one"
         if word == "best" and steps:
-            return f"there is no best checkpoint: none has a {self._best_metric} yet; use last or a step"
-        if word in _WORDS or not steps:
+            return f"there is no best checkpoint: no step has the metric {self._best_metric} yet; use last or a step"
+        if word in _KEYWORDS or not steps:
             return f"there is no checkpoint {word}"
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The progress that was saved with the checkpoint in `folder`."""
+    """Reads the training progress that the checkpoint in `folder` stores."""
     return json.loads((folder / PROGRESS_NAME).read_text(encoding="utf-8"))

@@ -1,12 +1,12 @@
-"""Checkpoints: named trees of arrays, and how training stood, in RUN/checkpoints/STEP/.
+"""Checkpoints: named trees of arrays, and the training progress, in RUN/checkpoints/STEP/.
 
-Row 11 of the data path, and the only door to orbax. Knows nothing of models, optimizers or meshes: it takes
-trees to the host to write them, and puts what it reads wherever the target's sharding says.
+Row 11 of the data path, and the only module that imports orbax. Copies trees to the host to write them, and
+places the arrays that it reads according to the sharding of the target; accepts any tree of arrays.
 
-    RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item a tree, as nested dicts of arrays
-                          progress.json            what the trainer wants back
-                          manifest.json            every file's size and digest; every leaf's type and shape
-    RUN/checkpoints/average/                       the mean of several, in the same form
+    RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
+                          progress.json            the training progress, needed to resume
+                          manifest.json            size and digest of each file; dtype and shape of each leaf
+    RUN/checkpoints/average/                       the mean of several checkpoints, in the same layout
 """
 
 import json
@@ -41,33 +41,33 @@ from flaxformer_mt.trees import (
     unflatten_like,
 )
 
-# What evaluation and translation use: the first of these trees that a checkpoint has.
+# Trees for evaluation and translation, which use the first of these that a checkpoint has.
 _INFERENCE_TREES = ("ema_params", "params")
 
 _USE_ITS_CONFIG = "use the config that it was trained with, or another run directory"
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Reads and writes the checkpoints of one run.
 
-    `save` returns once the arrays are on the host and writes in a thread; every other call waits for that
-    thread and raises what went wrong in it. One process writes to a run at a time; others may read meanwhile.
-    With several JAX processes all of them call `save`, `average` and `wait`; the first one writes, to a
-    folder that all can read.
+    `save` returns once the arrays are on the host, and a thread writes them; every other call waits for that
+    thread and re-raises its exception. Only one process may write to a run at a time; others may read
+    meanwhile. With several JAX processes, all of them call `save`, `average` and `wait`; the first one writes,
+    to a folder that all of them can read.
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
-        """Touches nothing on the disk.
+        """Stores the options, without reading or writing any file.
 
         Args:
-          run_dir: the run, whose folder `checkpoints` may be absent.
-          keep_last: how many of the last checkpoints to keep, beside the best.
-          best_metric: the entry of `progress["metrics"]` that tells the best; higher is better, except for
-            loss.
+          run_dir: the run directory; its folder `checkpoints` may be absent.
+          keep_last: the number of newest checkpoints to keep, in addition to the best.
+          best_metric: the entry of `progress["metrics"]` that decides which checkpoint is the best; higher is
+            better, except for loss.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
-        # Which checkpoints the last `newest_good` passed over and why; "" when none.
+        # The damaged checkpoints that the last call of `newest_good` skipped, and their damage; "" if none.
         self.warning = ""
         self._index = CheckpointIndex(run_dir, best_metric=best_metric)
         self.directory = self._index.directory
@@ -77,16 +77,16 @@ class Checkpoints:
         self._error: Exception | None = None
 
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
-        """Saves checkpoint `step`, and then deletes those that need not be kept.
+        """Saves checkpoint `step`, then deletes the checkpoints that are no longer kept.
 
         Args:
-          step: a checkpoint of that step is replaced.
-          trees: by name, as {"params": ..., "opt_state": ...}; leaves are arrays of any sharding, or numbers.
-            Their buffers may be donated or overwritten as soon as this returns.
-          progress: JSON values; `restore` returns them.
+          step: the training step; an existing checkpoint of this step is replaced.
+          trees: by name, such as {"params": ..., "opt_state": ...}; leaves are arrays of any sharding, or
+            numbers. Their buffers may be donated or overwritten as soon as this method returns.
+          progress: JSON values, which `restore` returns.
 
         Raises:
-          UserError: an earlier checkpoint could not be written, as when the disk is full.
+          UserError: an earlier checkpoint could not be written, for example because the disk is full.
         """
         self._join_writer()
         progress_text = json.dumps(progress, indent=1)
@@ -97,28 +97,28 @@ class Checkpoints:
             self._writer.start()
 
     def wait(self) -> None:
-        """Returns when the last `save` is on the disk; with several processes, on every one of them."""
+        """Waits until the last `save` is on disk; with several processes, on all of them."""
         self.finish_writing()
         wait_for_all("checkpoint")
 
     def finish_writing(self) -> None:
-        """Returns when what this process has to write is on the disk; the others are not waited for."""
+        """Waits until the last `save` of this process is on disk, whatever the other processes do."""
         self._join_writer()
 
     def restore(
         self, which: int | str, targets: dict[str, PyTree]
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Reads trees, bit for bit, onto the shardings of `targets`; returns them and the progress.
+        """Reads trees bit for bit with the shardings of `targets`; returns the trees and the progress.
 
         Args:
           which: "best", "last", "average" or a step.
-          targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding go to the
-            default device; numpy leaves stay on the host. Trees that are stored but not asked for are not
-            read.
+          targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on
+            the default device; numpy leaves stay on the host. Stored trees that `targets` does not name are
+            skipped.
 
         Raises:
           UserError: the checkpoint is absent, damaged, or differs from the targets in structure, shape or
-          type.
+          dtype.
         """
         folder = self.resolve(which)
         wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
@@ -133,10 +133,10 @@ class Checkpoints:
         return trees, read_progress(folder)
 
     def restore_params(self, which: int | str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters that evaluation and translation use, and the progress.
+        """Reads the parameters for evaluation and translation, and the progress.
 
-        They are the moving average where there is one, as nested dicts of arrays on the default device,
-        whatever devices they were saved from.
+        The parameters are the moving average if the checkpoint has one, as nested dicts of arrays on the
+        default device, regardless of the devices that they were saved from.
 
         Raises:
           UserError: the checkpoint is absent or damaged.
@@ -149,17 +149,17 @@ class Checkpoints:
     def average(self, last: int) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
-        Sums in float64 and returns to the parameters' type; leaves that are not floating-point are the
-        newest's. Its progress is {"step": newest, "averaged_steps": [...], "averaged_tree": "params" or
-        "ema_params"}.
+        Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
+        taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps": [...],
+        "averaged_tree": "params" or "ema_params"}.
 
         Raises:
-          UserError: fewer checkpoints than `last`, or one of them is damaged or differs in shape.
+          UserError: there are fewer checkpoints than `last`, or one of them is damaged or differs in shape.
         """
         steps = self.steps()
         if not 1 <= last <= len(steps):
-            possible = f"only 1 to {len(steps)}" if steps else "as there are none"
-            raise UserError(f"cannot average {last} checkpoints, {possible}; {self._index.describe()}")
+            possible = f"choose 1 to {len(steps)}" if steps else "there are none"
+            raise UserError(f"cannot average {last} checkpoints: {possible}; {self._index.describe()}")
         steps = steps[-last:]
         name, specs = self._inference_tree(self._index.folder(steps[-1]))
         for step in steps:
@@ -172,27 +172,27 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, in order, damaged ones too."""
+        """The steps of all checkpoints, damaged ones included, in ascending order."""
         self._join_writer()
         return self._index.steps()
 
     def latest(self) -> int | None:
-        """The newest step; None when there is no checkpoint."""
+        """The newest step; None if there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best `best_metric`, the earliest of equals; None when none has been evaluated."""
+        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
         self._join_writer()
         return self._index.best()
 
     def newest_good(self) -> int | None:
-        """The newest undamaged step, from which to resume; None when there is no checkpoint at all.
+        """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
-        First clears what a killed process left behind, so only the process that trains may call this. When
-        newer ones are damaged, `warning` names them.
+        First removes what a killed process left behind, so only the training process may call this method.
+        Sets `warning` to the names of newer, damaged checkpoints.
 
         Raises:
-          UserError: there are checkpoints, but all of them are damaged.
+          UserError: checkpoints exist, but all of them are damaged.
         """
         self._join_writer()
         self._sweep()
@@ -200,10 +200,10 @@ class Checkpoints:
         return step
 
     def resolve(self, which: int | str) -> Path:
-        """The folder of checkpoint "best", "last", "average" or a step (a number or its digits).
+        """The folder of the checkpoint "best", "last", "average" or a step (a number or its digits).
 
         Raises:
-          UserError: it is absent; the message lists those there are.
+          UserError: the checkpoint is absent; the message lists the existing ones.
         """
         self._join_writer()
         return self._index.resolve(which)
@@ -216,7 +216,8 @@ class Checkpoints:
         if isinstance(error, OSError):
             raise UserError(
                 f"a checkpoint could not be written: {error}; "
-                f"make room or mend the folder, and train again; {self._index.describe()}"
+                "free disk space or make the folder writable, and run the command again; "
+                f"{self._index.describe()}"
             ) from error
         if error is not None:
             raise error
@@ -227,11 +228,11 @@ class Checkpoints:
             _write_checkpoint(self._index.folder(step), trees, progress_text)
             for other in self._index.removable(step, keep_last=self._keep_last):
                 atomic_folder.remove_folder(self._index.folder(other))
-        except Exception as error:  # raised by `_join_writer` in the thread that trains
+        except Exception as error:  # re-raised by `_join_writer` in the training thread
             self._error = error
 
     def _sweep(self) -> None:
-        # only before the first save: whoever reads must not clear what another process is writing
+        # only before the first save: a reader must not remove what another process is writing
         if not self._swept and jax.process_index() == 0:
             atomic_folder.sweep_folders(self.directory)
         self._swept = True
@@ -248,7 +249,7 @@ class Checkpoints:
         lines = [f"  {name}/{line}" for name in wanted for line in compare_specs(stored[name], wanted[name])]
         if lines:
             raise UserError(
-                "\n".join([f"{what} does not fit: {len(lines)} arrays differ; {_USE_ITS_CONFIG}", *lines])
+                "\n".join([f"{what} does not match the config: {len(lines)} arrays differ; {_USE_ITS_CONFIG}", *lines])
             )
 
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
@@ -256,7 +257,10 @@ class Checkpoints:
         stored = atomic_folder.read_facts(folder)["trees"]
         name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
-            raise UserError(f"checkpoint {folder.name} of {self.directory} has no params to translate with")
+            raise UserError(
+                f"checkpoint {folder.name} of {self.directory} has neither of the trees of parameters "
+                f"{' and '.join(_INFERENCE_TREES)}; use another checkpoint"
+            )
         self._index.check_sound(folder, [name])
         return name, stored[name]
 
@@ -264,7 +268,7 @@ class Checkpoints:
 def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
     folder = atomic_folder.begin_folder(final)
     for name, leaves in trees.items():
-        # orbax stores no empty arrays and no empty trees; the manifest's specs say all there is to them
+        # orbax stores neither empty arrays nor empty trees; the specs in the manifest describe them completely
         filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
         if filled:
             _save_item(folder / name, filled)
@@ -277,7 +281,7 @@ def _save_item(folder: Path, leaves: Leaves) -> None:
     try:
         _make_checkpointer().save(folder, nest_leaves(leaves))
     except ValueError as error:
-        # the storage below orbax says in its message alone that the disk is full or not writable
+        # the storage library below orbax reports a full or read-only disk only in the text of its message
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if code is None:
             raise
@@ -300,9 +304,9 @@ def _read_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]
 def _make_checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    # orbax logs its progress, and tracebacks of what it raises as well; what matters is in the exception
+    # orbax logs its progress, and a traceback of each exception that it raises; the exception is enough
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    # every process reads and writes for itself: the one that writes has gathered all arrays on its host
+    # each process reads and writes alone: the writing process has gathered all arrays on its host
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     return ocp.Checkpointer(

@@ -1,7 +1,7 @@
-"""A trained model as a run directory holds it: config, vocabularies, and the parameters of one checkpoint.
+"""Trained models: the config, the vocabularies and the parameters of one checkpoint of a run directory.
 
-Owns which checkpoint is meant when none is named, the check that the three fit each other, and that whoever
-uses a model sees one layout of parameters, a tree for each layer. Knows nothing of what is done with a model.
+Contains the choice of the default checkpoint, and the check that config, vocabularies and parameters match. The
+parameters always have one subtree per layer, also if they were trained with model.scan_layers.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
+from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 
@@ -25,33 +26,38 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What translates: parameters with the config and the vocabularies that they were trained with."""
+    """The parameters of a model, with the config and the vocabularies that they were trained with."""
 
-    # The run's, but for model.scan_layers, which is False: the parameters are not stacked.
+    # The config of the run, with model.scan_layers False: the parameters are not stacked.
     config: Config
     vocabs: Vocabs
-    # Nested dicts of float32 arrays; the moving average where there is one.
+    # Nested dicts of float32 arrays; the moving average if the checkpoint has one.
     params: Any
-    # What the parameters come from: best, last, average or a step.
+    # The checkpoint of the parameters: best, last, average or a step.
     checkpoint: str
-    # What training had reached by then, as the checkpoint keeps it.
+    # The training progress that the checkpoint stores.
     progress: dict[str, Any]
 
     def make_model(self, **changes: Any) -> Model:
-        """The network that the parameters are of; changes replace fields of its config, as dtype."""
+        """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
         config = dataclasses.replace(self.config.model, **changes)
-        return make_model(config, source_size=self.vocabs.source.size, target_size=self.vocabs.target.size)
+        return make_model(
+            config,
+            source_size=self.vocabs.source.size,
+            target_size=self.vocabs.target.size,
+            platform=default_platform(),
+        )
 
 
-def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn) -> TrainedModel:
-    """Reads what a run directory holds.
+def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn = warn_user) -> TrainedModel:
+    """Loads a trained model from a run directory.
 
     Args:
-      checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, where
-        there is none yet (training goes on, or was cut short), best or last, with a warning.
+      checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if that
+        checkpoint is absent (training is still running, or was interrupted), best or last, with a warning.
 
     Raises:
-      UserError: no run directory, no such checkpoint, or parameters that do not fit the config.
+      UserError: the run directory or the checkpoint is absent, or the parameters do not match the config.
     """
     config = read_config(run_dir / "config.json")
     vocabs = load_vocabs(run_dir / "vocab")
@@ -64,22 +70,22 @@ def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn) ->
     trained = TrainedModel(config, vocabs, params, which, progress)
     if problems := compare_shapes(trained.make_model(), params):
         raise UserError(
-            f"the checkpoint of {run_dir} does not fit its config.json and vocab; restore these files:\n"
+            f"the checkpoint of {run_dir} does not match its config.json and vocab; restore both. Differing parameters:\n"
             + "\n".join(problems)
         )
     return trained
 
 
 def load_named(name: str, *, warn: Warn) -> TrainedModel:
-    """The model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
+    """Loads the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, _, checkpoint = name.rpartition("@")
-    if not run or Path(name).expanduser().is_dir():  # folders may have an @ in their names
+    if not run or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         run, checkpoint = name, ""
     return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, warn=warn)
 
 
 def compare_shapes(model: Model, params: Any) -> list[str]:
-    """A line for each parameter whose shape is not the model's, or that only one of the two has."""
+    """Returns a line for each parameter that is absent, superfluous, or differs in shape from the model's."""
     expected = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
 
     def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -94,7 +100,7 @@ def compare_shapes(model: Model, params: Any) -> list[str]:
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
-    """`wanted` if it is there or nothing is; else best or last, with a warning unless nothing was trained."""
+    """Returns `wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
     if wanted == "average":
         present = (checkpoints.directory / "average").is_dir()
     else:
@@ -102,6 +108,6 @@ def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
     if present or checkpoints.latest() is None:
         return wanted
     instead = "last" if wanted == "best" or checkpoints.best() is None else "best"
-    if checkpoints.latest():  # at step 0 it is an imported model, which has nothing better
+    if checkpoints.latest():  # step 0 is an imported model, untrained here: no warning
         warn(f"{checkpoints.directory.parent} has no {wanted} checkpoint yet; using {instead}")
     return instead

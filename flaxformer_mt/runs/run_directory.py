@@ -1,9 +1,9 @@
-"""The run directory: what belongs to one experiment, and whether a command may go on with it.
+"""The run directory: the files of one experiment, and whether a command may resume it with a given config.
 
-Owns the names of its files and the comparison of configs. Knows nothing of what the files hold.
+Contains the comparison of a run's config with a new one, and the reading and writing of report.json.
 
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
-     profile/ where one was asked for
+     profile/ if a profile was requested
 """
 
 import json
@@ -15,8 +15,8 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import compare_configs, read_config, save_config
 from flaxformer_mt.errors import UserError
 
-# Fields that may change between two sittings of one run: they do not change what is computed from here on.
-_FREE_FIELDS = (
+# Fields that may change when a run is resumed: the computation of further updates stays the same.
+_CHANGEABLE_FIELDS = (
     "data.cache_dir",
     "data.tfds_data_dir",
     "data.loader_threads",
@@ -32,20 +32,20 @@ _FREE_FIELDS = (
     "train.keep_checkpoints",
 )
 
-# Of a run that `import` made, before any training: all but the model and its vocabulary are still open.
+# The step of a checkpoint that `import` made. Until training, all fields but these groups may still change.
 IMPORTED_STEP = 0
 _FIXED_BY_IMPORT = ("model.", "vocab.")
-# Of the model, how its layers are run.
-_OPEN_AFTER_IMPORT = ("model.remat:", "model.scan_layers:")
+# Fields of the model that may change all the same: they choose how its layers are run.
+_CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.scan_layers:")
 
-# Schedules that do not look at train.steps, so that a run may be made longer.
-_OPEN_ENDED = ("noam", "inverse_sqrt", "constant")
+# Learning-rate schedules that are independent of train.steps, so that a run may be extended.
+_EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raises UserError if the run was made with another config, and names each field that differs.
+    """Raises UserError if the run was made with another config; the message names each differing field.
 
-    Touches nothing; a run that is not there yet is fine.
+    Writes nothing; accepts a run directory that is absent.
     """
     path = run_dir / "config.json"
     if run_dir.exists() and not run_dir.is_dir():
@@ -58,28 +58,29 @@ def check_run(run_dir: Path, config: Config) -> None:
         differences = [
             line
             for line in differences
-            if line.startswith(_FIXED_BY_IMPORT) and not line.startswith(_OPEN_AFTER_IMPORT)
+            if line.startswith(_FIXED_BY_IMPORT) and not line.startswith(_CHANGEABLE_AFTER_IMPORT)
         ]
     if differences:
         raise UserError(
-            f"{run_dir} was made with another config. Differing fields (there -> now):\n  "
+            f"{run_dir} was made with another config. Differing fields (in the run -> now):\n  "
             + "\n  ".join(differences)
-            + "\nGive another --run=DIR, or the old values, or delete the directory."
+            + "\nGive another --run=DIR, restore the old values, or delete the directory."
         )
 
 
 def open_run(run_dir: Path, config: Config) -> None:
-    """Checks the run as `check_run` does, makes its directory, and writes the config into it.
+    """Checks the run as `check_run` does, creates its directory, and writes the config into it.
 
-    Called once the data has been read: a run that cannot begin leaves no directory behind.
+    Call this function after the data has been read, so that a run whose data are invalid leaves no directory
+    behind.
 
     Raises:
-      UserError: another config, or a directory that cannot be written.
+      UserError: the run was made with another config, or the directory is not writable.
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
     if path.exists() and read_config(path) == config:
-        return  # another process of the same job may be reading it
+        return  # another process of the same job may be reading the file
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, path.with_suffix(".tmp"))
@@ -89,7 +90,7 @@ def open_run(run_dir: Path, config: Config) -> None:
 
 
 def _is_untrained_import(run_dir: Path) -> bool:
-    """Whether the run's one checkpoint is the imported model: training writes those of later steps."""
+    """Returns whether the imported model is the run's only checkpoint: training writes those of later steps."""
     checkpoints = run_dir / "checkpoints"
     steps = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return [name for name in steps if name.isdigit()] == [str(IMPORTED_STEP)]
@@ -98,27 +99,27 @@ def _is_untrained_import(run_dir: Path) -> bool:
 def _may_differ(line: str, old: Config, new: Config) -> bool:
     name = line.split(":", 1)[0]
     if name == "train.steps":
-        return new.train.steps > old.train.steps and new.optim.schedule in _OPEN_ENDED
-    return name in _FREE_FIELDS
+        return new.train.steps > old.train.steps and new.optim.schedule in _EXTENDABLE_SCHEDULES
+    return name in _CHANGEABLE_FIELDS
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:
-    """The report of a finished run, or None. Raises UserError if it is damaged."""
+    """Reads the report of a finished run; None if absent. Raises UserError if the file is damaged."""
     path = run_dir / "report.json"
     try:
         report = json.loads(path.read_bytes())
-        reason = "" if {"step", "stopped_early"} <= set(report) else "it says not how the run ended"
+        reason = "" if {"step", "stopped_early"} <= set(report) else "step or stopped_early is missing"
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
         reason = str(error)
     if reason:
-        raise UserError(f"{path} is damaged ({reason}); delete it to have it made again")
+        raise UserError(f"{path} is damaged ({reason}); delete it, and the next training command writes it again")
     return report
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
-    """Writes report.json whole or not at all."""
+    """Writes report.json atomically."""
     path = run_dir / "report.json"
     path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     os.replace(path.with_suffix(".tmp"), path)

@@ -1,8 +1,10 @@
-"""The search for a good translation: ids in, ids out, over a callable that gives the next logits.
+"""Search for translations: greedy search, beam search, sampling and continuous batching.
 
-Knows neither text nor models: `next_logits(tokens, cache) -> (logits, cache)` is all it sees of a network.
+A search sees token ids and a callable `next_logits(tokens, cache) -> (logits, cache)`. Imports neither models
+nor vocabularies (tests enforce this).
 """
 
+from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.search.continuous_batching import (
     NOBODY,
     OUTGROWN,
@@ -30,7 +32,6 @@ from flaxformer_mt.search.types import (
     SearchResult,
     State,
     Symbols,
-    search_width,
     take_rows,
 )
 

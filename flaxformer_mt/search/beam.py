@@ -1,7 +1,6 @@
-"""Beam search, plain or in groups that are kept apart.
+"""Beam search, with optional diversity groups (Vijayakumar et al. 2016).
 
-Owns which prefixes live, which hypotheses are kept, and when a sentence is done. Knows neither text nor
-models.
+Contains the selection of live prefixes, the pool of finished hypotheses and the stopping criterion.
 """
 
 from typing import Any
@@ -18,13 +17,17 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
-    """The state before the first token: one empty prefix alive in each group of beams.
+    """Return the state before the first token, with one live (empty) prefix in each group of beams.
 
-    Were more alive at the start, they would stay copies of each other.
+    More live prefixes would stay copies of each other.
+
+    Raises:
+      ValueError: inputs that the coverage penalty needs are missing, or required sequences are combined with
+        diversity groups.
     """
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
-    places = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
-    nothing = jnp.full((batch, places), -jnp.inf, jnp.float32)
+    slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
+    no_scores = jnp.full((batch, slots), -jnp.inf, jnp.float32)
     first_of_group = jnp.arange(width) % (width // options.diversity_groups) == 0
     log_probs = jnp.broadcast_to(jnp.where(first_of_group, 0.0, -jnp.inf), (batch, width))
     state = State(
@@ -36,10 +39,10 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
         lines=lines,
         done=lines.max_lengths == 0,
         finished=SearchResult(
-            tokens=jnp.full((batch, places, task.max_length), task.symbols.pad_id, jnp.int32),
-            scores=nothing,
-            log_probs=nothing,
-            lengths=jnp.zeros((batch, places), jnp.int32),
+            tokens=jnp.full((batch, slots, task.max_length), task.symbols.pad_id, jnp.int32),
+            scores=no_scores,
+            log_probs=no_scores,
+            lengths=jnp.zeros((batch, slots), jnp.int32),
         ),
     )
     if options.stopping == "inexact":
@@ -50,17 +53,18 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
         state = state._replace(coverage=jnp.zeros((batch, width, lines.source_mask.shape[1]), jnp.float32))
     if lines.required is not None:
         if options.diversity_groups > 1:
-            raise ValueError("groups and required sequences exclude each other; set diversity_groups to 1")
+            raise ValueError("required sequences need a single group of beams; set diversity_groups to 1")
         met, matched = start_required(lines.required, width)
         state = state._replace(met=met, matched=matched)
     return state
 
 
 def advance_beams(task: Task, state: State) -> State:
-    """One more token on every live prefix of every sentence.
+    """Extend every live prefix of every sentence by one token.
 
-    The W best continuations of all live prefixes stay. Those that end leave the beam for the pool of finished
-    hypotheses, so width 1 is greedy search. A sentence that is done stays as it is, whatever the rest needs.
+    The W best continuations of all live prefixes stay. Continuations that end in eos leave the beam for the
+    pool of finished hypotheses, so a search of width 1 is greedy search. The results of a sentence that is
+    done stay unchanged while other sentences of the batch continue.
     """
     logits, cache = task.next_logits(state.last, state.cache)
     coverage = None
@@ -84,9 +88,9 @@ def advance_beams(task: Task, state: State) -> State:
 
 
 def _choose(task: Task, state: State, logits: Array) -> Chosen:
-    """The continuations that stay; parents count the beams of all groups.
+    """Choose the continuations that stay; `parents` index the beams of all groups together.
 
-    Logits [B, 1, V] are those of all beams alike, as before the first token.
+    Logits [B, 1, V] apply to all beams, as before the first token.
     """
     (barred, allowed), banned = barred_or_allowed(task, state, logits.shape[-1]), banned_tokens(task, state)
     if logits.shape[1] == 1 and allowed is not None:
@@ -95,47 +99,50 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
         return choose_required(task, state, logits, allowed, banned)
     groups = task.options.diversity_groups
     width = task.width // groups
-    discount, found = None, []
+    discount, chosen_by_group = None, []
     for group in range(groups):
-        ours = allowed if allowed is None or allowed.shape[1] == 1 else _part(allowed, group, groups)
-        prefixes, following = _part((state.log_probs, logits), group, groups)
+        group_allowed = allowed if allowed is None or allowed.shape[1] == 1 else _part(allowed, group, groups)
+        group_log_probs, group_logits = _part((state.log_probs, logits), group, groups)
         steps, tokens = top_candidates(
-            following,
-            count=min(width, logits.shape[-1]),  # the W best of all are among the W best of each
+            group_logits,
+            count=min(width, logits.shape[-1]),  # the W best overall are among the W best of each prefix
             banned=banned,
             barred=barred,
-            allowed=ours,
+            allowed=group_allowed,
             discount=discount,
         )
-        own = _extend(prefixes, steps, tokens, discount)
-        found.append(own._replace(parents=own.parents + group * width))
+        chosen = _extend(group_log_probs, steps, tokens, discount)
+        chosen_by_group.append(chosen._replace(parents=chosen.parents + group * width))
         if group + 1 < groups:
-            discount = _discount(discount, own, task.options.diversity_strength, logits.shape)
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+            discount = _discount(discount, chosen, task.options.diversity_strength, logits.shape)
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *chosen_by_group)
 
 
 def _extend(log_probs: Array, steps: Array, tokens: Array, discount: Array | None) -> Chosen:
-    """The W best of the continuations of prefixes [B, W] by candidates [B, W or 1, C], and their parents."""
+    """Choose the W best continuations of prefixes [B, W] by candidates [B, W or 1, C]."""
     (batch, width), count = log_probs.shape, tokens.shape[-1]
     tokens = jnp.broadcast_to(tokens, (batch, width, count))
-    merits = (log_probs[:, :, None] + steps).reshape(batch, -1)
-    merits, chosen = jax.lax.top_k(merits, width)
+    scores = (log_probs[:, :, None] + steps).reshape(batch, -1)
+    scores, chosen = jax.lax.top_k(scores, width)
     last = jnp.take_along_axis(tokens.reshape(batch, -1), chosen, axis=1)
-    if discount is not None:  # only compared with it, never scored with it
-        merits = merits + jnp.take_along_axis(discount, last, axis=1)
-    return Chosen(merits, last, chosen // count)
+    if discount is not None:  # it affects the choice of tokens, not their scores
+        scores = scores + jnp.take_along_axis(discount, last, axis=1)
+    return Chosen(scores, last, chosen // count)
 
 
-def _discount(before: Array | None, own: Chosen, strength: float, shape: tuple[int, ...]) -> Array:
-    """What [B, V] later groups take off each token: strength for every live beam that has just chosen it."""
+def _discount(previous: Array | None, group_chosen: Chosen, strength: float, shape: tuple[int, ...]) -> Array:
+    """Return the amount [B, V] to subtract from each token's log-probability in later groups.
+
+    Each live beam that has just chosen a token adds `strength` to the token's discount.
+    """
     rows = jnp.arange(shape[0])[:, None]
-    chosen = jnp.where(jnp.isneginf(own.log_probs), 0.0, strength)
-    start = jnp.zeros((shape[0], shape[2]), jnp.float32) if before is None else before
-    return start.at[rows, own.last].add(chosen)
+    increase = jnp.where(jnp.isneginf(group_chosen.log_probs), 0.0, strength)
+    discount = jnp.zeros((shape[0], shape[2]), jnp.float32) if previous is None else previous
+    return discount.at[rows, group_chosen.last].add(increase)
 
 
 def _collect(task: Task, state: State) -> State:
-    """Moves what has just ended from the beam to the pool, each group's to its own places."""
+    """Move hypotheses that have just ended from the beam to the pool, into the slots of their group."""
     assert state.finished is not None
     ended, ages = state.last == task.symbols.eos_id, state.ages[:, None]
     scores: Array = jnp.where(ended, state.log_probs / length_penalty(ages, task.options), -jnp.inf)
@@ -156,7 +163,7 @@ def _collect(task: Task, state: State) -> State:
 
 
 def _part(tree: Any, group: int, groups: int) -> Any:
-    """The places or beams [B, X / groups, ...] of one group, of leaves [B, X, ...]."""
+    """Return the slots or beams [B, X / groups, ...] of one group from leaves [B, X, ...]."""
 
     def take(leaf: Array) -> Array:
         size = leaf.shape[1] // groups
@@ -166,51 +173,55 @@ def _part(tree: Any, group: int, groups: int) -> Any:
 
 
 def _merge(pool: SearchResult, offered: SearchResult) -> SearchResult:
-    """The pool with those hypotheses that score better than what it holds (-inf: not offered)."""
+    """Return the best of the pool and the offered hypotheses, one per slot of the pool (-inf: none)."""
     both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, offered)
     _, chosen = jax.lax.top_k(both.scores, pool.scores.shape[1])
     return jax.tree.map(lambda leaf: take_beams(leaf, chosen), both)
 
 
 def _freeze(before: State, after: State) -> State:
-    """`after`, but with what results are made of as it was where a sentence is done."""
+    """Return `after`, with the fields that results are made of as in `before` for sentences that are done."""
 
     def keep(old: Array, new: Array) -> Array:
         return jnp.where(jnp.expand_dims(before.done, range(1, old.ndim)), old, new)
 
     names = ("tokens", "log_probs", "finished", "coverage", "met")
-    kept = {name: jax.tree.map(keep, getattr(before, name), getattr(after, name)) for name in names}
-    return after._replace(**kept)
+    restored = {name: jax.tree.map(keep, getattr(before, name), getattr(after, name)) for name in names}
+    return after._replace(**restored)
 
 
 def _is_done(task: Task, state: State) -> Array:
-    """Sentences [B] whose limit is reached, or whose live prefixes cannot enter the pool any more."""
+    """Return which sentences [B] are at their length limit or have no live prefix that can enter the pool.
+
+    With inexact stopping, a sentence is also done once patience * width of its hypotheses have ended.
+    """
     assert state.finished is not None
     limits, groups = state.lines.max_lengths, task.options.diversity_groups
-    hopeless = jnp.ones_like(state.done)
+    exhausted = jnp.ones_like(state.done)
     for group in range(groups):
         live, worst = (
             _part(state.log_probs, group, groups),
             _part(state.finished.scores, group, groups)[:, -1],
         )
-        hopeless &= attainable(live, state.ages + 1, limits, task.options) <= worst
+        exhausted &= attainable(live, state.ages + 1, limits, task.options) <= worst
     if state.num_ended is not None:
-        hopeless |= state.num_ended >= task.options.patience * task.width
-    return hopeless | (state.ages >= limits)
+        exhausted |= state.num_ended >= task.options.patience * task.width
+    return exhausted | (state.ages >= limits)
 
 
-def _reorder(cache: Cache, parents: Array, place: Array) -> Cache:
-    """The cache after beams [B, W] have taken the places of others.
+def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
+    """Return the cache reordered so that beam w continues beam parents[b, w]; parents are [B, W].
 
-    A model that follows `ancestors` keeps every token where it was written, and only the names of beams move.
+    For a model that follows `ancestors`, cached tokens stay where they were written and only beam indices
+    move.
     """
     if cache.ancestors is None:
         return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))
-    return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, place].set(parents))
+    return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, position].set(parents))
 
 
 def finish_beams(task: Task, state: State) -> SearchResult:
-    """The pool, its empty places filled with the best prefixes that the limit cut off."""
+    """Return the n_best hypotheses: those of the pool, then the best prefixes cut off at the length limit."""
     assert state.finished is not None
     pool = state.finished._replace(tokens=state.in_order(state.finished.tokens))
     state = state._replace(tokens=state.in_order(state.tokens))
@@ -223,7 +234,7 @@ def finish_beams(task: Task, state: State) -> SearchResult:
         pool = pool._replace(satisfied=jnp.ones(pool.scores.shape, bool))
         cut_off = cut_off._replace(satisfied=state.met.all(axis=-1))
     both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, cut_off)
-    # Finished before cut off before what lacks something required before nothing; then the higher score.
+    # Rank: finished, cut off, without all required sequences, nonexistent; within each, by score.
     kind = jnp.broadcast_to(jnp.arange(both.scores.shape[1]) >= pool.scores.shape[1], both.scores.shape)
     kind = kind.astype(jnp.int32) if both.satisfied is None else jnp.where(both.satisfied, kind, 2)
     kind = jnp.where(jnp.isneginf(both.scores), 3, kind)
@@ -242,8 +253,8 @@ def finish_beams(task: Task, state: State) -> SearchResult:
 
 
 def _seen_before(tokens: Array, kind: Array, scores: Array) -> Array:
-    """Which hypotheses [B, N] another group found too, in a place that ranks before."""
-    places = jnp.arange(kind.shape[1])
-    rank = jnp.argsort(jnp.lexsort((jnp.broadcast_to(places, kind.shape), -scores, kind), axis=1), axis=1)
+    """Return which hypotheses [B, N] duplicate a higher-ranked hypothesis of another group."""
+    positions = jnp.arange(kind.shape[1])
+    rank = jnp.argsort(jnp.lexsort((jnp.broadcast_to(positions, kind.shape), -scores, kind), axis=1), axis=1)
     same = (tokens[:, :, None] == tokens[:, None, :]).all(axis=-1) & (kind < 3)[:, None, :]
     return (same & (rank[:, :, None] > rank[:, None, :])).any(axis=2)

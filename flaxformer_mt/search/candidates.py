@@ -1,7 +1,4 @@
-"""The best next tokens of each beam.
-
-Owns how logits become log-probabilities and how the best are found quickly; knows nothing of loops or caches.
-"""
+"""The best next tokens of each beam: masks, log-probabilities and a fast top-k over the vocabulary."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.shapes import Array, typed
 
-# Vocabularies are looked through in chunks of this many entries (see `top_k`).
+# Entries of the vocabulary per chunk (see `top_k`).
 _CHUNK = 64
 
 
@@ -18,10 +15,10 @@ _CHUNK = 64
 def mask_logits(
     logits: Float[Array, "B W V"], *, banned: tuple[int, ...], allowed: Bool[Array, "B #W V"] | None = None
 ) -> Float[Array, "B W V"]:
-    """Float32 logits, -inf where a token is banned everywhere or not allowed here."""
-    choosable = np.ones(logits.shape[-1], bool)
-    choosable[[token for token in banned if 0 <= token < choosable.size]] = False
-    mask = jnp.asarray(choosable) if allowed is None else allowed & choosable
+    """Return float32 logits, -inf where a token is banned for all beams or not allowed for its beam."""
+    permitted = np.ones(logits.shape[-1], bool)
+    permitted[[token for token in banned if 0 <= token < permitted.size]] = False
+    mask = jnp.asarray(permitted) if allowed is None else allowed & permitted
     return jnp.where(mask, logits.astype(jnp.float32), -jnp.inf)
 
 
@@ -35,68 +32,69 @@ def top_candidates(
     allowed: Bool[Array, "B #W V"] | None = None,
     discount: Float[Array, "B V"] | None = None,
 ) -> tuple[Float[Array, "B W C"], Int[Array, "B W C"]]:
-    """The `count` best next tokens of each beam: float32 log-probabilities, best first, and ids.
+    """Return the `count` best next tokens of each beam: float32 log-probabilities, best first, and ids.
 
-    `barred` is one id more, and for which beams, [B, W or 1], it is banned as well.
+    `barred` is one further id and a mask [B, W or 1] of the beams for which the id is banned.
 
-    Ids that are banned or not allowed are never chosen, but keep their probability: scores are those of the
-    model. A discount is taken off before tokens are compared, and is off what is returned too. Where any
-    logit is not a number, the whole beam is impossible (-inf), so that it cannot displace a sound one.
+    Banned and disallowed ids are never chosen but keep their probability: scores are those of the model. The
+    discount is subtracted before tokens are compared and stays subtracted in the result. A beam with a NaN
+    among its logits gets -inf for all tokens, so that it cannot displace a valid beam.
     """
     if allowed is None and discount is None and count * _CHUNK < logits.shape[-1]:
         log_probs, tokens = _top_of_chunks(logits.astype(jnp.float32), count, banned, barred)
     else:
         if barred is not None:
-            own = ~barred[1][..., None] | (jnp.arange(logits.shape[-1]) != barred[0])
-            allowed = own if allowed is None else allowed & own
-        total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
+            not_barred = ~barred[1][..., None] | (jnp.arange(logits.shape[-1]) != barred[0])
+            allowed = not_barred if allowed is None else allowed & not_barred
+        normalizer = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
         masked = mask_logits(logits, banned=banned, allowed=allowed)
-        best, tokens = top_k(masked if discount is None else masked - discount[:, None, :], count)
-        log_probs = best - total
+        best_logits, tokens = top_k(masked if discount is None else masked - discount[:, None, :], count)
+        log_probs = best_logits - normalizer
     return jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs), tokens
 
 
 def _top_of_chunks(
     logits: Array, count: int, banned: tuple[int, ...], barred: tuple[int, Array] | None
 ) -> tuple[Array, Array]:
-    """The same where few ids are ruled out: the logits are read twice, and written nowhere again.
+    """Compute `top_candidates` for few excluded ids: reads the logits twice and writes no copy of them.
 
-    Their chunks' maxima serve the sum of the exponentials as well; what is banned is taken out of the few
-    chunks that it is in. For 192 beams over 32,000 tokens on a core of a CPU it takes 3 ms, the product 71.
+    The maxima of the chunks also serve the sum of exponentials, and excluded ids are masked only in the few
+    chunks that contain them. For 192 beams over 32,000 tokens on one CPU core this takes 3 ms; the matrix
+    product that computes the logits takes 71 ms.
     """
     size = logits.shape[-1]
     chunks = _in_chunks(logits)
-    choosable = np.arange(chunks.shape[-2] * _CHUNK) < size
-    choosable[[token for token in banned if 0 <= token < size]] = False
-    choosable = choosable.reshape(-1, _CHUNK)
-    touched = {*np.flatnonzero(~choosable.all(axis=-1)).tolist()}
+    permitted = np.arange(chunks.shape[-2] * _CHUNK) < size
+    permitted[[token for token in banned if 0 <= token < size]] = False
+    permitted = permitted.reshape(-1, _CHUNK)
+    partly_excluded = {*np.flatnonzero(~permitted.all(axis=-1)).tolist()}
     if barred is not None:
-        touched.add(barred[0] // _CHUNK)
-    partly = np.array(sorted(touched), np.int32)
+        partly_excluded.add(barred[0] // _CHUNK)
+    partial = np.array(sorted(partly_excluded), np.int32)
 
-    def keep(values: Array, numbers: Array | np.ndarray) -> Array:
-        """Chunks [..., C, 64] of those numbers [..., C] or [C], -inf where nothing can be chosen."""
-        kept = jnp.where(jnp.asarray(choosable)[numbers], values, -jnp.inf)
+    def mask_chunks(values: Array, indices: Array | np.ndarray) -> Array:
+        """Mask excluded ids with -inf in chunks [..., C, 64], whose indices are [..., C] or [C]."""
+        masked = jnp.where(jnp.asarray(permitted)[indices], values, -jnp.inf)
         if barred is None:
-            return kept
-        ids = numbers[..., None] * _CHUNK + np.arange(_CHUNK)
-        return jnp.where((ids == barred[0]) & barred[1][..., None, None], -jnp.inf, kept)
+            return masked
+        ids = indices[..., None] * _CHUNK + np.arange(_CHUNK)
+        return jnp.where((ids == barred[0]) & barred[1][..., None, None], -jnp.inf, masked)
 
     largest = chunks.max(axis=-1)
     top = largest.max(axis=-1)
-    total = top + jnp.log(jnp.exp(chunks - top[..., None, None]).sum(axis=(-1, -2)))
-    largest = largest.at[..., partly].set(keep(chunks[..., partly, :], partly).max(axis=-1))
+    normalizer = top + jnp.log(jnp.exp(chunks - top[..., None, None]).sum(axis=(-1, -2)))
+    largest = largest.at[..., partial].set(mask_chunks(chunks[..., partial, :], partial).max(axis=-1))
     _, chosen = jax.lax.top_k(largest, count)  # [..., C]
-    kept = keep(jnp.take_along_axis(chunks, chosen[..., None], axis=-2), chosen)
-    best, tokens = _top_of_chosen(kept, chosen, count)
-    return best - total[..., None], jnp.minimum(tokens, size - 1)
+    masked = mask_chunks(jnp.take_along_axis(chunks, chosen[..., None], axis=-2), chosen)
+    best, tokens = _top_of_chosen(masked, chosen, count)
+    return best - normalizer[..., None], jnp.minimum(tokens, size - 1)
 
 
 def top_k(values: Array, count: int) -> tuple[Array, Array]:
-    """`lax.top_k` over the last axis, up to the order of ties, in two stages.
+    """Compute `lax.top_k` over the last axis in two stages; the order of ties may differ.
 
-    The largest `count` values lie in the `count` chunks with the largest maxima, so only those are sorted:
-    on a CPU, for 5 of 8,000, that takes a fifth of the time of `lax.top_k`.
+    The largest `count` values lie in the `count` chunks with the largest maxima, so only these chunks are
+    sorted. For 5 of 8,000 values on a CPU, this takes a fifth of the time of `lax.top_k`.
     """
     size = values.shape[-1]
     if count * _CHUNK >= size:
@@ -105,11 +103,11 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
     _, chosen = jax.lax.top_k(chunks.max(axis=-1), count)  # [..., C]
     kept = jnp.take_along_axis(chunks, chosen[..., None], axis=-2)
     best, ids = _top_of_chosen(kept, chosen, count)
-    return best, jnp.minimum(ids, size - 1)  # a chunk's padding is chosen only where everything is -inf
+    return best, jnp.minimum(ids, size - 1)  # the last chunk's padding is chosen only if all are -inf
 
 
 def _in_chunks(values: Array) -> Array:
-    """Values [..., V] as chunks [..., V / 64, 64], the last one filled up with -inf."""
+    """Split values [..., V] into chunks [..., V / 64, 64], the last one padded with -inf."""
     size = values.shape[-1]
     num_chunks = -(-size // _CHUNK)
     if size % _CHUNK:
@@ -119,6 +117,9 @@ def _in_chunks(values: Array) -> Array:
 
 
 def _top_of_chosen(kept: Array, chosen: Array, count: int) -> tuple[Array, Array]:
-    """The largest values of some chunks [..., C, 64], and their places in all that chunks [..., C] number."""
+    """Return the largest values of chunks [..., C, 64] and their indices in the full array.
+
+    `chosen` [..., C] are the indices of the chunks.
+    """
     best, where = jax.lax.top_k(kept.reshape(*kept.shape[:-2], -1), count)
     return best, jnp.take_along_axis(chosen, where // _CHUNK, axis=-1) * _CHUNK + where % _CHUNK

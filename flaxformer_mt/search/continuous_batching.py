@@ -1,8 +1,8 @@
-"""A search of more lines than it has room for: a line that is done makes room for the next one in the queue.
+"""Continuous batching: a row whose line is done takes the next line of the queue.
 
-Owns which line is searched in which row, and what becomes of its result. One compiled program searches a
-queue without a word with the host; what is left of it goes on with the next queue, in a program of another
-size. Knows neither text nor models.
+Contains the assignment of lines to rows and the collection of results. One compiled program searches a whole
+queue without communication with the host. Lines that are still active at its end continue with the next
+queue, in a program that may have another size.
 """
 
 from dataclasses import replace
@@ -18,53 +18,55 @@ from flaxformer_mt.search.state_rows import Layout, pack, put_rows, unpack
 from flaxformer_mt.search.types import Lines, SearchResult, State, take_rows
 from flaxformer_mt.shapes import Array, Cache
 
-# Lengths of the hypotheses of a line that there was not enough room for.
+# Lengths of the hypotheses of a line that exceeded the token capacity.
 OUTGROWN = -1
 
-# The line of a row that is free.
+# Owner of a free row.
 NOBODY = -1
 
 
 class Searched(NamedTuple):
-    """What a queue leaves behind: a state that goes on with the next one, and what was found."""
+    """Output of the search of a queue: a state that continues with the next queue, and the results."""
 
-    # Packed; rows that are done are free.
+    # Packed; rows whose lines are done are free.
     state: State
-    # The line that is still searched in each row: i < M of the queue, M + r of row r before it, or NOBODY.
+    # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NOBODY.
     owners: Int[Array, "R"]
-    # How many tokens its prefixes have.
+    # Number of tokens in the prefixes of each row.
     ages: Int[Array, "R"]
-    # Of the M lines of the queue, then of the R rows before it; those that are still searched have none.
+    # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
     results: SearchResult
 
 
 class _Queue(NamedTuple):
-    """Lines that are searched, those that were, and those that wait."""
+    """Loop state of the search of a queue: active lines, finished lines and the position in the queue."""
 
     state: State
-    # Which of the rows were stopped because there is no room for more of their tokens.
+    # Rows that were stopped at the token capacity.
     outgrown: Bool[Array, "R"]
-    # The line of each row, M + R: nobody's.
+    # The line of each row; M + R: free.
     owners: Int[Array, "R"]
-    # The first line that waits.
-    waiting: Int[Array, ""]
-    # Of lines that are done, what their results are made of.
+    # Index of the first line that waits.
+    next_line: Int[Array, ""]
+    # Of finished lines: the parts of the state that results are made of.
     ended: State
-    stopped: Bool[Array, "M+R"]
+    # Of finished lines: whether they were stopped at the token capacity.
+    ended_outgrown: Bool[Array, "M+R"]
 
 
 def shares_first_step(options: SearchConfig) -> bool:
-    """Whether all hypotheses of a line begin as one, so that its first token needs computing once."""
+    """Return whether all hypotheses of a line have the same first step, which is then computed once."""
     return options.method == "greedy" or (options.method == "beam" and options.diversity_groups == 1)
 
 
 def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
-    """The packed state of lines before their first token, as they wait for a row.
+    """Return the packed state of waiting lines before their first token.
 
     Args:
-      task: with room for one token (max_length 1).
-      cache: with room for one token too; of one beam where `shares_first_step`, of task.width otherwise.
-      lines: max_lengths are those of the search.
+      task: with a capacity of one token (max_length 1).
+      cache: with a capacity of one token; of one beam where `shares_first_step`, of task.width beams
+        otherwise.
+      lines: max_lengths are those of the whole search.
     """
     cache = cache._replace(begun=jnp.zeros(lines.max_lengths.shape, jnp.int32))
     if cache.ancestors is not None and shares_first_step(task.options):
@@ -73,10 +75,10 @@ def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
 
 
 def take_first_step(task: Search, state: State) -> State:
-    """The same lines after their first token, where all beams of a line share that step."""
+    """Return the state of waiting lines after their first token, computed once for all beams of a line."""
 
     def next_logits(last: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Of the only beam there is, [B, 1, V], and the cache as if there were all."""
+        """Return the logits [B, 1, V] of the single beam, and the cache expanded to all beams."""
         if cache.ancestors is None:
             logits, after = task.next_logits(last[:, :1], cache)
             return logits, after._replace(per_beam=jax.tree.map(spread, after.per_beam))
@@ -92,14 +94,14 @@ def take_first_step(task: Search, state: State) -> State:
 def search_queue(
     task: Search, layout: Layout, state: State, lines: State, count: Array, leave: Array, *, refill: int
 ) -> Searched:
-    """Searches `count` lines in the rows of a state, beside what is searched there already.
+    """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
-    As soon as `refill` rows are free, the next so many lines take them. It ends when none waits any more and
-    `leave` rows are free. Each line's result is what it would be if all were searched at once: lines have
-    nothing to do with each other.
+    Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
+    The search ends when no line waits and `leave` rows are free. Lines are independent of each other, so the
+    result of each line equals the result of a search of all lines at once.
 
-    A line's max_lengths may be above the task's max_length, which says for how many tokens there is room. One
-    that needs more is stopped there, and its lengths are all OUTGROWN.
+    A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
+    that needs more tokens is stopped at the capacity, and all its lengths are OUTGROWN.
 
     With 2 free rows, refill 1, leave 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in steps 0 to
     2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
@@ -107,69 +109,72 @@ def search_queue(
     Args:
       state: packed [R, ...]; see `empty_rows` and `move_rows`.
       lines: packed [M, ...]; see `begin_lines` and `take_first_step`.
+      count: number of lines in the queue; the other rows of `lines` are padding.
+      leave: number of free rows at which the search ends once no line waits.
+      refill: number of free rows that are refilled together.
     """
-    waiting = unpack(lines)
+    waiting_lines = unpack(lines)
 
-    def goes_on(queue: _Queue) -> Array:
-        return (queue.waiting < count) | (queue.state.done.sum() < leave)
+    def unfinished(queue: _Queue) -> Array:
+        return (queue.next_line < count) | (queue.state.done.sum() < leave)
 
     def fill_and_search(queue: _Queue) -> _Queue:
-        queue = _fill(layout, queue, waiting, count, refill)
-        left = count - queue.waiting
-        return _run(task, queue, jnp.where(left > 0, jnp.minimum(left, refill), leave))
+        queue = _fill(layout, queue, waiting_lines, count, refill)
+        num_waiting = count - queue.next_line
+        return _run(task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), leave))
 
-    queue = _start(unpack(state), len(waiting.done))
-    queue = jax.lax.while_loop(goes_on, fill_and_search, queue)
+    queue = _start(unpack(state), len(waiting_lines.done))
+    queue = jax.lax.while_loop(unfinished, fill_and_search, queue)
     return _finish(task, _collect(queue, jnp.arange(len(queue.owners))))
 
 
 def _start(state: State, num_lines: int) -> _Queue:
-    """No line of the queue is searched yet; those of the state are numbered behind them."""
+    """Return the loop state before any line of the queue; lines of the state are numbered after the queue."""
     rows = jnp.arange(len(state.done))
-    most = num_lines + len(rows)
+    total = num_lines + len(rows)
     ended = jax.tree.map(
-        lambda leaf: jnp.zeros((most, *leaf.shape[1:]), leaf.dtype) if leaf.ndim else leaf, _strip(state)
+        lambda leaf: jnp.zeros((total, *leaf.shape[1:]), leaf.dtype) if leaf.ndim else leaf, _strip(state)
     )
     return _Queue(
         state=state,
         outgrown=jnp.zeros(len(rows), bool),
-        owners=jnp.where(state.done, most, num_lines + rows).astype(jnp.int32),
-        waiting=jnp.zeros((), jnp.int32),
+        owners=jnp.where(state.done, total, num_lines + rows).astype(jnp.int32),
+        next_line=jnp.zeros((), jnp.int32),
         ended=ended,
-        stopped=jnp.zeros(most, bool),
+        ended_outgrown=jnp.zeros(total, bool),
     )
 
 
 def _strip(state: State) -> State:
-    """The state without what only the next steps need, which is most of it."""
+    """Return the state without the contents of its cache, its largest part, which results do not need."""
     return state._replace(cache=Cache((), (), state.cache.index, begun=state.cache.begun))
 
 
 def _fill(layout: Layout, queue: _Queue, lines: State, count: Array, refill: int) -> _Queue:
-    """The first free rows go to the lines that wait."""
-    nowhere = len(queue.owners)
+    """Assign waiting lines to the first free rows."""
+    out_of_range = len(queue.owners)
     rows = jnp.argsort(~queue.state.done, stable=True)[:refill]
-    numbers = queue.waiting + jnp.arange(len(rows), dtype=jnp.int32)
-    taken = queue.state.done[rows] & (numbers < count)
+    line_indices = queue.next_line + jnp.arange(len(rows), dtype=jnp.int32)
+    taken = queue.state.done[rows] & (line_indices < count)
     queue = _collect(queue, rows)
-    fresh = take_rows(lines, jnp.minimum(numbers, len(lines.done) - 1))
-    rows = jnp.where(taken, rows, nowhere)
+    new_lines = take_rows(lines, jnp.minimum(line_indices, len(lines.done) - 1))
+    rows = jnp.where(taken, rows, out_of_range)
     return queue._replace(
-        state=put_rows(layout, queue.state, rows, fresh),
+        state=put_rows(layout, queue.state, rows, new_lines),
         outgrown=queue.outgrown.at[rows].set(False, mode="drop"),
-        owners=queue.owners.at[rows].set(numbers, mode="drop"),
-        waiting=queue.waiting + taken.sum(),
+        owners=queue.owners.at[rows].set(line_indices, mode="drop"),
+        next_line=queue.next_line + taken.sum(),
     )
 
 
 def _run(task: Search, queue: _Queue, free: Array) -> _Queue:
-    """Goes on until so many rows are free."""
+    """Advance the search until `free` rows are free."""
 
     def step(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, outgrown = carry
         state = task.step(state)
-        over = (state.ages >= task.max_length) & ~state.done
-        return state._replace(done=state.done | over), outgrown | over
+        at_capacity = (state.ages >= task.max_length) & ~state.done
+        return state._replace(done=state.done | at_capacity), outgrown | at_capacity
 
     state, outgrown = jax.lax.while_loop(
         lambda carry: carry[0].done.sum() < free, step, (queue.state, queue.outgrown)
@@ -178,23 +183,23 @@ def _run(task: Search, queue: _Queue, free: Array) -> _Queue:
 
 
 def _collect(queue: _Queue, rows: Array) -> _Queue:
-    """Keeps what the results of some rows are made of, if their lines are done, and sets them free."""
-    most = len(queue.stopped)
-    owners = jnp.where(queue.state.done[rows], queue.owners[rows], most)
-    some = take_rows(_strip(queue.state), rows)
+    """Store what the results of the given rows need, if their lines are done, and mark these rows as free."""
+    total = len(queue.ended_outgrown)
+    owners = jnp.where(queue.state.done[rows], queue.owners[rows], total)
+    collected = take_rows(_strip(queue.state), rows)
     ended = jax.tree.map(
-        lambda all_, own: all_.at[owners].set(own, mode="drop") if own.ndim else own, queue.ended, some
+        lambda old, new: old.at[owners].set(new, mode="drop") if new.ndim else new, queue.ended, collected
     )
     return queue._replace(
         ended=ended,
-        stopped=queue.stopped.at[owners].set(queue.outgrown[rows], mode="drop"),
-        owners=queue.owners.at[rows].set(jnp.where(queue.state.done[rows], most, queue.owners[rows])),
+        ended_outgrown=queue.ended_outgrown.at[owners].set(queue.outgrown[rows], mode="drop"),
+        owners=queue.owners.at[rows].set(jnp.where(queue.state.done[rows], total, queue.owners[rows])),
     )
 
 
 def _finish(task: Search, queue: _Queue) -> Searched:
-    """The results of lines that are done, all at once, and the state of the others."""
+    """Return the results of all finished lines, and the state of the active lines."""
     found = task.finish(queue.ended)
-    found = found._replace(lengths=jnp.where(queue.stopped[:, None], OUTGROWN, found.lengths))
-    owners = jnp.where(queue.owners == len(queue.stopped), NOBODY, queue.owners)
+    found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OUTGROWN, found.lengths))
+    owners = jnp.where(queue.owners == len(queue.ended_outgrown), NOBODY, queue.owners)
     return Searched(pack(queue.state), owners, queue.state.ages, found)

@@ -1,7 +1,4 @@
-"""Greedy search and sampling: paths that grow a token at a time and never meet.
-
-Owns how a path grows and ends. Knows nothing of beams that compete, of text or of models.
-"""
+"""Greedy search and sampling: hypotheses that grow token by token, each on a path of its own."""
 
 import jax.numpy as jnp
 
@@ -14,11 +11,15 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
-    """The state before the first token: W paths a line, one where the search is greedy."""
+    """Return the state before the first token: W paths per line, or one path for greedy search.
+
+    Raises:
+      ValueError: sampling without seeds, or required sequences, which only beam search supports.
+    """
     if task.options.method == "sample" and lines.seeds is None:
         raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
     if lines.required is not None:
-        raise ValueError(f"{task.options.method} search cannot require sequences; use method beam")
+        raise ValueError(f"{task.options.method} search does not support required sequences; use method beam")
     shape = (lines.max_lengths.shape[0], task.width)
     return State(
         step=jnp.zeros((), jnp.int32),
@@ -33,7 +34,7 @@ def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
 
 
 def advance_paths(task: Task, state: State) -> State:
-    """One more token on every path that has not ended."""
+    """Extend every path that has not ended by one token."""
     assert state.lengths is not None
     logits, cache = task.next_logits(state.last, state.cache)
     step_log_probs, last = _choose(task, state, logits)
@@ -50,22 +51,25 @@ def advance_paths(task: Task, state: State) -> State:
             jnp.where(growing, last, state.tokens[:, :, state.place])
         ),
         log_probs=log_probs,
-        cache=_note_ancestors(cache, state.place),
+        cache=_record_ancestors(cache, state.place),
         done=state.done | (lengths > 0).all(axis=1),
         lengths=lengths,
     )
 
 
-def _note_ancestors(cache: Cache, place: Array) -> Cache:
-    """Each path goes on with its own past; a row that was given to another line does not know yet."""
+def _record_ancestors(cache: Cache, position: Array) -> Cache:
+    """Set each path as its own ancestor at the new position.
+
+    A row that was refilled with another line does not contain this entry yet.
+    """
     if cache.ancestors is None:
         return cache
-    own = jnp.arange(cache.ancestors.shape[1])
-    return cache._replace(ancestors=cache.ancestors.at[:, :, place].set(own))
+    beams = jnp.arange(cache.ancestors.shape[1])
+    return cache._replace(ancestors=cache.ancestors.at[:, :, position].set(beams))
 
 
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
-    """The model's log-probability [B, W] of each path's next token, and the token."""
+    """Return the model's log-probability [B, W] of each path's next token, and the token."""
     banned = banned_tokens(task, state)
     if task.options.method == "greedy":
         barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
@@ -76,16 +80,16 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)
     tokens = draw_tokens(masked, keys, state.ages, task.options)
-    # Of the model as it is: temperature and cuts change what is drawn, not what it is worth.
-    only = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
-    allowed = only & ~jnp.isneginf(masked)
+    # Score with the unmodified model: temperature and truncation change which token is drawn, not its score.
+    is_drawn = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
+    allowed = is_drawn & ~jnp.isneginf(masked)
     return top_candidates(logits, count=1, banned=(), allowed=allowed)[0][:, :, 0], tokens
 
 
 def finish_paths(task: Task, state: State) -> SearchResult:
-    """The paths, best first."""
+    """Return the paths, best first."""
     assert state.lengths is not None
-    # A search that is stopped midway has paths that still grow.
+    # A search that is stopped early has paths that have not ended.
     lengths = jnp.where((state.lengths == 0) & ~state.done[:, None], state.ages[:, None], state.lengths)
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(

@@ -1,20 +1,17 @@
-"""What a hypothesis is worth: length penalty, coverage penalty, and the best that is still attainable.
-
-Owns the formulas. Knows nothing of beams, caches or loops.
-"""
+"""Scores of hypotheses: length penalty, coverage penalty and an upper bound on attainable scores."""
 
 import jax.numpy as jnp
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.shapes import Array
 
-# Source positions that no token looked at count as if this much attention had fallen on them, not as
-# infinitely bad: float32 rounds weights off to 0.
-_LEAST_COVERAGE = 1e-10
+# Lower bound of the coverage of a source position: float32 rounds small attention weights to 0, whose
+# logarithm would be -inf.
+_MIN_COVERAGE = 1e-10
 
 
 def length_penalty(lengths: Array, options: SearchConfig) -> Array:
-    """What log-probabilities of hypotheses of these lengths, eos included, are divided by.
+    """Return the divisors of log-probabilities of hypotheses of these lengths, which include eos.
 
     gnmt: ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     """
@@ -24,20 +21,22 @@ def length_penalty(lengths: Array, options: SearchConfig) -> Array:
 
 
 def coverage_penalty(coverage: Array, source_mask: Array, options: SearchConfig) -> Array:
-    """beta times the sum over source tokens of log(min(attention so far, 1)), at most 0 (Wu et al. 2016).
+    """Return beta times the sum over source tokens of log(min(coverage, 1)), at most 0 (Wu et al. 2016).
 
-    coverage [B, W, S], source_mask [B, S] -> [B, W].
+    The coverage of a source token is the attention it has received so far. Shapes: coverage [B, W, S],
+    source_mask [B, S] -> [B, W].
     """
-    terms = jnp.log(jnp.clip(coverage, _LEAST_COVERAGE, 1.0))
+    terms = jnp.log(jnp.clip(coverage, _MIN_COVERAGE, 1.0))
     return options.coverage_penalty * jnp.where(source_mask[:, None, :], terms, 0.0).sum(axis=-1)
 
 
 def attainable(log_probs: Array, next_length: Array, limits: Array, options: SearchConfig) -> Array:
-    """The best score [B] that any live prefix of log-probability [B, W] could still reach.
+    """Return the best score [B] that any live prefix of log-probability [B, W] could still reach.
 
-    Log-probabilities only fall, so at best they stay. The penalty is monotone in the length, so the best
-    score lies at the next length or at the limit [B], whichever sign alpha has. Coverage costs 0 at best.
+    Log-probabilities can only decrease, so the bound takes them as constant. The length penalty is monotone
+    in the length, so the best score is at the next length or at the limit [B], whatever the sign of alpha.
+    The coverage penalty is at best 0.
     """
     best = log_probs.max(axis=1)
-    soon, late = length_penalty(next_length, options), length_penalty(limits, options)
-    return jnp.maximum(best / soon, best / late)
+    at_next_length, at_limit = length_penalty(next_length, options), length_penalty(limits, options)
+    return jnp.maximum(best / at_next_length, best / at_limit)

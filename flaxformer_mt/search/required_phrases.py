@@ -1,7 +1,7 @@
-"""Sequences of tokens that a hypothesis must contain: which are in it, and how the beam makes room for them.
+"""Required token sequences in beam search: dynamic beam allocation (Post and Vilar 2018).
 
-Dynamic beam allocation (Post and Vilar 2018): a hypothesis belongs to the bank of the number of required
-tokens that it has met, and the beam is shared out among the banks. Knows nothing of text or of models.
+Contains the matching of sequences and the allocation of the beam. A hypothesis belongs to the "bank" (the
+term of the paper) of the number of required tokens that it has met, and the beam is divided among the banks.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from flaxformer_mt.shapes import Array
 
 
 class Chosen(NamedTuple):
-    """The continuations that stay, with what each has met; see State."""
+    """The continuations that stay in the beam, with the required sequences each has met; see `State`."""
 
     log_probs: Array  # [B, W]
     last: Array  # [B, W]
@@ -25,53 +25,59 @@ class Chosen(NamedTuple):
 
 
 def start_required(required: Array, width: int) -> tuple[Array, Array]:
-    """What empty prefixes have met [B, W, C], and which beginnings they end in [B, W, C, R]: the empty one.
+    """Return `met` [B, W, C] and `matched` [B, W, C, R] of empty prefixes.
 
-    Rows of nothing but NO_TOKEN are no sequences, and count as met.
+    An empty prefix matches the empty beginning of each sequence. Rows that consist of NO_TOKEN are padding
+    and count as met.
     """
     batch, count, longest = required.shape
-    nothing = _lengths(required) == 0
-    met = jnp.broadcast_to(nothing[:, None], (batch, width, count))
-    empty = jnp.arange(longest) == 0
-    return met, jnp.broadcast_to(empty, (batch, width, count, longest))
+    is_padding = _lengths(required) == 0
+    met = jnp.broadcast_to(is_padding[:, None], (batch, width, count))
+    empty_beginning = jnp.arange(longest) == 0
+    return met, jnp.broadcast_to(empty_beginning, (batch, width, count, longest))
 
 
 def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[Array, Array]:
-    """What is met, and which beginnings prefixes end in, after one more token.
+    """Return `met` and `matched` after one more token.
 
-    matched[..., k] says that a prefix ends in the first k tokens of a sequence. After [5 5], the sequence
+    matched[..., k] states that a prefix ends in the first k tokens of a sequence. After [5 5], the sequence
     [5 5 6] has matched its first 0, 1 and 2 tokens; after one more 5, still 0, 1 and 2.
 
-    required [B, C, R], met [B, ..., C], matched [B, ..., C, R] and tokens [B, ...] have as many axes between.
+    Shapes: required [B, C, R], met [B, ..., C], matched [B, ..., C, R] and tokens [B, ...], with the same
+    axes for each `...`.
     """
-    between = (1,) * (tokens.ndim - 1)
+    inner_axes = (1,) * (tokens.ndim - 1)
     batch, count, longest = required.shape
-    required = required.reshape(batch, *between, count, longest)
-    longer = matched & (tokens[..., None, None] == required)  # [..., C, R]: now ends in the first k + 1
+    required = required.reshape(batch, *inner_axes, count, longest)
+    extended = matched & (tokens[..., None, None] == required)  # [..., C, R]: ends in the first k + 1 tokens
     lengths = (required >= 0).sum(axis=-1)
-    whole = jnp.arange(longest) == lengths[..., None] - 1
-    met = met | (longer & whole).any(axis=-1)
-    always = jnp.ones((*longer.shape[:-1], 1), bool)
-    return met, jnp.concatenate([always, longer[..., :-1]], axis=-1)
+    is_last_token = jnp.arange(longest) == lengths[..., None] - 1
+    met = met | (extended & is_last_token).any(axis=-1)
+    empty_beginning = jnp.ones((*extended.shape[:-1], 1), bool)
+    return met, jnp.concatenate([empty_beginning, extended[..., :-1]], axis=-1)
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """How many required tokens prefixes have, [B, ...]: all that are met, the longest beginning of others."""
+    """Return how many required tokens each prefix has met, [B, ...].
+
+    A sequence that is met counts all its tokens; any other counts its longest matched beginning.
+    """
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 
 
 def progress(matched: Array) -> Array:
-    """The longest beginning [..., C] that matched [..., C, R] names."""
+    """Return the length [..., C] of the longest beginning in matched [..., C, R]."""
     return jnp.where(matched, jnp.arange(matched.shape[-1]), 0).max(axis=-1)
 
 
 def choose_required(
     task: Task, state: State, logits: Array, allowed: Array | None, banned: tuple[int, ...]
 ) -> Chosen:
-    """W continuations: the best of every bank, then the second best of every bank, and so on.
+    """Choose W continuations: the best of every bank, then the second best of every bank, and so on.
 
-    Beside each prefix's W best next tokens stand those that its unmet sequences wait for, however unlikely.
+    Candidates are each prefix's W best next tokens and the next token of each of its unmet sequences, however
+    unlikely.
     """
     required = state.lines.required
     assert required is not None and state.met is not None and state.matched is not None
@@ -82,11 +88,11 @@ def choose_required(
     met, matched = follow(required, state.met[:, :, None], state.matched[:, :, None], tokens)
     banks = count_met(required, met, matched).reshape(batch, -1)
     log_probs = (state.log_probs[:, :, None] + steps).reshape(batch, -1)
-    chosen = _share_out(log_probs, banks, width)
+    chosen = _allocate_beam(log_probs, banks, width)
 
     def take(leaf: Array) -> Array:  # [B, W, K, ...] -> [B, W, ...]
         flat = leaf.reshape(batch, width * count, *leaf.shape[3:])
-        return jax.vmap(lambda row, places: row[places])(flat, chosen)
+        return jax.vmap(lambda row, indices: row[indices])(flat, chosen)
 
     best = jnp.take_along_axis(log_probs, chosen, axis=1)
     return Chosen(best, take(tokens), chosen // count, take(met), take(matched))
@@ -95,42 +101,42 @@ def choose_required(
 def _candidates(
     state: State, logits: Array, allowed: Array | None, banned: tuple[int, ...], *, count: int
 ) -> tuple[Array, Array]:
-    """Log-probabilities and ids [B, W, K + C] of each prefix's next tokens; -inf for what is there twice."""
+    """Return log-probabilities and ids [B, W, K + C] of each prefix's candidates; -inf for duplicates."""
     required = state.lines.required
     assert required is not None and state.met is not None and state.matched is not None
     logits = logits.astype(jnp.float32)
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    log_probs = mask_logits(logits, banned=banned, allowed=allowed) - total
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    log_probs = mask_logits(logits, banned=banned, allowed=allowed) - normalizer
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
     best, tokens = top_k(log_probs, count)
-    place = progress(state.matched)  # [B, W, C]
-    spread = jnp.broadcast_to(required[:, None], (*place.shape, required.shape[-1]))
-    wanted = jnp.take_along_axis(spread, place[..., None], axis=-1)[..., 0]
-    forced = jnp.take_along_axis(log_probs, jnp.maximum(wanted, 0), axis=-1)
-    number = jnp.arange(wanted.shape[-1])
-    again = (
-        (wanted[..., :, None] == wanted[..., None, :]) & (number[:, None] > number) & ~state.met[..., None, :]
+    num_matched = progress(state.matched)  # [B, W, C]
+    expanded = jnp.broadcast_to(required[:, None], (*num_matched.shape, required.shape[-1]))
+    needed = jnp.take_along_axis(expanded, num_matched[..., None], axis=-1)[..., 0]
+    needed_log_probs = jnp.take_along_axis(log_probs, jnp.maximum(needed, 0), axis=-1)
+    number = jnp.arange(needed.shape[-1])
+    repeated = (
+        (needed[..., :, None] == needed[..., None, :]) & (number[:, None] > number) & ~state.met[..., None, :]
     )
-    twice = again.any(axis=-1) | (wanted[..., :, None] == tokens[..., None, :]).any(axis=-1)
-    forced = jnp.where(state.met | twice | (wanted < 0), -jnp.inf, forced)
-    return jnp.concatenate([best, forced], axis=-1), jnp.concatenate([tokens, wanted], axis=-1)
+    duplicate = repeated.any(axis=-1) | (needed[..., :, None] == tokens[..., None, :]).any(axis=-1)
+    needed_log_probs = jnp.where(state.met | duplicate | (needed < 0), -jnp.inf, needed_log_probs)
+    return jnp.concatenate([best, needed_log_probs], axis=-1), jnp.concatenate([tokens, needed], axis=-1)
 
 
-def _share_out(log_probs: Array, banks: Array, width: int) -> Array:
-    """Which W of N candidates [B, N] stay, by rank within their bank, then the fuller bank first.
+def _allocate_beam(log_probs: Array, banks: Array, width: int) -> Array:
+    """Choose W of N candidates [B, N] by rank within their bank; for equal ranks, the higher bank first.
 
     Log-probabilities [-1 -2 -3 -4] in banks [0 0 1 0], width 3: the third (best of bank 1), the first (best
     of bank 0), the second.
     """
-    banks = jnp.where(jnp.isneginf(log_probs), -1, banks)  # what cannot be stays out of everyone's way
+    banks = jnp.where(jnp.isneginf(log_probs), -1, banks)  # impossible candidates rank last
     order = jnp.lexsort((-log_probs, banks), axis=1)
     ordered = jnp.take_along_axis(banks, order, axis=1)
-    places = jnp.arange(ordered.shape[1])
+    positions = jnp.arange(ordered.shape[1])
     first = jnp.concatenate([jnp.ones_like(ordered[:, :1], bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
-    rank = places - jax.lax.cummax(jnp.where(first, places, 0), axis=1)
-    turn = jnp.lexsort((-ordered, rank, ordered < 0), axis=1)[:, :width]
-    return jnp.take_along_axis(order, turn, axis=1)
+    rank = positions - jax.lax.cummax(jnp.where(first, positions, 0), axis=1)
+    allocation = jnp.lexsort((-ordered, rank, ordered < 0), axis=1)[:, :width]
+    return jnp.take_along_axis(order, allocation, axis=1)
 
 
-def _lengths(required: Array) -> Array:
+def _lengths(required: Array) -> Array:  # [B, C, R] -> [B, C], without NO_TOKEN
     return (required >= 0).sum(axis=-1)

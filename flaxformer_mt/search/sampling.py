@@ -1,7 +1,4 @@
-"""Drawing the next token: temperature, top-k, top-p and min-p, from random numbers of each line's own.
-
-Owns the distributions that are drawn from. Knows nothing of loops or caches.
-"""
+"""Sampling of the next token: temperature, top-k, top-p and min-p, with a random stream for each line."""
 
 import math
 
@@ -14,37 +11,39 @@ from flaxformer_mt.shapes import Array
 
 
 def make_keys(seeds: Array, width: int) -> Array:
-    """One random key for each of `width` samples of each line, [B, W], from the lines' seeds [B].
+    """Return one random key for each of `width` samples of each line, [B, W], from the lines' seeds [B].
 
-    A key depends on its line's seed and the number of the sample, so company in a batch changes nothing.
+    A key depends only on its line's seed and the index of the sample, so the other lines of a batch do not
+    affect it.
     """
     lines = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     return jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(width)))(lines)
 
 
 def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
-    """One token [B, W] for each row of masked logits [B, W, V], as likely as `keep_likely` leaves it.
+    """Draw one token [B, W] for each row of masked logits [B, W, V] from the distribution of `keep_likely`.
 
-    steps [B]: how many tokens each line has.
+    steps [B]: the number of tokens each line has.
     """
     values, ids = keep_likely(masked, options)
 
     def noise(key: Array, step: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(key, step), values.shape[-1:])
 
-    # The largest of logits with Gumbel noise is each token with the probability of its logit.
+    # Gumbel-max: the argmax of logits plus Gumbel noise is a sample from their softmax.
     chosen = jnp.argmax(values + jax.vmap(jax.vmap(noise, in_axes=(0, None)))(keys, steps), axis=-1)
     return chosen if ids is None else jnp.take_along_axis(ids, chosen[..., None], axis=-1)[..., 0]
 
 
 def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | None]:
-    """Logits [B, W, C] to draw from, -inf for what is left out, and whose they are (None: C is V, in order).
+    """Return the logits [B, W, C] to sample from, -inf for excluded tokens, and their ids.
 
-    Temperature first; then, each over what the one before it left: top_k keeps the k likeliest tokens, top_p
-    the fewest likeliest whose probabilities add up to p or more (Holtzman et al. 2020), min_p those with at
-    least p times the probability of the likeliest (Nguyen et al. 2024).
+    The ids are None if C is V and the order is that of the vocabulary. Temperature comes first, then three
+    filters, each applied to the result of the one before: top_k keeps the k most likely tokens, top_p the
+    fewest most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020), min_p the tokens
+    with at least p times the probability of the most likely one (Nguyen et al. 2024).
 
-    Probabilities .5 .3 .15 .05 with top_p .7: .5 .3 stay, and are drawn with 5/8 and 3/8.
+    Of probabilities .5 .3 .15 .05, top_p .7 keeps .5 and .3, which are drawn with probabilities 5/8 and 3/8.
     """
     values, ids = masked / options.temperature, None
     size = values.shape[-1]
@@ -53,11 +52,11 @@ def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | No
     elif options.top_p < 1:
         values, ids = jax.lax.top_k(values, size)
     if options.top_p < 1:
-        shares = jax.nn.softmax(values, axis=-1)
-        before = jnp.cumsum(shares, axis=-1) - shares
-        likeliest = jnp.arange(values.shape[-1]) == 0  # stays whatever rounding does
-        values = jnp.where(likeliest | (before < options.top_p), values, -jnp.inf)
+        probs = jax.nn.softmax(values, axis=-1)
+        cumulative_before = jnp.cumsum(probs, axis=-1) - probs
+        most_likely = jnp.arange(values.shape[-1]) == 0  # always kept, despite rounding
+        values = jnp.where(most_likely | (cumulative_before < options.top_p), values, -jnp.inf)
     if options.min_p > 0:
-        least = values.max(axis=-1, keepdims=True) + math.log(options.min_p)
-        values = jnp.where(values >= least, values, -jnp.inf)
+        threshold = values.max(axis=-1, keepdims=True) + math.log(options.min_p)
+        values = jnp.where(values >= threshold, values, -jnp.inf)
     return values, ids

@@ -1,6 +1,6 @@
-"""The search itself: one compiled loop for every method, run to its end or a few steps at a time.
+"""The search loop: one compiled loop for every method, run to its end or in segments.
 
-Row 12 of the data path. Owns the choice of the method. Knows neither text nor models.
+Row 12 of the data path. Contains the choice of the method.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.checks import check_search
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.search.beam import advance_beams, finish_beams, start_beams
 from flaxformer_mt.search.greedy_and_sampling import advance_paths, finish_paths, start_paths
 from flaxformer_mt.search.types import (
@@ -21,59 +20,54 @@ from flaxformer_mt.search.types import (
     State,
     Symbols,
     Task,
-    search_width,
 )
 from flaxformer_mt.shapes import Array, Cache
 
 
 @dataclass(frozen=True)
 class Search(Task):
-    """A search that can be run in segments: `start`, then `run` as often as it takes, then `finish`.
+    """A search that can be run in segments: `start`, then `run` as often as needed, then `finish`.
 
-    Between segments the state may be cut down to the sentences that are not done (`take_rows`), and leaves of
-    its cache may be given more room. All three may be traced or called as they are.
+    Between segments, `take_rows` may reduce the state to the sentences that are not done, and leaves of the
+    cache may be enlarged. All three methods may be traced or called eagerly.
 
     Raises:
-      UserError: options that cannot be, or n_best hypotheses of a search that keeps fewer.
+      UserError: invalid options, or an n_best above the number of hypotheses that the search keeps.
     """
 
     def __post_init__(self) -> None:
         check_search(self.options, where="")
-        width = search_width(self.options, self.n_best)
-        if not 1 <= self.n_best <= width:
-            raise UserError(
-                f"n_best is {self.n_best}, but {self.options.method} search keeps {width} hypotheses; ask "
-                f"for 1 to {width}, or use beam search with beam_size {max(self.n_best, 1)}"
-            )
+        check_n_best(self.options, self.n_best)
 
     def start(self, cache: Cache, lines: Lines, *, clip: bool = True) -> State:
-        """The state before the first token; the cache has `width` beams a line.
+        """Return the state before the first token; the cache has `width` beams per line.
 
-        Without `clip`, lines may have max_lengths above the search's own, and whoever runs it stops in time.
+        With clip=False, lines may have max_lengths above the search's max_length, and the caller has to stop
+        the search at max_length.
         """
         lines = jax.tree.map(jnp.asarray, lines)
         if clip:
             lines = lines._replace(max_lengths=jnp.clip(lines.max_lengths, 0, self.max_length))
-        if lines.min_lengths is not None:  # at the limit a hypothesis may end
+        if lines.min_lengths is not None:  # a hypothesis may always end at its limit
             lines = lines._replace(min_lengths=jnp.minimum(lines.min_lengths, lines.max_lengths))
         return (start_beams if self.options.method == "beam" else start_paths)(self, cache, lines)
 
     def step(self, state: State) -> State:
-        """One more token of every sentence that is not done."""
+        """Extend every sentence that is not done by one token."""
         return (advance_beams if self.options.method == "beam" else advance_paths)(self, state)
 
     def run(self, state: State, *, steps: int | None = None) -> State:
-        """Goes on until every sentence is done, or for so many steps at most."""
+        """Run until every sentence is done, or for at most `steps` steps."""
         end = None if steps is None else state.step + steps
 
-        def goes_on(state: State) -> Array:
-            waiting = ~jnp.all(state.done)
-            return waiting if end is None else waiting & (state.step < end)
+        def unfinished(state: State) -> Array:
+            any_active = ~jnp.all(state.done)
+            return any_active if end is None else any_active & (state.step < end)
 
-        return jax.lax.while_loop(goes_on, self.step, state)
+        return jax.lax.while_loop(unfinished, self.step, state)
 
     def finish(self, state: State) -> SearchResult:
-        """The best hypotheses of a state: the final ones if every sentence is done, else the best so far."""
+        """Return the best hypotheses of a state: final if every sentence is done, otherwise those so far."""
         return (finish_beams if self.options.method == "beam" else finish_paths)(self, state)
 
 
@@ -88,23 +82,26 @@ def search(
     n_best: int = 1,
     attention_of: AttentionOf | None = None,
 ) -> SearchResult:
-    """The n_best hypotheses of each line, by greedy search, beam search or sampling; jit it with the model.
+    """Return the n_best hypotheses of each line by greedy search, beam search or sampling.
 
-    The options' fields that are not about how hypotheses are found (max_length_*, min_length_*, suppress,
-    allow_unknown, seed, batch_tokens, ensemble_mean) are whoever calls to turn into lines, symbols and
+    Meant to run under `jax.jit`, compiled together with the model.
+
+    The options that concern other parts of decoding (max_length_*, min_length_*, suppress, allow_unknown,
+    seed, batch_tokens, ensemble_mean) have no effect here: the caller turns them into lines, symbols and
     next_logits.
 
     Args:
-      next_logits: gives the logits [B, W, V] after the last tokens [B, W], and the cache grown by one.
+      next_logits: returns the logits [B, W, V] after the last tokens [B, W], and the cache extended by one
+        token.
       cache: before the first token. `per_beam` leaves [B, W, ...] are reordered with their hypotheses; with
-        `ancestors` they stay where they are and only those move (see `shapes.Cache`).
-      lines: lengths, prefixes and so on, a row a line.
-      max_length: bounds `lines.max_lengths`; the result's T.
-      n_best: at most beam_size; sampling: how many samples.
-      attention_of: where a coverage penalty finds the attention over the source.
+        `ancestors`, the leaves stay in place and only `ancestors` is reordered (see `shapes.Cache`).
+      lines: length limits, prefixes and other inputs, one row per line.
+      max_length: upper bound of `lines.max_lengths`; T of the result.
+      n_best: at most beam_size; for sampling, the number of samples.
+      attention_of: returns the attention over the source, which the coverage penalty needs.
 
     Raises:
-      UserError: options that cannot be.
+      UserError: invalid options or n_best.
     """
     task = Search(next_logits, options, symbols, max_length, n_best, attention_of)
     return task.finish(task.run(task.start(cache, lines)))

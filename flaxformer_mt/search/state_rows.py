@@ -1,7 +1,7 @@
-"""States whose rows come and go: rows are emptied, filled with other lines, and given more or less room.
+"""Rows of search states: creation, refilling, and moves between states of different sizes.
 
-Owns where in each leaf of a state time runs and where the source lies, and how rings of tokens are laid out
-anew. Knows neither how a search works, nor text, nor models.
+Contains the axes of each leaf that grow with the token capacity and the source length, and the reordering of
+ring buffers of tokens.
 """
 
 from collections.abc import Callable
@@ -13,32 +13,32 @@ import jax.numpy as jnp
 from flaxformer_mt.search.types import State, take_rows
 from flaxformer_mt.shapes import Array
 
-# Of sources and of rooms whose states are compared.
+# Source lengths and token capacities at which the shapes of states are compared.
 _SHORT, _LONG = 2, 3
 
 
 class Leaf(NamedTuple):
-    """One leaf of a packed state: its shape for a source and a room of one token, and which axes grow."""
+    """One leaf of a packed state: its shape for source length 1 and token capacity 1, and its growing axes."""
 
     shape: tuple[int, ...]
     dtype: str
-    # As many times as long as there is room for tokens; None: the leaf has nothing to do with them.
+    # Axis whose length is a multiple of the token capacity; None: the leaf has none.
     time: int | None
-    # As long as the source.
+    # Axis whose length is a multiple of the source length; None: the leaf has none.
     source: int | None
-    # What stands where there is no token.
+    # Fill value where there is no token.
     blank: int = 0
 
 
 class Layout(NamedTuple):
-    """Where things are in the states of a search, whatever their size; a static argument of programs."""
+    """Layout of the states of a search, whatever their size; a static argument of compiled programs."""
 
     leaves: tuple[Leaf, ...]
     structure: Any
 
 
 class Size(NamedTuple):
-    """Of a state: rows, positions of sources, and for how many tokens of a translation there is room."""
+    """Size of a state: rows, source positions, and the token capacity of a translation."""
 
     rows: int
     source_length: int
@@ -46,23 +46,24 @@ class Size(NamedTuple):
 
 
 def pack(state: State) -> State:
-    """The same with a row's worth of every number: all leaves [B, ...], as a program takes and gives them."""
+    """Broadcast scalars to one value per row: all leaves are [B, ...], as compiled programs need them."""
     shape = state.done.shape
     cache = state.cache._replace(index=jnp.broadcast_to(state.cache.index, shape))
     return state._replace(step=jnp.broadcast_to(state.step, shape), cache=cache)
 
 
 def unpack(state: State) -> State:
-    """What `pack` was given."""
+    """Invert `pack`."""
     return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
 
 
 def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> Layout:
-    """The layout of states from how their shapes change with the lengths of the source and the room.
+    """Derive the layout of states from the changes of their shapes with source length and token capacity.
 
     Args:
-      start: gives a state for a source of so many positions and room for so many tokens; its shapes alone
-        are looked at. The cache of a row begins at a step of its own (`Cache.begun`).
+      start: returns a state for a source length and a token capacity; only its shapes are evaluated. The rows
+        of its cache have a start step each (`Cache.begun`).
+      pad_id: fill value of the tokens.
     """
     sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
     shapes = [jax.eval_shape(lambda size=size: pack(start(*size))) for size in sizes]
@@ -89,7 +90,7 @@ def _axis(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 
 def empty_rows(layout: Layout, size: Size) -> State:
-    """A packed state without a line: all its rows are free."""
+    """Return a packed state whose rows are all free."""
     leaves = []
     for leaf in layout.leaves:
         shape = [size.rows, *leaf.shape]
@@ -102,51 +103,53 @@ def empty_rows(layout: Layout, size: Size) -> State:
 
 
 def move_rows(layout: Layout, state: State, rows: Array, *, source_length: int, room: int) -> State:
-    """A packed state of the rows [N] that are named, in that order; of those below 0 it knows nothing: free.
+    """Return a packed state of the given rows [N], in that order; a negative index gives a free row.
 
-    What lies behind the new source length is cut off, and so is all but the last `room` tokens: nobody must
-    have more. At step 6 a ring of 4 places, [4 5 2 3] by the steps of its tokens, becomes [3 4 5] with room
-    for 3.
+    Source positions beyond the new source length and all but the last `room` tokens are cut off, so active
+    lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3] becomes [3
+    4 5] at capacity 3.
     """
     step, before = state.step[0], state.tokens.shape[2]
-    places = jnp.arange(room)
-    steps = step - 1 - (step - 1 - places) % room  # of the token that each place is for
-    known, olds = steps >= step - before, steps % before
+    positions = jnp.arange(room)
+    steps = step - 1 - (step - 1 - positions) % room  # step of the token at each position
+    available, old_positions = steps >= step - before, steps % before
 
-    def move(leaf: Array, own: Leaf) -> Array:
-        if own.source is not None:
-            assert leaf.shape[own.source] >= source_length * own.shape[own.source - 1]
-            leaf = jax.lax.slice_in_dim(leaf, 0, source_length * own.shape[own.source - 1], axis=own.source)
-        if own.time is None or before == room:
+    def move(leaf: Array, spec: Leaf) -> Array:
+        if spec.source is not None:
+            assert leaf.shape[spec.source] >= source_length * spec.shape[spec.source - 1]
+            leaf = jax.lax.slice_in_dim(
+                leaf, 0, source_length * spec.shape[spec.source - 1], axis=spec.source
+            )
+        if spec.time is None or before == room:
             return leaf
-        unit = own.shape[own.time - 1]
-        within = (olds[:, None] * unit + jnp.arange(unit)).ravel()
-        there = jnp.repeat(known, unit).reshape(-1, *(1,) * (leaf.ndim - own.time - 1))
-        return jnp.where(there, jnp.take(leaf, within, axis=own.time), own.blank)
+        unit = spec.shape[spec.time - 1]
+        indices = (old_positions[:, None] * unit + jnp.arange(unit)).ravel()
+        mask = jnp.repeat(available, unit).reshape(-1, *(1,) * (leaf.ndim - spec.time - 1))
+        return jnp.where(mask, jnp.take(leaf, indices, axis=spec.time), spec.blank)
 
     moved = _map(move, layout, take_rows(state, jnp.maximum(rows, 0)))
     return moved._replace(done=moved.done | (rows < 0))
 
 
 def widen_rows(layout: Layout, state: State, *, rows: int, source_length: int) -> State:
-    """A packed state [B, ...] with more rows behind its own, and longer sources; what is new is 0."""
+    """Return a packed state [B, ...] padded with zeros to more rows and to longer sources."""
 
-    def widen(leaf: Array, own: Leaf) -> Array:
+    def widen(leaf: Array, spec: Leaf) -> Array:
         shape = [rows, *leaf.shape[1:]]
-        if own.source is not None:
-            shape[own.source] = source_length * own.shape[own.source - 1]
+        if spec.source is not None:
+            shape[spec.source] = source_length * spec.shape[spec.source - 1]
         return jnp.pad(leaf, [(0, new - old) for new, old in zip(shape, leaf.shape, strict=True)])
 
     return _map(widen, layout, state)
 
 
 def append_rows(layout: Layout, state: State, block: State, first: Array) -> State:
-    """A packed state [B, ...] with another in its rows from `first` on, whose sources may be shorter."""
+    """Write the packed state `block` into the rows of another from `first` on; its sources may be shorter."""
 
-    def append(leaf: Array, new: Array, own: Leaf) -> Array:
-        if own.source is not None:
-            missing = leaf.shape[own.source] - new.shape[own.source]
-            new = jnp.pad(new, [(0, missing * (axis == own.source)) for axis in range(new.ndim)])
+    def append(leaf: Array, new: Array, spec: Leaf) -> Array:
+        if spec.source is not None:
+            missing = leaf.shape[spec.source] - new.shape[spec.source]
+            new = jnp.pad(new, [(0, missing * (axis == spec.source)) for axis in range(new.ndim)])
         return jax.lax.dynamic_update_slice_in_dim(leaf, new, first, axis=0)
 
     return _map(append, layout, state, block)
@@ -159,20 +162,20 @@ def _map(change: Callable[..., Array], layout: Layout, *states: State) -> State:
 
 
 def put_rows(layout: Layout, state: State, rows: Array, lines: State) -> State:
-    """A state, not packed, in which lines [N] that have a token at most take the rows [N].
+    """Write lines [N], which have at most one token each, into the rows [N] of an unpacked state.
 
-    Rows that there are not get nothing. The lines' cache may have one beam where the state's has more: then
-    their token was the same for all beams, and is the first beam's.
+    Row indices out of range are dropped. If the lines' cache has one beam and the state's has more, the
+    lines' token is the same for all beams and is written to the first beam.
     """
     first = (state.step - 1) % state.tokens.shape[2]
 
-    def put(leaf: Array, line: Array, own: Leaf) -> Array:
+    def put(leaf: Array, line: Array, spec: Leaf) -> Array:
         if leaf.ndim == 0:
             return leaf
         start: list[Array | int] = [0] * leaf.ndim
-        if own.time is not None:
-            start[own.time] = first * own.shape[own.time - 1]
-        blank = jnp.full((len(rows), *leaf.shape[1:]), own.blank, leaf.dtype)
+        if spec.time is not None:
+            start[spec.time] = first * spec.shape[spec.time - 1]
+        blank = jnp.full((len(rows), *leaf.shape[1:]), spec.blank, leaf.dtype)
         return leaf.at[rows].set(jax.lax.dynamic_update_slice(blank, line, start), mode="drop")
 
     begun = state.step - lines.ages

@@ -1,6 +1,6 @@
-"""Which next tokens a line allows: its prefix, its shortest length, no n-gram twice.
+"""Constraints on the next token of each line: forced prefix, minimum length, no repeated n-gram.
 
-Owns the masks; a rule that nobody asks for is not in the compiled program. Knows nothing of scores.
+Contains the masks. A constraint that no line uses is left out of the compiled program.
 """
 
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ from flaxformer_mt.shapes import Array
 
 
 def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
-    """Which of `size` tokens may come next, [B, W, V] or [B, 1, V]; None: no line has a rule.
+    """Return which of `size` tokens may come next, [B, W, V] or [B, 1, V]; None: no line has a constraint.
 
-    A prefix goes before all other rules. Required sequences keep a hypothesis from ending before they are in.
+    A forced prefix takes precedence over all other constraints. With required sequences, eos is excluded
+    until all sequences are met.
     """
     lines, eos = state.lines, jnp.arange(size) == task.symbols.eos_id
     masks: list[Array] = []
@@ -30,51 +31,55 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
         allowed = mask if allowed is None else allowed & mask
     if lines.prefixes is not None:
         forced = forced_tokens(lines.prefixes, state.ages)[:, None, None]
-        kept = ~np.isin(np.arange(size), task.symbols.never)
-        free = kept if allowed is None else allowed & kept
-        allowed = jnp.where(forced >= 0, jnp.arange(size) == forced, free)
+        not_suppressed = ~np.isin(np.arange(size), task.symbols.never)
+        unforced = not_suppressed if allowed is None else allowed & not_suppressed
+        allowed = jnp.where(forced >= 0, jnp.arange(size) == forced, unforced)
     return allowed
 
 
 def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, Array] | None, Array | None]:
-    """What `top_candidates` needs to know of the rules: what is barred, or else which tokens are allowed.
+    """Return the constraints as `top_candidates` takes them: one barred id, or else a mask of allowed tokens.
 
-    That a hypothesis is too short to end can be told without a mask of the whole vocabulary: where it is the
-    only rule, the end symbol is barred where the second, [B, 1], says so.
+    A minimum length needs no mask of the whole vocabulary: if it is the only constraint, eos is barred for
+    the lines [B, 1] that are too short to end.
     """
     lines, n = state.lines, task.options.no_repeat_ngram
-    others = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
-    if lines.min_lengths is None or others:
+    needs_mask = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
+    if lines.min_lengths is None or needs_mask:
         return None, allowed_tokens(task, state, size)
     return (task.symbols.eos_id, (state.ages + 1 < lines.min_lengths)[:, None]), None
 
 
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
-    """Ids that may come next nowhere. Where a prefix may force a suppressed one, `allowed_tokens` decides."""
+    """Return the ids that are banned for all beams.
+
+    A prefix may force a suppressed token, so with prefixes `allowed_tokens` excludes suppressed tokens
+    instead.
+    """
     symbols = task.symbols
     return symbols.banned if state.lines.prefixes is None else (symbols.pad_id, symbols.bos_id)
 
 
 def forced_tokens(prefixes: Array, steps: Array) -> Array:
-    """The token [B] that each prefix [B, P] has at its step [B]; -1 where it is over."""
-    at = jnp.minimum(steps, prefixes.shape[1] - 1)
-    tokens = jnp.take_along_axis(prefixes, at[:, None], axis=1)[:, 0]
+    """Return the token [B] of each prefix [B, P] at its step [B]; -1 past the end of the prefix."""
+    positions = jnp.minimum(steps, prefixes.shape[1] - 1)
+    tokens = jnp.take_along_axis(prefixes, positions[:, None], axis=1)[:, 0]
     return jnp.where(steps < prefixes.shape[1], tokens, -1)
 
 
 def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array:
-    """Tokens [B, W, V] that would complete an n-gram which prefixes [B, W, T] have already.
+    """Return the tokens [B, W, V] that would complete an n-gram which prefixes [B, W, T] already contain.
 
-    steps [B]: how many tokens the prefixes of each line have.
+    steps [B]: the number of tokens in the prefixes of each line.
 
-    For n = 2, the prefix [5 6 7 5] bars 6, since [5 6] is in it.
+    For n = 2, the prefix [5 6 7 5] excludes 6, since it contains [5 6].
     """
     batch, width, length = tokens.shape
     starts = jnp.arange(length - n + 1)
     same = jnp.broadcast_to(starts + n - 1 < steps[:, None, None], (batch, width, starts.size))
     for offset in range(n - 1):
-        at = jnp.maximum(steps - n + 1 + offset, 0)[:, None, None]
-        ending = jnp.take_along_axis(tokens, at, axis=2)
-        same = same & (tokens[:, :, offset : offset + starts.size] == ending)
+        position = jnp.maximum(steps - n + 1 + offset, 0)[:, None, None]
+        suffix = jnp.take_along_axis(tokens, position, axis=2)
+        same = same & (tokens[:, :, offset : offset + starts.size] == suffix)
     rows, beams = jnp.arange(batch)[:, None, None], jnp.arange(width)[None, :, None]
     return jnp.zeros((batch, width, size), bool).at[rows, beams, tokens[:, :, n - 1 :]].max(same)

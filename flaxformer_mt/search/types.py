@@ -1,7 +1,4 @@
-"""What a search is asked and what it gives: symbols, what is known of lines, the state, the result.
-
-Owns the names and shapes that the methods share. Knows nothing of how any of them works, of text, of models.
-"""
+"""Data types that the search methods share: special symbols, inputs per line, state and result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,29 +9,30 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt
 
 from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.shapes import Array, Cache
 
-# From the last tokens [B, W] and the cache: float32 logits [B, W, V] of the next ones, and the cache grown
-# by one.
+# Maps the last tokens [B, W] and the cache to the float32 logits [B, W, V] of the next tokens and the cache
+# extended by one token.
 NextLogits = Callable[[Array, Cache], tuple[Array, Cache]]
 
-# From the cache after a step: the weights [B, W, S] with which that step looked at the source; rows sum to 1.
+# Maps the cache after a step to the attention weights [B, W, S] of that step over the source; rows sum to 1.
 AttentionOf = Callable[[Cache], Array]
 
-# What fills up the shorter rows of `Lines.prefixes` and `Lines.required`.
+# Padding of the shorter rows of `Lines.prefixes` and `Lines.required`.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """Ids with a meaning to the search."""
+    """Token ids with a special role in the search."""
 
     pad_id: int
-    # Before the first token.
+    # Precedes the first token.
     bos_id: int
-    # After the last one.
+    # Last token of a finished hypothesis.
     eos_id: int
-    # Ids that are never chosen, beside pad and bos.
+    # Ids that are never chosen, in addition to pad and bos.
     never: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,31 +42,31 @@ class Symbols:
             )
         if self.eos_id in self.never:
             raise ValueError(
-                f"eos_id {self.eos_id} is among the ids that are never chosen; nothing would end"
+                f"eos_id {self.eos_id} is among the ids that are never chosen; remove it from these ids"
             )
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """All ids that are never chosen; their probability stays, so that scores are those of the model."""
+        """All ids that are never chosen; they keep their probability, so that scores are the model's own."""
         return (self.pad_id, self.bos_id, *self.never)
 
 
 class Lines(NamedTuple):
-    """What is known of each line, one row a line; None is what no line of the batch asks for.
+    """Inputs of each line, one row per line; None: no line of the batch uses the field.
 
-    All lengths count the end symbol. Rows of different lengths are filled up with NO_TOKEN: two lines, one
-    that must start with [5 6], have prefixes [[5 6] [-1 -1]].
+    All lengths include eos. Shorter rows are padded with NO_TOKEN: for two lines of which the first must
+    start with [5 6], prefixes are [[5 6] [-1 -1]].
     """
 
-    # The longest hypothesis; 0: the row is not searched at all.
+    # Maximum length of a hypothesis; 0: the row is empty and is not searched.
     max_lengths: Int[Array, "B"]
-    # The shortest one.
+    # Minimum length of a hypothesis.
     min_lengths: Int[Array, "B"] | None = None
-    # Tokens that every hypothesis starts with.
+    # Forced prefix of every hypothesis.
     prefixes: Int[Array, "B P"] | None = None
-    # Sequences of tokens that every hypothesis contains (beam search only).
+    # Token sequences that every hypothesis must contain (beam search only).
     required: Int[Array, "B C R"] | None = None
-    # One random number stream a line (sampling only, which cannot do without).
+    # Seed of each line's random numbers (for sampling, which requires it).
     seeds: UInt[Array, "B"] | None = None
     # Which source positions are tokens (coverage penalty only).
     source_mask: Bool[Array, "B S"] | None = None
@@ -77,10 +75,11 @@ class Lines(NamedTuple):
 class SearchResult(NamedTuple):
     """The N best hypotheses of each sentence, best first.
 
-    `tokens` have no bos, end in eos where the hypothesis is finished, and are pad after that; `lengths`
-    count them with their eos. `log_probs` are plain sums, `scores` those divided by the length penalty, less
-    the coverage penalty. A hypothesis that does not exist (a search space smaller than N, logits that are not
-    numbers) has length 0 and -inf twice. `satisfied`, where sequences were required: it contains them all.
+    `tokens` contain no bos, end in eos if the hypothesis is finished, and are padded after that; `lengths`
+    include eos. `log_probs` are sums over tokens; `scores` are log_probs divided by the length penalty, plus
+    the coverage penalty (at most 0). A hypothesis that does not exist (a search space smaller than N, NaN
+    logits) has length 0, and its score and log-probability are -inf. `satisfied`, with required sequences:
+    whether the hypothesis contains all of them.
     """
 
     tokens: Int[Array, "B N T"]
@@ -92,68 +91,63 @@ class SearchResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What stays the same from step to step, and is known when the search is compiled."""
+    """Parameters that are constant over the steps of a search and known at compile time."""
 
     next_logits: NextLogits
     options: SearchConfig
     symbols: Symbols
-    # Bounds all of Lines.max_lengths; the result's T.
+    # Upper bound of Lines.max_lengths; T of the result.
     max_length: int
-    # How many hypotheses of a line are wanted.
+    # Number of hypotheses to return per line.
     n_best: int = 1
-    # Where the coverage penalty finds the attention weights.
+    # Returns the attention weights that the coverage penalty needs.
     attention_of: AttentionOf | None = None
 
     @property
     def width(self) -> int:
-        """W: how many hypotheses of a line grow at a time, which the cache must have beams for."""
+        """W: number of hypotheses per line that grow in parallel; the cache needs as many beams."""
         return search_width(self.options, self.n_best)
 
 
-def search_width(options: SearchConfig, n_best: int) -> int:
-    """How many hypotheses of a line a search follows: one, as many as the beam is wide, or all samples."""
-    return {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
-
-
 class State(NamedTuple):
-    """A search between two steps: a pytree whose leaves are [B, ...] or scalars (see `take_rows`)."""
+    """State of a search between two steps: a pytree of leaves [B, ...] or scalars (see `take_rows`)."""
 
     step: Int[Array, ""]
-    # Live prefixes: the last token, all (see `in_order`), and their log-probability; -inf leads nowhere.
+    # Live prefixes: last token, all tokens (see `in_order`) and log-probability; -inf: unused beam.
     last: Int[Array, "B W"]
     tokens: Int[Array, "B W T"]
     log_probs: Float[Array, "B W"]
     cache: Cache
     lines: Lines
-    # Sentences that are searched to their end.
+    # Sentences whose search is complete.
     done: Bool[Array, "B"]
-    # Greedy search and sampling: how long each path is; 0 while it grows.
+    # Greedy search and sampling: length of each path that has ended; 0: the path still grows.
     lengths: Int[Array, "B W"] | None = None
-    # Beam search: the best hypotheses that have ended, best first within each group of beams.
+    # Beam search: the pool of finished hypotheses, best first within each group of beams.
     finished: SearchResult | None = None
-    # Inexact stopping: how many hypotheses have ended.
+    # Inexact stopping: number of hypotheses that have ended.
     num_ended: Int[Array, "B"] | None = None
-    # Coverage penalty: the attention that each source position had so far.
+    # Coverage penalty: attention that each source position has received so far.
     coverage: Float[Array, "B W S"] | None = None
-    # Required sequences: which occur, and which beginnings of each the prefix ends in (see `required`).
+    # Required sequences: which are met, and which beginnings of each the prefix ends in (see `follow`).
     met: Bool[Array, "B W C"] | None = None
     matched: Bool[Array, "B W C R"] | None = None
 
     @property
     def ages(self) -> Array:
-        """How many tokens the prefixes of each line have, [B]: `step` of them, less those before it began."""
+        """Number of tokens in the prefixes of each line, [B]: `step` minus the line's first step."""
         begun = self.cache.begun
         return self.step - (jnp.zeros_like(self.done, jnp.int32) if begun is None else begun)
 
     @property
     def place(self) -> Array:
-        """Where in `tokens` the next one goes."""
+        """Index in `tokens` at which the next token is written."""
         return self.step % self.tokens.shape[2]
 
     def in_order(self, tokens: Array) -> Array:
-        """Tokens [B, X, T], each line's from its first one on.
+        """Return tokens [B, X, T] in order, starting with the first token of each line.
 
-        With T = 4, a line that began at step 3 has its tokens in places 3, 0, 1, 2.
+        With T = 4, a line that began at step 3 has its tokens at positions 3, 0, 1, 2.
         """
         begun = self.cache.begun
         if begun is None:
@@ -164,14 +158,14 @@ class State(NamedTuple):
 
 
 def take_rows(state: State, rows: Array) -> State:
-    """The same search for the sentences that `rows` [N] name, in that order: what is done may be left out.
+    """Return the state of the sentences `rows` [N], in that order, for example of those that are not done.
 
-    Rows [2 0] of a state of three sentences: the third, then the first.
+    Rows [2 0] of a state of three sentences give the third sentence, then the first.
     """
     return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
 
 
 def take_beams(leaf: Array, beams: Array) -> Array:
-    """From a leaf [B, X, ...] the entries that `beams` [B, Y] name: [B, Y, ...]."""
+    """Return the entries `beams` [B, Y] of a leaf [B, X, ...]: [B, Y, ...]."""
     rows = jnp.arange(leaf.shape[0])[:, None]
     return leaf.at[rows, beams].get(mode="promise_in_bounds")

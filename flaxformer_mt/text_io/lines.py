@@ -1,7 +1,7 @@
-"""Text with one sentence a line, as streams of bytes: read as it is, written whole or marked as cut short.
+"""Input and output of text with one sentence per line, as byte streams.
 
-Owns what counts as a line (what lies between line feeds, nothing else) and when an output file gets its name.
-Knows nothing of languages or of translation.
+Contains the definition of a line (the text between two line feeds; no other character ends a line), and the rule
+that an output file gets its final name once it is complete.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from flaxformer_mt.errors import UserError
 
 STANDARD = "-"
 
-# How much of a file is read at a time to count its lines.
+# Bytes to read at a time when the lines of a file are counted.
 _BLOCK_BYTES = 1 << 20
 
-# How many line numbers a message names.
+# The largest number of line numbers that a message lists.
 _NAMED_LINES = 10
 
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """Opens a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
+    """Opens a file for reading, or standard input for `-`. Raises UserError if the file is absent or a folder."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
@@ -47,10 +47,10 @@ def _why_not_a_file(file: Path) -> str:
 def read_lines(
     stream: BinaryIO, *, name: str, invalid_utf8: Literal["refuse", "replace"] = "refuse"
 ) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 stream as they arrive, without their ends.
+    r"""Yields the lines of a UTF-8 stream as they arrive, without line endings.
 
     Only a line feed ends a line, so that the count agrees with `wc -l`: b"a\x85b\r\nc" is "a\x85b" and "c".
-    A byte order mark before the first line is dropped.
+    A byte order mark before the first line is removed.
 
     Raises:
       UserError: a line is not UTF-8 and `invalid_utf8` is refuse.
@@ -71,7 +71,7 @@ def read_lines(
 
 
 def count_lines(path: str) -> int | None:
-    """How many lines `read_lines` gives of a file; None of what can be read only once, as standard input."""
+    """Counts the lines that `read_lines` yields; None for input readable only once, such as standard input."""
     file = Path(path).expanduser()
     if path == STANDARD or not file.is_file():
         return None
@@ -84,13 +84,13 @@ def count_lines(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
-    """Gives a function that writes one line to a file, or to standard output for `-`.
+    """Yields a function that writes one line to a file, or to standard output for `-`.
 
-    The file is FILE.partial until all is written, and only then FILE: a name without .partial is never half a
-    translation.
+    The file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks .partial is
+    always complete.
 
     Raises:
-      UserError: the folder does not exist, or the file is one.
+      UserError: the parent folder does not exist, or the path is a folder.
     """
     if path == STANDARD:
         yield _write_to(sys.stdout.buffer)
@@ -103,10 +103,10 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def check_output(path: str) -> Path:
-    """The file that a path names. Raises UserError if its folder does not exist, or it is a folder itself."""
+    """Returns the path of an output file. Raises UserError if its parent folder is absent, or it is a folder."""
     file = Path(path).expanduser()
     if not file.parent.is_dir():
-        raise UserError(f"output folder {file.parent} does not exist; make it with mkdir -p {file.parent}")
+        raise UserError(f"output folder {file.parent} does not exist; create it with mkdir -p {file.parent}")
     if file.is_dir():
         raise UserError(f"output {file} is a folder; give a file, or - for standard output")
     return file
@@ -115,13 +115,13 @@ def check_output(path: str) -> Path:
 def _write_to(stream: BinaryIO) -> Callable[[str], None]:
     def write(line: str) -> None:
         stream.write(line.encode("utf-8", errors="replace") + b"\n")
-        stream.flush()  # whoever waits at the other end of a pipe sees each line as soon as it is there
+        stream.flush()  # the reader of a pipe gets each line at once
 
     return write
 
 
 def name_lines(numbers: Sequence[int]) -> str:
-    """What messages call lines, of which they name ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
+    """Formats line numbers for messages, at most ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES
     return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")

@@ -1,13 +1,13 @@
-"""An output file that is gone on with, byte for byte, after whatever ended the program that wrote it.
+"""A resumable output file: resumed after an interruption, a program writes the same bytes as without one.
 
-Owns the two files beside it while it grows, and what must be the same for going on:
+Contains the two files that are kept until the output is complete, and the check that a resumed run has the same
+inputs and options:
 
-    FILE.partial       whole lines, and perhaps the beginning of one
-    FILE.partial.json  how much of it counts, of which input lines it is the output, and what made it
+    FILE.partial       complete lines, and possibly the beginning of one more
+    FILE.partial.json  the record: number of valid bytes, number and digests of the input lines, and the options
 
-Both are brought up to date together after every `step` input lines, so that a resumed run works on the same
-lines at a time as one that was never interrupted: it rounds alike and gives the same bytes. Knows nothing of
-what the lines are.
+Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
+lines as an uninterrupted one, with the same floating-point rounding and the same bytes.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from flaxformer_mt.text_io.lines import check_output
 
 
 class ResumableOutput:
-    """What output is written to, and what its input is read through."""
+    """Writes the output, and reads the inputs through iterators that compute their digests."""
 
     def __init__(self, file: Path, *, origin: Mapping[str, Any], step: int, resume: bool) -> None:
-        """Opens FILE.partial, at its beginning or where an earlier run had got to.
+        """Opens FILE.partial, at its beginning or at the last record of an earlier run.
 
         Args:
-          origin: what made the output, as JSON values by name; for going on it must be the same.
-          step: the number of input lines whose output is worth keeping only as a whole.
+          origin: the options that determine the output, as JSON values by name; a resumed run needs the same.
+          step: the number of input lines between two records; a resumed run starts after the last record.
 
         Raises:
-          UserError: what is there cannot be gone on with.
+          UserError: the existing FILE.partial cannot be resumed with this origin.
         """
         self.file = file
         self.partial = file.with_name(file.name + ".partial")
@@ -45,30 +45,30 @@ class ResumableOutput:
         self._readers: dict[str, _Reader] = {}
         self._written = self.done
         if record is None:
-            self._write_record(0)  # before there is output that it describes
+            self._write_record(0)  # a record exists before any output
         self._stream: BinaryIO = self.partial.open("wb" if record is None else "r+b")
         self._stream.truncate(record["bytes"] if record else 0)
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Gives the lines whose output is still to come, of all lines of an input.
+        """Yields the lines of an input whose output is still to be written, and skips the lines before.
 
         Raises:
-          UserError: the lines before them are not those that the output so far was made from.
+          UserError: the skipped lines differ from those that the existing output was made from.
         """
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:
                 raise UserError(
-                    f"{name} ends after {reader.count} lines, but {self.partial} is of {self.done}; "
-                    "give the same input, or leave out --resume to begin anew"
+                    f"{name} ends after {reader.count} lines, but {self.partial} is the output of {self.done}; "
+                    "give the same input, or leave out --resume to start over"
                 )
         found, expected = reader.digest(self.done), self._digests.get(name, "absent")
         if self.done and found != expected:
             raise UserError(
-                f"the first {self.done} lines of {name} are not those that {self.partial} was made from "
-                f"(SHA-256 {found[:12]}, then {expected[:12]}); give the same input, or leave out "
-                "--resume to begin anew"
+                f"the first {self.done} lines of {name} differ from those that {self.partial} was made from "
+                f"(SHA-256 {found[:12]} now, {expected[:12]} for {self.partial}); give the same input, or "
+                "leave out --resume to start over"
             )
         return reader
 
@@ -84,7 +84,7 @@ class ResumableOutput:
             self.done = self._written
 
     def close(self, *, whole: bool) -> None:
-        """Closes the file; what is whole gets its name, and the record goes."""
+        """Closes the file; if `whole`, renames it to FILE and deletes the record."""
         self._stream.close()
         if whole:
             os.replace(self.partial, self.file)
@@ -103,13 +103,13 @@ class ResumableOutput:
         os.replace(new, self._record_file)
 
     def _read_record(self) -> dict[str, Any]:
-        anew = "leave out --resume to begin anew"
+        remedy = "leave out --resume to start over"
         try:
             record: dict[str, Any] = json.loads(self._record_file.read_text(encoding="utf-8"))
             then, size = record["origin"] | {"step": record["step"]}, record["bytes"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{self.partial} has no record {self._record_file.name} of what made it ({error}); {anew}"
+                f"{self.partial} has no record {self._record_file.name} of its inputs and options ({error}); {remedy}"
             ) from error
         now = self._origin | {"step": self._step}
         differing = [
@@ -118,9 +118,9 @@ class ResumableOutput:
             if now.get(name) != then.get(name)
         ]
         if differing:
-            raise UserError("\n".join([*differing, f"give the same as before, or {anew}"]))
+            raise UserError("\n".join([*differing, f"give the same values as before, or {remedy}"]))
         if (actual := self.partial.stat().st_size) < size:
-            raise UserError(f"{self.partial} has {actual} bytes, but its record says {size}; {anew}")
+            raise UserError(f"{self.partial} has {actual} bytes, but its record says {size}; {remedy}")
         return record
 
 
@@ -129,7 +129,7 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 
 
 class _Reader:
-    """Lines with the digests of those read so far, at every multiple of `step`."""
+    """Iterates over lines, and keeps a digest of all lines read so far at every multiple of `step`."""
 
     def __init__(self, lines: Iterable[str], step: int) -> None:
         self._lines, self._step = iter(lines), step
@@ -149,7 +149,7 @@ class _Reader:
         return line
 
     def digest(self, count: int) -> str:
-        """Of the first `count` lines; those of fewer are forgotten."""
+        """Returns the digest of the first `count` lines; discards the digests of fewer lines."""
         self._digests = {lines: digest for lines, digest in self._digests.items() if lines >= count}
         return self._digests.get(count, self._hash.hexdigest())
 
@@ -158,10 +158,10 @@ class _Reader:
 def open_resumable(
     path: str, *, origin: Mapping[str, Any], step: int, resume: bool
 ) -> Iterator[ResumableOutput]:
-    """Opens an output file that has its name only when it is whole; see `ResumableOutput`.
+    """Opens a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
 
     Raises:
-      UserError: the folder does not exist, the file is one, or there is something else to go on with.
+      UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be resumed.
     """
     output = ResumableOutput(check_output(path), origin=origin, step=step, resume=resume)
     whole = False

@@ -1,8 +1,8 @@
-"""How fast lines are worked on, told to the human on standard error; silent where it takes a moment only.
+"""Progress of line-by-line work on standard error: lines and tokens per second, and the time left.
 
-Owns what is counted and when it is said: on a terminal one line that is written over, elsewhere a line now
-and then. Time in which programs are compiled is told apart from the speed. Knows nothing of what is done with
-a line.
+Contains the counters and the rules for printing: on a terminal one line that is overwritten, elsewhere a line every
+30 seconds, and no output at all for work that takes less than 5 seconds. Compile time is reported separately
+and excluded from the rates.
 """
 
 import math
@@ -16,16 +16,16 @@ import jax
 
 from flaxformer_mt.tracking import format_duration
 
-# Nothing is said before this many seconds, nor at the end of what took less.
-_PATIENCE = 5.0
-# Seconds between lines, on a terminal and elsewhere.
+# Seconds before the first line; work that takes less prints no summary either.
+_SILENT_SECONDS = 5.0
+# Seconds between two updates on a terminal, and between two lines elsewhere.
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
-# What JAX calls the times that add up to compiling.
+# The monitoring events of JAX whose durations add up to the compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
 class Throughput:
-    """Counts lines and tokens, and shows how fast they come; a context manager."""
+    """A context manager that counts lines and tokens, and prints their rates."""
 
     def __init__(
         self,
@@ -39,32 +39,35 @@ class Throughput:
         """Starts the clock.
 
         Args:
-          total: how many lines there are; None where that is not known, and then no time left is told.
-          done: how many of them an earlier run has done.
-          quiet: say nothing, as where results themselves are on the screen.
+          total: the number of lines; None if unknown, and then the time left is omitted.
+          done: the number of lines that an earlier run finished.
+          quiet: print nothing, for example because the results are printed on the screen.
           stream: None is standard error.
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
         self._compiling = 0.0
-        self._start = self._said = clock()
+        self._start = self._last_shown = clock()
         self._stream = stream or sys.stderr
-        self._patience = math.inf if quiet else _PATIENCE
+        self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
         self._live: Any = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
-        """Takes in lines that are done, and the target tokens that were made for them."""
+        """Counts finished lines, and the target tokens that were generated for them."""
         self._lines += lines
         self._tokens += tokens
         now = self._clock()
-        if now - self._start < self._patience:
+        if now - self._start < self._silent_seconds:
             return
-        if now - self._said >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN):
-            self._said = now
+        if now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN):
+            self._last_shown = now
             self._show(self.format(now))
 
     def format(self, now: float) -> str:
-        """`12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left`."""
+        """Formats the counts and rates at time `now`, in seconds of the clock.
+
+        Example: `12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left`
+        """
         working = max(1e-9, now - self._start - self._compiling)
         done = self._done + self._lines
         parts = [
@@ -92,8 +95,8 @@ class Throughput:
         if self._live is not None:
             self._live.stop()
         now = self._clock()
-        if now - self._start >= self._patience:
-            print(f"{self.format(now)} | {format_duration(now - self._start)} in all", file=self._stream)
+        if now - self._start >= self._silent_seconds:
+            print(f"{self.format(now)} | {format_duration(now - self._start)} in total", file=self._stream)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event in _COMPILING:
@@ -111,7 +114,7 @@ class Throughput:
                 console=Console(file=self._stream),
                 auto_refresh=False,
                 transient=True,
-                redirect_stdout=False,  # what programs read is not ours to decorate
+                redirect_stdout=False,  # standard output may be read by another program
                 redirect_stderr=self._stream is sys.stderr,
             )
             self._live.start()

@@ -1,158 +1,169 @@
-"""`fit`: the one loop, from a config to a finished run directory.
+"""`fit`: the training loop, from a config to a finished run directory.
 
-Row 10 of the data path. Everything it does is a call into another room; what it owns is the order of things.
+Row 10 of the data path. Contains the order of events; each of them is a call into another module.
 """
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.data.loader import Position, train_batches
+from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.parallel.processes import agree, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, check_run, read_report, write_report
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.profiling import Profile
-from flaxformer_mt.training.report import describe_report, make_report
-from flaxformer_mt.training.setup import Sitting, begin_sitting, to_trees
+from flaxformer_mt.training.report import make_report
+from flaxformer_mt.training.setup import TrainingSetup, set_up_training, to_trees
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.train_log import TrainingLog
-from flaxformer_mt.training.train_progress import Progress
-from flaxformer_mt.training.validation import Evaluation
+from flaxformer_mt.training.train_progress import TrainProgress
+from flaxformer_mt.training.validation import Validation
 
 
-def fit(config: Config, run_dir: Path, *, profile: int = 0) -> dict[str, Any]:
-    """Trains what the config describes, or goes on where the run in `run_dir` stopped; returns its report.
+def fit(
+    config: Config, run_dir: str | Path, *, profile: int = 0, progress: TextIO | None = None
+) -> dict[str, Any]:
+    """Trains the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
 
-    Ends the process with 128 + signal, after saving, when it is asked to stop.
+    A run that is finished is not trained further: its report is returned as it is.
 
     Args:
-      config: of the run.
-      run_dir: made if need be.
-      profile: of how many updates a trace is recorded in RUN/profile/; 0: none.
+      config: data, vocabulary, model and optimization of the run.
+      run_dir: the run directory; created if it does not exist.
+      profile: the number of updates to record as a trace in RUN/profile/; 0: none.
+      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
-      UserError: a config, data or run directory that cannot be, or training that no longer produces numbers.
+      UserError: an invalid config, data set or run directory, or gradients that stay non-finite.
+      TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
+    run_dir = Path(run_dir).expanduser()
     validate(config)
     check_run(run_dir, config)
     report = read_report(run_dir)
     if report is not None and (report["step"] >= config.train.steps or report["stopped_early"]):
-        print(f"{run_dir} is finished, at step {report['step']} of {config.train.steps}.", file=sys.stderr)
-        print(describe_report(report, run_dir), file=sys.stderr)
+        if progress is not None:
+            step, steps = report["step"], config.train.steps
+            print(f"{run_dir} is finished, at step {step} of {steps}.", file=progress, flush=True)
         return report
 
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
-    sitting = begin_sitting(config, run_dir, checkpoints)
-    progress = sitting.progress
+    setup = set_up_training(config, run_dir, checkpoints)
     tracker = make_tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
-        start_step=progress.step,
+        start_step=setup.progress.step,
         tensorboard=config.train.tensorboard,
+        stream=progress,
     )
     with tracker:
-        _announce(tracker, config, sitting)
+        _announce(tracker, config, setup)
         if checkpoints.warning:
-            tracker.message(f"warning: {checkpoints.warning}")
-        wanted, remaining = profile if is_first() else 0, config.train.steps - progress.step
+            warn_user(checkpoints.warning)
+        wanted, remaining = profile if is_first() else 0, config.train.steps - setup.progress.step
         trace = Profile(run_dir / "profile", wanted, remaining=remaining, say=tracker.message)
         try:
-            _train(config, sitting, checkpoints, tracker, trace)
+            _train(config, setup, checkpoints, tracker, trace, announce=progress is not None)
         finally:
-            checkpoints.finish_writing()  # whatever ended training, what it saved is on the disk
-        checkpoints.wait()
-        if config.train.average_last:
-            trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())
-            checkpoints.average(min(config.train.average_last, trained))
-            checkpoints.wait()
+            checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
+        _finish_checkpoints(config, checkpoints)
         tracker.message("scoring the test set")
-    report = make_report(
-        config,
-        run_dir,
-        sitting.prepared,
-        progress,
-        parameters=sitting.parameters,
-        hardware=sitting.parallel.describe(),
-    )
+    facts = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
+    report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
     if is_first():
         write_report(run_dir, report)
-    print(describe_report(report, run_dir), file=sys.stderr)
     return report
+
+
+def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:
+    """Waits until all checkpoints are written, and averages the last ones if the config asks for it."""
+    checkpoints.wait()
+    if config.train.average_last:
+        trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())
+        checkpoints.average(min(config.train.average_last, trained))
+        checkpoints.wait()
 
 
 def _train(
     config: Config,
-    sitting: Sitting,
+    setup: TrainingSetup,
     checkpoints: Checkpoints,
     tracker: Tracker,
     trace: Profile,
+    *,
+    announce: bool,
 ) -> None:
-    """The loop: batch, update, log, and evaluation and checkpoint when due; until done or asked to stop."""
-    train, progress, state = config.train, sitting.progress, sitting.state
-    evaluate = None
-    if sitting.prepared.valid_pairs is not None:
-        evaluate = Evaluation(config, sitting.prepared, sitting.model, sitting.parallel)
+    """The loop: batch, update, log, validation and checkpoint when due, until training ends or is interrupted."""
+    train, progress, state = config.train, setup.progress, setup.state
+    validate_params = None
+    if setup.prepared.valid_pairs is not None:
+        validate_params = Validation(config, setup.prepared, setup.model, setup.parallel)
     log = TrainingLog(
         tracker,
-        sitting.schedule,
+        setup.schedule,
         config,
-        parallel=sitting.parallel,
-        target_size=sitting.prepared.vocabs.target.size,
+        parallel=setup.parallel,
+        target_size=setup.prepared.vocabs.target.size,
         gathered=progress.log,
         target_tokens=progress.target_tokens,
     )
     clock = time.monotonic() - progress.train_seconds
-    with StopRequest() as stop, _open_batches(config, sitting) as batches, trace:
-        while not _is_done(config, progress):
+    with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
+        while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
             with log.waiting():
                 position, microbatches = _take(batches, config.optim.accumulation)
-            on_devices = [sitting.parallel.put(batch) for batch in microbatches]
-            state, metrics = sitting.train_step(state, on_devices)
+            on_devices = [setup.parallel.put(batch) for batch in microbatches]
+            state, metrics = setup.train_step(state, on_devices)
             trace.end(progress.step + 1, metrics)
-            progress.move(position)
+            progress.advance(position)
             log.add(progress.step, metrics, microbatches, position.epoch)
             last = progress.step == train.steps
-            if evaluate is not None and (last or progress.step % train.evaluate_every == 0):
-                log.pause()
-                values = evaluate(state.inference_params)
-                progress.note(values, best_metric=train.best_metric)
-                tracker.log(progress.step, "valid", values)
-                log.go_on()
+            if validate_params is not None and (last or progress.step % train.evaluate_every == 0):
+                with log.paused():
+                    values = validate_params(state.inference_params)
+                    progress.record_evaluation(values, best_metric=train.best_metric)
+                    tracker.log(progress.step, "valid", values)
             due = last or bool(progress.metrics) or progress.step % train.checkpoint_every == 0
-            if process_count() > 1 and progress.step % train.log_every == 0 and agree(bool(stop.received)):
-                stop.note_elsewhere()
-            stopping = bool(stop.received) and (process_count() == 1 or progress.step % train.log_every == 0)
+            stopping = _should_stop(stop, at_log_step=progress.step % train.log_every == 0)
             if due or stopping:
-                log.pause()
-                progress.interim = not due
-                progress.train_seconds = time.monotonic() - clock
-                progress.log, progress.target_tokens = log.to_dict(), log.target_tokens
-                checkpoints.save(progress.step, to_trees(state), progress.to_dict())
-                log.go_on()
-            if stopping and not _is_done(config, progress):
+                with log.paused():
+                    progress.interim = not due
+                    progress.train_seconds = time.monotonic() - clock
+                    progress.log, progress.target_tokens = log.to_dict(), log.target_tokens
+                    checkpoints.save(progress.step, to_trees(state), progress.to_dict())
+            if stopping and not _is_finished(config, progress):
                 checkpoints.wait()
-                tracker.message(
-                    f"stopped at step {progress.step} and saved; the same command goes on from there"
-                )
-                raise SystemExit(stop.exit_status)
-    log.flush(progress.step)  # the rest, where training ended early
+                tracker.message(f"stopped at step {progress.step} and saved; the same command resumes there")
+                raise TrainingInterrupted(progress.step, stop.exit_status)
+    log.flush(progress.step)  # the updates since the last line, where training ended early
+
+
+def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
+    """Whether to stop now; several processes stop together, and ask each other at log steps only."""
+    if process_count() == 1:
+        return stop.received is not None
+    if not at_log_step:
+        return False
+    if agree(stop.received is not None):
+        stop.receive_from_another_process()
+    return stop.received is not None
 
 
 @contextlib.contextmanager
-def _open_batches(config: Config, sitting: Sitting) -> Iterator[Iterator[tuple[Position, Batch]]]:
-    """The batches from where the run is; ends the threads behind them when training ends."""
-    prepared = sitting.prepared
+def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Batch]]]:
+    """The batches from the run's position on; ends the loader's threads when training ends."""
+    prepared = setup.prepared
     vocab = prepared.vocabs.target
     batches = train_batches(
         prepared.train,
@@ -160,8 +171,8 @@ def _open_batches(config: Config, sitting: Sitting) -> Iterator[Iterator[tuple[P
         seed=config.seed,
         pad_id=vocab.pad_id,
         bos_id=vocab.bos_id,
-        start=sitting.progress.position,
-        share=sitting.row_share,
+        start=setup.progress.position,
+        share=setup.row_share,
     )
     try:
         yield batches
@@ -170,27 +181,27 @@ def _open_batches(config: Config, sitting: Sitting) -> Iterator[Iterator[tuple[P
         prepared.train.close()
 
 
-def _announce(tracker: Tracker, config: Config, sitting: Sitting) -> None:
-    vocabs, progress = sitting.prepared.vocabs, sitting.progress
+def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
+    vocabs, progress = setup.prepared.vocabs, setup.progress
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     source, target = config.data.source_language, config.data.target_language
     tracker.message(
         f"{config.data.dataset} {f'{source}-{target}' if source else target}: "
-        f"{len(sitting.prepared.train.base):,} {'pairs' if source else 'sentences'}, "
+        f"{len(setup.prepared.train.base):,} {'pairs' if source else 'sentences'}, "
         f"{sizes} {config.vocab.kind} pieces; "
-        f"{sitting.parameters:,} parameters on {sitting.parallel.describe()}"
+        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
-    if sitting.parallel.device_count > 1:
-        tracker.message("\n".join([f"{sitting.parallel.layout.describe()}", *sitting.placements]))
-    tracker.message(_describe_batches(sitting.prepared.report["batches"]))
+    if setup.parallel.device_count > 1:
+        tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
+    tracker.message(_describe_batches(setup.prepared.report["batches"]))
     if progress.step:
-        tracker.message(f"goes on from step {progress.step} of {config.train.steps}")
+        tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
 
 
 def _describe_batches(plan: dict[str, Any]) -> str:
     axes = {"rows": "rows", "source": "source", "target": "target"}
     noun = "pairs"
-    if not any(shape["source"] for shape in plan["shapes"]):  # a language model's
+    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
         axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
     shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
     skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
@@ -200,8 +211,8 @@ def _describe_batches(plan: dict[str, Any]) -> str:
     )
 
 
-def _is_done(config: Config, progress: Progress) -> bool:
-    out_of_patience = 0 < config.train.patience <= progress.without_gain
+def _is_finished(config: Config, progress: TrainProgress) -> bool:
+    out_of_patience = 0 < config.train.patience <= progress.evaluations_since_best
     return progress.step >= config.train.steps or out_of_patience
 
 

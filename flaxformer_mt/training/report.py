@@ -1,6 +1,6 @@
-"""The end of a run: the test score, ten translations, and what to try next.
+"""The report of a finished run: the test scores, ten translations, and what to try next.
 
-Owns report.json's content and its summary for humans. Knows nothing of training.
+Contains what report.json holds and its summary for humans.
 """
 
 import platform
@@ -12,13 +12,13 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.translation_files import load_translations, side_by_side
-from flaxformer_mt.training.train_progress import Progress
+from flaxformer_mt.training.train_progress import TrainProgress
 
 
 def make_report(
-    config: Config, run_dir: Path, prepared: Prepared, progress: Progress, *, parameters: int, hardware: str
+    config: Config, run_dir: Path, prepared: Prepared, progress: TrainProgress, *, parameters: int, hardware: str
 ) -> dict[str, Any]:
-    """Scores the final checkpoint on the test set, if there is one, and gathers the facts of the run."""
+    """Scores the final checkpoint on the test set, if there is one, and collects the facts of the run."""
     report: dict[str, Any] = {
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,
@@ -35,9 +35,9 @@ def make_report(
 
 
 def describe_report(report: dict[str, Any], run_dir: Path) -> str:
-    """The report for a human: what was trained, the scores, ten translations, and what to try next.
+    """The report as text: what was trained, the scores, ten translations, and what to try next.
 
-    Of a language model there are no translations, and its score is the perplexity.
+    For a language model there are no translations, and the score is perplexity.
     """
     minutes = report["train_seconds"] / 60
     lines = [
@@ -48,7 +48,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
     if not read_config(run_dir / "config.json").data.source_language:
         if test is not None:
             lines.append(
-                f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats a token over "
+                f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats per token over "
                 f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
             )
         evaluate = f"  python -m flaxformer_mt evaluate --run={run_dir} --reference=FILE"

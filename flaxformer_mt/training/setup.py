@@ -1,7 +1,6 @@
-"""One sitting of a run: all that the loop works with, made from the config and the newest checkpoint.
+"""Sets up training: everything that the loop needs, made from the config and the newest checkpoint.
 
-Owns how devices, data, model, optimizer and state come together, and what of a checkpoint goes where. Knows
-nothing of the loop.
+Puts together devices, data, model, optimizer and state, and maps a checkpoint's trees to the training state.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.train_progress import Progress
+from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import (
     StepMetrics,
     add_sums,
@@ -37,15 +36,12 @@ from flaxformer_mt.training.update import (
     make_update,
 )
 
-# One update: the state and its microbatches in, the state after and what to log out.
+# One update: from a state and its microbatches to the next state and the metrics to log.
 TrainStep = Callable[[TrainState, list[Batch]], tuple[TrainState, StepMetrics]]
 
 
-class Sitting(NamedTuple):
-    """What the loop works with.
-
-    state and progress are the newest checkpoint's, or the beginning's.
-    """
+class TrainingSetup(NamedTuple):
+    """What the training loop needs; `state` and `progress` are those of the newest checkpoint, or initial ones."""
 
     parallel: Parallel
     prepared: Prepared
@@ -53,24 +49,24 @@ class Sitting(NamedTuple):
     schedule: Schedule
     train_step: TrainStep
     state: TrainState
-    progress: Progress
+    progress: TrainProgress
     parameters: int
-    # How parameters are split over devices, for the log; empty where they are whole.
+    # The sharding of each parameter, as lines for the log; empty where parameters are replicated.
     placements: list[str]
 
     @property
     def row_share(self) -> RowShare:
-        """The rows of a batch that this process makes."""
+        """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
 
-def begin_sitting(config: Config, run_dir: Path, checkpoints: Checkpoints) -> Sitting:
-    """Prepares everything for the loop; a state is born on its devices, or read onto them.
+def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> TrainingSetup:
+    """Prepares data, model and state; the state is initialized on its devices, or restored onto them.
 
-    The layout over devices is this sitting's own: a checkpoint of any other is read all the same.
+    A checkpoint of any device layout is restored onto the layout of this config.
 
     Raises:
-      UserError: a layout, data, vocabulary or checkpoint that cannot be.
+      UserError: an invalid layout, data set, vocabulary or checkpoint.
     """
     parallel = make_parallel(config)
     enable_compilation_cache(cache_dir(config.data) / "compiled")
@@ -78,7 +74,7 @@ def begin_sitting(config: Config, run_dir: Path, checkpoints: Checkpoints) -> Si
     prepared = first_then_others(lambda: prepare(config, run_dir, own_store=own_store), name="prepare")
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size, platform=parallel.platform)
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
 
@@ -87,7 +83,7 @@ def begin_sitting(config: Config, run_dir: Path, checkpoints: Checkpoints) -> Si
         return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
 
     state, progress = load_state(checkpoints, parallel, make_state)
-    return Sitting(
+    return TrainingSetup(
         parallel,
         prepared,
         model,
@@ -116,7 +112,7 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
 
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
-    """All validation pairs are measured, however long; so the model must have positions for all of them."""
+    """Checks that the model has positions for all validation pairs, since none of them is left out or cut."""
     if config.model.architecture == "decoder_only":
         longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
     else:
@@ -131,20 +127,22 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 
 def load_state(
     checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
-) -> tuple[TrainState, Progress]:
-    """The newest checkpoint's state on the devices of `parallel`, whatever it was saved from, or a new one.
+) -> tuple[TrainState, TrainProgress]:
+    """The newest checkpoint's state on the devices of `parallel`, or an initial state where there is none.
+
+    The checkpoint may have been saved from any device layout.
 
     Raises:
-      UserError: there are checkpoints, but none is undamaged and of this structure.
+      UserError: there are checkpoints, but each is damaged or of another structure.
     """
     step = checkpoints.newest_good()
     if step is None:
-        return parallel.init(make_state), Progress()
-    if step == IMPORTED_STEP:  # parameters alone: everything else begins here
+        return parallel.init(make_state), TrainProgress()
+    if step == IMPORTED_STEP:  # an imported model has parameters only
         state = parallel.init(make_state)
         params = _restore_imported(checkpoints, parallel, state.params)
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
-        return dataclasses.replace(state, params=params, ema_params=ema_params), Progress()
+        return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
     target = jax.eval_shape(make_state)
     shardings = parallel.shardings(target)
     target = jax.tree.map(
@@ -153,11 +151,11 @@ def load_state(
         shardings,
     )
     trees, values = checkpoints.restore(step, to_trees(target))
-    return TrainState(**({"ema_params": None} | trees.pop("counters") | trees)), Progress.from_dict(values)
+    return TrainState(**({"ema_params": None} | trees.pop("counters") | trees)), TrainProgress.from_dict(values)
 
 
 def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -> Any:
-    """The parameters that `import` wrote, a tree for each layer, in the form and on the devices of `like`."""
+    """The parameters that `import` wrote, one subtree per layer, converted to the structure and sharding of `like`."""
     if not is_stacked(like):
         return checkpoints.restore(IMPORTED_STEP, {"params": like})[0]["params"]
     single = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), jax.eval_shape(unstack_layers, like))
@@ -166,7 +164,7 @@ def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -
 
 
 def to_trees(state: TrainState) -> dict[str, Any]:
-    """The state by name, as a checkpoint holds it: without a moving average there is no tree of that name."""
+    """The state as named trees, as a checkpoint stores it; without a moving average there is no `ema_params`."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     if state.ema_params is None:
         del fields["ema_params"]
@@ -175,13 +173,13 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 
 
 def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Parallel) -> TrainStep:
-    """One program an update; with accumulation three: gradient, sum, update."""
+    """Compiles the update: one program, or with gradient accumulation three (gradient, sum, update)."""
     if config.optim.accumulation == 1:
         step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
         return lambda state, batches: step(state, batches[0])
     gradient = parallel.compile(make_gradient_step(model, config), batch=2)
     add = parallel.compile(add_sums, donate=(0,))
-    # The sums are not donated: no result is there to take their memory, and JAX would say so.
+    # The sums are not donated: no result has their shapes, and JAX would warn about it.
     update = parallel.compile(make_update(optimizer, config), donate=(0,))
 
     def accumulated(state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepMetrics]:

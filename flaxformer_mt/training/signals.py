@@ -1,7 +1,4 @@
-"""Being asked to stop: SIGTERM and Ctrl-C end a run after the step in progress, with its checkpoint saved.
-
-Owns signal handlers while a run is on; knows nothing of training.
-"""
+"""Stopping on request: after SIGTERM or Ctrl-C, training ends after the step in progress and saves a checkpoint."""
 
 import contextlib
 import os
@@ -11,21 +8,29 @@ from typing import Any
 
 
 class StopRequest:
-    """A context in which the first SIGTERM or SIGINT is noted and a second one acts at once.
+    """A context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt at once.
 
     with StopRequest() as stop:
-        while not stop.received: ...
+        while stop.received is None: ...
+
+    Outside of the main thread no signal handlers can be installed, and nothing is ever received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, announce: bool = True) -> None:
+        """Installs nothing yet.
+
+        Args:
+          announce: acknowledge the signal on standard error.
+        """
         self.received: signal.Signals | None = None
+        self._announce = announce
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
-                self._previous[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread: whoever runs the thread is asked instead
+                self._previous[number] = signal.signal(number, self._receive)
+            except ValueError:  # not the main thread
                 return self
         return self
 
@@ -35,20 +40,22 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        # Not print: the signal may have come in the middle of one, and streams cannot be entered twice.
+        if not self._announce:
+            return
+        # os.write, since print is not reentrant and the signal may have interrupted one.
         with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(2, f"\n{self.received.name}: saving after this step; once more ends at once\n".encode())
 
     @property
     def exit_status(self) -> int:
-        """What the shell expects of a process that a signal ended."""
+        """The exit status that a shell expects of a process ended by this signal: 128 + its number."""
         return 128 + self.received if self.received is not None else 0
 
-    def note_elsewhere(self) -> None:
-        """Another process of the same job was asked to stop: this one counts as asked too."""
+    def receive_from_another_process(self) -> None:
+        """Records that another process of the same job received a signal."""
         if self.received is None:
             self.received = signal.SIGTERM

@@ -197,15 +197,20 @@ class TrainingLog:
         yield
         self._data_wait.add_wait(start, time.monotonic())
 
-    def pause(self) -> None:
-        """Stops the clock: what follows is no training."""
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock while something other than training runs, such as validation."""
+        self._add_time()
+        yield
+        self._then = time.monotonic()
+
+    def _add_time(self) -> None:
+        """Adds the time since the clock was last read; waits for the newest update."""
         if self._newest is not None:
             jax.block_until_ready(self._newest.weight)
-        self._seconds += time.monotonic() - self._then
-
-    def go_on(self) -> None:
-        """Starts the clock again."""
-        self._then = time.monotonic()
+        now = time.monotonic()
+        self._seconds += now - self._then
+        self._then = now
 
     def flush(self, step: int) -> None:
         """Logs what has been gathered since the last time, if anything."""
@@ -213,8 +218,7 @@ class TrainingLog:
             return
         self._read()  # waits for the newest step
         self._pool_work()
-        self.pause()
-        self.go_on()
+        self._add_time()
         skipped = int(self._newest.skipped)
         rate = float(self._schedule(max(0, step - 1 - skipped)))  # updates left out do not move the schedule
         self._tracker.log(

@@ -1,6 +1,6 @@
-"""How far a run is: what a checkpoint remembers beside the arrays, so that resuming is exact.
+"""The progress of a run: the plain values that a checkpoint stores beside the arrays, so that resuming is exact.
 
-Owns the best score so far and the patience left. Plain values that go to JSON and back.
+Contains the position in the data, the best score so far, and the evaluations since.
 """
 
 import dataclasses
@@ -10,14 +10,17 @@ from typing import Any
 
 from flaxformer_mt.data.loader import Position
 
+# Keys of progress.json written by version 0.1 -> fields of today.
+_RENAMED = {"without_gain": "evaluations_since_best"}
+
 
 @dataclass
-class Progress:
-    """The place in the data, the clock, and the scores.
+class TrainProgress:
+    """The position in the data, the clock, and the scores of a run.
 
-    epoch and index are the next batch; metrics are those of the evaluation at `step` if there was one, and
-    without_gain counts the evaluations since the best; log is what the next line of the training log has
-    gathered so far; interim says that only a request to stop called for the checkpoint.
+    `epoch` and `index` name the next batch. `metrics` are those of the evaluation at `step`, if there was one.
+    `log` is what the next line of the training log has accumulated so far. `interim` marks a checkpoint that was
+    saved only because training was asked to stop.
     """
 
     step: int = 0
@@ -28,7 +31,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     best_value: float | None = None
     best_step: int | None = None
-    without_gain: int = 0
+    evaluations_since_best: int = 0
     log: dict[str, Any] = field(default_factory=dict)
     interim: bool = False
 
@@ -37,29 +40,29 @@ class Progress:
         """The next batch."""
         return Position(self.epoch, self.index)
 
-    def move(self, position: Position) -> None:
-        """One update further; `position` is the batch that comes next."""
+    def advance(self, position: Position) -> None:
+        """Records one update; `position` is the next batch."""
         self.step += 1
         self.epoch, self.index = position
         self.metrics = {}
 
-    def note(self, metrics: dict[str, float], *, best_metric: str) -> bool:
-        """Takes in an evaluation; True if it is the best so far."""
+    def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
+        """Records an evaluation; returns True if it is the best so far."""
         self.metrics = dict(metrics)
         value, best = metrics[best_metric], self.best_value
         sign = -1 if best_metric == "loss" else 1
-        # What is not finite is no score: were it ever the best, nothing could be seen to beat it.
+        # A non-finite value is never the best: no later value would compare as better.
         if math.isfinite(value) and (best is None or sign * value > sign * best):
-            self.best_value, self.best_step, self.without_gain = value, self.step, 0
+            self.best_value, self.best_step, self.evaluations_since_best = value, self.step, 0
             return True
-        self.without_gain += 1
+        self.evaluations_since_best += 1
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The fields as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Progress":
-        """The inverse of `to_dict`."""
-        return cls(**values)
+    def from_dict(cls, values: dict[str, Any]) -> "TrainProgress":
+        """The inverse of `to_dict`; reads checkpoints of version 0.1 too."""
+        return cls(**{_RENAMED.get(name, name): value for name, value in values.items()})

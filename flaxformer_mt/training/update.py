@@ -1,12 +1,12 @@
-"""The update and the evaluation of one batch, as pure functions.
+"""The update of one batch, as pure functions.
 
-Row 9 of the data path. Gradients are sums over tokens, added up over devices by `reduce` and over
-microbatches by `add_sums`, and divided once by the number of tokens; so neither the number of devices nor the
-number of microbatches changes the update. Knows nothing of loops, files or which devices there are.
+Row 9 of the data path. Gradients are sums over tokens. They are added over devices by `reduce` and over
+microbatches by `add_sums`, then divided once by the number of tokens, so neither the number of devices nor
+the number of microbatches changes the update.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,27 +16,15 @@ from flax import linen as nn
 from flaxformer_mt.config import Config
 from flaxformer_mt.losses import (
     Output,
+    Reduce,
     TokenSums,
     count_correct,
+    keep,
     projected_cross_entropy,
     smoothed_cross_entropy,
 )
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.state import TrainState
-
-
-class Reduce(Protocol):
-    """Adds a pytree up over the parts of a batch; `shard` is the number of the part at hand.
-
-    It is None where the program sees the whole batch.
-    """
-
-    @property
-    def shard(self) -> Any:
-        """The number of the part, or None."""
-
-    def __call__(self, tree: Any) -> Any:
-        """The sums over all parts."""
 
 
 _PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
@@ -66,18 +54,6 @@ class StepMetrics(NamedTuple):
     skipped: Array
     skipped_in_a_row: Array
     correct_sum: Array | None = None
-
-
-class _Keep:
-    """The `reduce` of a program that sees whole arrays: nothing to add up."""
-
-    shard: Any = None
-
-    def __call__(self, tree: Any) -> Any:
-        return tree
-
-
-keep = _Keep()
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
@@ -192,20 +168,3 @@ def make_train_step(
         return update(state, gradient_step(state.params, state.step, batch, reduce=reduce))
 
     return train_step
-
-
-def make_evaluation_step(model: nn.Module) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    """Builds the function from parameters and a batch to (sum, weight) of loss and token accuracy.
-
-    The loss is plain cross-entropy in nats a token: smoothing belongs to training.
-    """
-
-    def evaluation_step(
-        params: Any, batch: Batch, *, reduce: Reduce = keep
-    ) -> dict[str, tuple[Array, Array]]:
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        loss = smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0)
-        accuracy = count_correct(logits, batch.target_out, batch.target_mask)
-        return reduce({"loss": loss, "accuracy": accuracy})
-
-    return evaluation_step

@@ -1,7 +1,4 @@
-"""What training measures on the validation set: likelihood, and scores of greedy translations.
-
-Owns what is kept from one evaluation to the next. Knows nothing of when one is due.
-"""
+"""Validation during training: likelihood, and scores of greedy translations of the validation set."""
 
 import dataclasses
 import time
@@ -13,17 +10,16 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.data.loader import RowShare, valid_batches
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.evaluation.evaluate import evaluate_lines
-from flaxformer_mt.evaluation.perplexity import measure
+from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_locally
-from flaxformer_mt.training.update import make_evaluation_step
 from flaxformer_mt.translation.translator import Translator
 
 
-class Evaluation:
+class Validation:
     """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
 
-    Of a language model, which has nothing to search, loss, accuracy and perplexity.
+    For a language model, which does not translate: loss, accuracy and perplexity.
     """
 
     def __init__(self, config: Config, prepared: Prepared, model: Any, parallel: Parallel) -> None:
@@ -46,15 +42,15 @@ class Evaluation:
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._references = [pair.target for pair in prepared.valid_pairs]
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
-        quiet: list[str] = []  # lines that are cut are the same at every evaluation: `prepare` reports them
-        # Decoding knows one layout of parameters, a tree for each layer.
-        single = dataclasses.replace(config.model, scan_layers=False)
+        ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
+        # Decoding takes parameters with one subtree per layer.
+        unstacked = dataclasses.replace(config.model, scan_layers=False)
         self._translator = Translator(
-            dataclasses.replace(config, search=greedy, model=single),
+            dataclasses.replace(config, search=greedy, model=unstacked),
             None,
             prepared.vocabs,
             spread=True,
-            warn=quiet.append,
+            warn=ignored.append,
         )
 
     def __call__(self, params: Any) -> dict[str, float]:

@@ -19,7 +19,7 @@ from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pair, Reading, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
@@ -129,7 +129,7 @@ class Scorer:
         *,
         checkpoint: str = "",
         long_lines: Literal["refuse", "cut"] = "refuse",
-        warn: Warn,
+        warn: Warn = warn_user,
     ) -> None:
         """Takes the length penalty, and what else a score is made of, from `config.search`.
 
@@ -152,15 +152,15 @@ class Scorer:
     @classmethod
     def load(
         cls,
-        run_dir: Path,
+        run_dir: str | Path,
         *,
         checkpoint: str | None = None,
         search: SearchConfig | None = None,
         long_lines: Literal["refuse", "cut"] = "refuse",
-        warn: Warn,
+        warn: Warn = warn_user,
     ) -> "Scorer":
         """Loads what a run directory holds, a translator's or a language model's; see `Translator.load`."""
-        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
+        trained = load_trained(Path(run_dir).expanduser(), checkpoint=checkpoint, warn=warn)
         config = trained.config
         enable_compilation_cache(cache_dir(config.data) / "compiled")
         return cls(

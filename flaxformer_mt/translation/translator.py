@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import hashlib
 import itertools
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.decoding.engine import Sentence, SentenceSearch
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache, place_locally
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_trained
-from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import name_lines
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.constraints import Demands, make_symbols
@@ -39,11 +37,6 @@ from flaxformer_mt.vocab import Vocabs
 
 # Everything that some program takes for the end of a line. A translation is one line for all of them.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-
-
-def warn_on_stderr(message: str) -> None:
-    """Prints a warning for the human."""
-    print(f"warning: {message}", file=sys.stderr)
 
 
 class Translator:
@@ -62,7 +55,7 @@ class Translator:
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         spread: bool = False,
-        warn: Warn = warn_on_stderr,
+        warn: Warn = warn_user,
     ) -> None:
         """Takes search options from `config.search`.
 
@@ -88,7 +81,6 @@ class Translator:
         self.checkpoint = checkpoint
         self.warn = warn
         self._long_lines: LongLines = long_lines
-        self._budget = TokenBudget(config.search.batch_tokens, warn=lambda message: self.warn(message))
         place = place_locally if spread else jax.device_put
         self._params = None if params is None else place(params)
         self._others = tuple(place(member.params) for member in ensemble)
@@ -100,6 +92,7 @@ class Translator:
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
             spread=spread,
+            warn=lambda message: self.warn(message),
         )
         self.scorer = TokenScorer(
             self.models,
@@ -112,14 +105,14 @@ class Translator:
     @classmethod
     def load(
         cls,
-        run_dir: Path,
+        run_dir: str | Path,
         *,
         checkpoint: str | None = None,
         search: SearchConfig | None = None,
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
         spread: bool = False,
-        warn: Warn = warn_on_stderr,
+        warn: Warn = warn_user,
     ) -> "Translator":
         """Loads what a run directory holds.
 
@@ -134,6 +127,7 @@ class Translator:
           UserError: no run directory, no such checkpoint, parameters that do not fit the config, or an
             ensemble of different vocabularies.
         """
+        run_dir = Path(run_dir).expanduser()
         config = read_config(run_dir / "config.json")
         if not config.data.source_language:
             raise UserError(
@@ -285,14 +279,8 @@ class Translator:
 
     def _search(self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...]) -> list[Translation]:
         """The translation of each sentence, `FAILED` where the model gave no numbers."""
-
-        def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, SearchResult]]:
-            self.search.options = dataclasses.replace(self.search.options, batch_tokens=batch_tokens)
-            chosen = [sentences[index] for index in indices]
-            return self.search.search_all(chosen, n_best=n_best, params=params)
-
         translations = [FAILED] * len(sentences)
-        for index, found in self._budget.run_all(work, len(sentences)):
+        for index, found in self.search.search_all(sentences, n_best=n_best, params=params):
             hypotheses = [self._read(found, rank) for rank in range(n_best) if found.lengths[rank]]
             best, *others = hypotheses or [FAILED]
             translations[index] = dataclasses.replace(best, alternatives=tuple(others))
@@ -355,13 +343,8 @@ class Translator:
             )
 
     def _check_call(self, lines: Sequence[str], demands: Demands, first_line: int) -> None:
-        search, n_best = self.config.search, demands.n_best
-        width = search_width(search, n_best)
-        if not 1 <= n_best <= width:
-            raise UserError(
-                f"n_best is {n_best}, but {search.method} search keeps {max(width, 1)} hypotheses; "
-                f"ask for 1 to {max(width, 1)}, or use beam search with beam_size {max(n_best, 1)}"
-            )
+        search = self.config.search
+        check_n_best(search, demands.n_best)
         if isinstance(lines, str):
             raise UserError("translate takes a list of lines, but got one string; put it in a list")
         for number, line in enumerate(lines, start=first_line):

@@ -17,7 +17,7 @@ from flaxformer_mt.model.attention import (
     make_lineage,
     weighted_values,
 )
-from flaxformer_mt.model.fused_attention import choose_attention
+from flaxformer_mt.model.fused_attention import choose_attention, resolve_attention
 from flaxformer_mt.model.projections import project_together
 from flaxformer_mt.shapes import Cache
 
@@ -253,7 +253,8 @@ def test_attention_is_chosen_by_what_the_kernel_can_do(
     preferred, shape, dtype, needs_weights, platform, kind
 ):
     array = jnp.zeros(shape, dtype)
-    chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights, platform=platform)
+    preferred = resolve_attention(preferred, platform)
+    chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights)
     assert chosen == kind
 
 

@@ -21,7 +21,7 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.setup import load_state, to_trees
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.train_progress import Progress
+from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
 V, STEPS = 20, 20
@@ -241,7 +241,7 @@ def saved(runs, tmp_path_factory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp("saved") for name in LAYOUTS}
     for name, run_dir in folders.items():
         checkpoints = Checkpoints(run_dir)
-        checkpoints.save(STEPS, to_trees(runs[name].placed), Progress(step=STEPS, epoch=2, index=3).to_dict())
+        checkpoints.save(STEPS, to_trees(runs[name].placed), TrainProgress(step=STEPS, epoch=2, index=3).to_dict())
         checkpoints.wait()
     return folders
 

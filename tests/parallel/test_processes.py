@@ -193,7 +193,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_alone(config, tmp_p
     assert "process 1 of 2 has not been heard of" in line and "goes on from the last checkpoint" in line
     second.communicate()
     ((_, said),) = finish(start("train", *longer, f"--run={run}", devices=4))
-    assert "goes on from step" in said
+    assert "resuming at step" in said
     assert_alike(run, undisturbed)
 
 

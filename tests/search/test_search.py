@@ -365,7 +365,7 @@ def test_a_beam_that_breaks_does_not_break_the_others():
 
 def test_arguments_that_cannot_be():
     table = hand_made_table()
-    with pytest.raises(UserError, match="n_best is 4, but beam search keeps 3 hypotheses; ask for 1 to 3"):
+    with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3; give 1 to 3"):
         run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=4)
     with pytest.raises(UserError, match="n_best is 0"):
         run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=0)

@@ -37,7 +37,7 @@ from flaxformer_mt.training.optimizers import make_optimizer
 from flaxformer_mt.training.setup import to_trees
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.train_log import TrainingLog
-from flaxformer_mt.training.validation import Evaluation
+from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.vocab import load_vocabs
 
 # What a library warns of reaches the user's terminal.
@@ -260,7 +260,7 @@ def test_each_epoch_has_its_line(reference):
 
 def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, capsys, monkeypatch):
     run_dir, report = reference
-    monkeypatch.setattr(trainer, "begin_sitting", None)  # whoever calls it fails
+    monkeypatch.setattr(trainer, "set_up_training", None)  # whoever calls it fails
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "config.json"}
     assert fit(base, run_dir) == report
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -325,7 +325,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path):
     assert Checkpoints(run_dir).steps() == [4]
     done = run_killed(run_dir, config, "never", 0)
     assert done.returncode == 0, done.stderr
-    assert "goes on from step 4 of 12" in done.stderr
+    assert "resuming at step 4 of 12" in done.stderr
     assert not [line for line in done.stderr.split("\n") if "arning" in line or "Traceback" in line]
     assert not list((run_dir / "checkpoints").glob(".*"))
     assert_same_run(run_dir, reference[0])
@@ -362,7 +362,7 @@ def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sect
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     assert fit(config, run_dir)["step"] == 4
-    assert "goes on from step 3 of 4" in capfd.readouterr().err
+    assert "resuming at step 3 of 4" in capfd.readouterr().err
     assert Checkpoints(run_dir).steps() == [2, 4]
     assert_same_run(run_dir, tmp_path / "undisturbed")
     averages = [Checkpoints(run).restore_params("average") for run in (run_dir, tmp_path / "undisturbed")]
@@ -382,7 +382,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, refe
     report = fit(base, run_dir)
     told = capsys.readouterr().err
     assert "warning: checkpoint 12" in told
-    assert "goes on from step 8 of 12" in told
+    assert "resuming at step 8 of 12" in told
     assert report["step"] == 12
     assert_same_run(run_dir, reference[0])
 

@@ -233,8 +233,8 @@ def test_what_was_waited_before_a_stop_is_in_the_line_after_it(clock):
         clock.now += 1
     clock.now += 3
     run(log, UPDATES[:1], [0])
-    log.pause()
-    gathered = json.loads(json.dumps(log.to_dict()))
+    with log.paused():
+        gathered = json.loads(json.dumps(log.to_dict()))
     clock.now += 1000
     log = make_log(lines, config, gathered)
     clock.now += 6

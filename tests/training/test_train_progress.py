@@ -6,15 +6,15 @@ import math
 import pytest
 
 from flaxformer_mt.data.loader import Position
-from flaxformer_mt.training.train_progress import Progress
+from flaxformer_mt.training.train_progress import TrainProgress
 
 
 def test_an_update_moves_one_step_to_the_next_batch():
-    progress = Progress()
+    progress = TrainProgress()
     assert progress.position == Position(0, 0)
-    progress.move(Position(0, 2))
-    progress.note({"bleu": 1.0}, best_metric="bleu")
-    progress.move(Position(1, 0))
+    progress.advance(Position(0, 2))
+    progress.record_evaluation({"bleu": 1.0}, best_metric="bleu")
+    progress.advance(Position(1, 0))
     assert (progress.step, progress.position) == (2, Position(1, 0))
     assert progress.metrics == {}  # of another step
 
@@ -32,28 +32,28 @@ def test_an_update_moves_one_step_to_the_next_batch():
     ],
 )
 def test_the_best_evaluation(metric, values, gains, best):
-    progress = Progress()
+    progress = TrainProgress()
     waits, wait = [], 0
     for step, (value, gain) in enumerate(zip(values, gains, strict=True), start=1):
-        progress.move(Position(0, step))
-        assert progress.note({metric: value, "other": 9.0}, best_metric=metric) is gain
+        progress.advance(Position(0, step))
+        assert progress.record_evaluation({metric: value, "other": 9.0}, best_metric=metric) is gain
         assert progress.metrics["other"] == 9.0
         wait = 0 if gain else wait + 1
-        waits.append(progress.without_gain == wait)
+        waits.append(progress.evaluations_since_best == wait)
     assert all(waits)
     assert (progress.best_step, progress.best_value) == best
 
 
 def test_without_any_score_there_is_no_best():
-    progress = Progress(step=7)
-    progress.note({"loss": math.nan}, best_metric="loss")
-    assert (progress.best_step, progress.best_value, progress.without_gain) == (None, None, 1)
+    progress = TrainProgress(step=7)
+    progress.record_evaluation({"loss": math.nan}, best_metric="loss")
+    assert (progress.best_step, progress.best_value, progress.evaluations_since_best) == (None, None, 1)
 
 
 def test_progress_survives_json():
-    progress = Progress(step=5, epoch=1, index=3, train_seconds=1.5, target_tokens=99)
-    progress.note({"bleu": 12.25, "loss": 2.5}, best_metric="bleu")
-    copy = Progress.from_dict(json.loads(json.dumps(progress.to_dict())))
+    progress = TrainProgress(step=5, epoch=1, index=3, train_seconds=1.5, target_tokens=99)
+    progress.record_evaluation({"bleu": 12.25, "loss": 2.5}, best_metric="bleu")
+    copy = TrainProgress.from_dict(json.loads(json.dumps(progress.to_dict())))
     assert copy == progress
     copy.metrics["bleu"] = 0.0
     assert progress.metrics["bleu"] == 12.25

@@ -16,10 +16,10 @@ from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.training.update import (
     Sums,
     add_sums,
-    make_evaluation_step,
     make_gradient_step,
     make_train_step,
     make_update,

@@ -352,7 +352,7 @@ def test_greedy_is_beam_one(config, params, vocabs):
         search = dataclasses.replace(config.search, method=method, beam_size=width)
         translator = quick(Translator(dataclasses.replace(config, search=search), params, vocabs))
         found.append(translator.translate(SENTENCES[:3]))
-        with pytest.raises(UserError, match=f"n_best is 2, but {method} search keeps 1"):
+        with pytest.raises(UserError, match=f"n_best is 2, but {method} search with beam_size 1 keeps 1"):
             translator.translate(SENTENCES, n_best=2)
     assert [t.tokens for t in found[0]] == [t.tokens for t in found[1]]
 
@@ -407,7 +407,7 @@ def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
 
 
 def test_mistakes_are_named(translator, config, vocabs):
-    with pytest.raises(UserError, match="n_best is 4, but beam search keeps 3 hypotheses"):
+    with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3"):
         translator.translate(SENTENCES, n_best=4)
     with pytest.raises(UserError, match="n_best is 0"):
         translator.translate(SENTENCES, n_best=0)

@@ -1,29 +1,32 @@
-"""CTranslate2 models, written from the parameters, and what they cannot express; for export alone.
+"""Format ctranslate2: writes a model folder for CTranslate2; export only.
 
-Owns the files of the folder and their use in the parity check. What is in model.bin is of ctranslate2_spec.
+Contains the files of the folder, the models that CTranslate2 supports, and the forward function for the
+parity check. The contents of model.bin come from ctranslate2/spec.py.
 
-The folder: model.bin, config.json (theirs, with an entry of ours), shared_vocabulary.json, or that of source
-and target each, the SentencePiece models source.spm and target.spm, and vocab/ as in every format. Sources
-are pieces without special tokens, as SentencePiece makes them; CTranslate2 adds the end symbol.
+Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
+source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
+as in every format. A source consists of SentencePiece pieces without special tokens; CTranslate2 appends the
+end symbol.
 
     source = SentencePieceProcessor(model_file="DIR/source.spm").encode(line, out_type=str)
     translator = ctranslate2.Translator("DIR")
     result = translator.translate_batch([source], beam_size=1, min_decoding_length=0, max_input_length=0,
                                         suppress_sequences=[["<pad>"], ["<s>"]], max_decoding_length=N)
 
-gives the tokens of our greedy search, to rounding, where N is its limit, in tokens with the end symbol: ours
-is int(search.max_length_ratio * length + search.max_length_offset) for each source's own length, theirs one
-number for all. Neither may pass the positions of the model: there CTranslate2 raises an error. The other
-three arguments also differ from their defaults: min_decoding_length 1 forbids empty translations,
-max_input_length 1024 cuts long sources without a word, and pad and bos, which ours never takes, are ordinary
-tokens there. What is suppressed loses its probability to the rest, so scores are a little above ours.
+This call gives the tokens of this package's greedy search, up to rounding. N is the length limit in tokens
+with the end symbol. This package has one limit per source, int(search.max_length_ratio * length +
+search.max_length_offset); CTranslate2 has one limit per call. CTranslate2 raises an error for sequences
+longer than the model's position table. The other arguments replace defaults that differ from this package's
+search: min_decoding_length=1 forbids empty translations, max_input_length=1024 silently truncates long
+sources, and pad and bos, which this package's search never selects, are ordinary tokens. CTranslate2
+renormalizes the probabilities after suppression, so its scores are slightly higher.
 
-Beam search is not the same. Theirs divides a log-probability by length ** length_penalty (default 1), ours by
-((5 + length) / 6) ** length_penalty; both count the end symbol. Theirs stops once beam_size hypotheses have
-ended (times patience), ours once no live one can win; theirs replaces those that ended by the next best
-candidates, ours does not. To rank as ours does, take num_hypotheses=beam_size, length_penalty=0 and
-return_scores=True, and divide each score by ((5 + length) / 6) ** length_penalty, where length is
-len(hypothesis) + 1; what is found may still differ.
+Beam search differs. CTranslate2 divides a log-probability by length ** length_penalty (default 1), this
+package by ((5 + length) / 6) ** length_penalty; both count the end symbol. CTranslate2 stops when beam_size *
+patience hypotheses have ended, this package when no unfinished hypothesis can win. CTranslate2 replaces ended
+hypotheses by the next best candidates, this package does not. To rank hypotheses as this package does, pass
+num_hypotheses=beam_size, length_penalty=0 and return_scores=True, and divide each score by ((5 + length) / 6)
+** length_penalty, where length is len(hypothesis) + 1; the hypotheses may still differ.
 """
 
 from pathlib import Path
@@ -63,8 +66,8 @@ _QUANTIZATIONS = (
 def _problems(config: Config) -> list[str]:
     if config.model.architecture != "encoder_decoder":
         return [
-            f"model.architecture is {config.model.architecture}; it translates with encoder_decoder alone "
-            "(use --format=torch)"
+            f"model.architecture is {config.model.architecture}; supported: encoder_decoder "
+            "(for other architectures use --format=torch)"
         ]
     return refusals(
         config,
@@ -95,18 +98,22 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:
-    """How unk, bos and eos are spelled; CTranslate2 has one spelling for both languages."""
+    """Spellings of unk, bos and eos.
+
+    Raises:
+      UserError: the spellings differ between the vocabularies; CTranslate2 has one for both languages.
+    """
     source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
     if source != target:
         raise UserError(
             f"{_NAME} cannot express this model: unk, bos and eos are {', '.join(source)} in the source "
-            f"vocabulary and {', '.join(target)} in the target vocabulary; it has one spelling for both"
+            f"vocabulary and {', '.join(target)} in the target vocabulary; they must be equal"
         )
     return target
 
 
 def _open(folder: Path) -> Outputs:
-    # The type of the computation is that of the file, or the nearest that this CPU has.
+    # "default" computes in the stored type of the weights, or in the nearest type that this CPU supports.
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
     vocabs = find_vocabs(folder, Given())
 
@@ -130,7 +137,11 @@ def _open(folder: Path) -> Outputs:
 
 
 def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
-    """The pieces of a sentence as they are given to CTranslate2, which adds the end symbol itself."""
+    """Pieces of a sentence without its end symbol, which CTranslate2 appends itself.
+
+    Raises:
+      ValueError: the last id is not the end symbol.
+    """
     if not len(ids) or ids[-1] != vocab.eos_id:
         raise ValueError(f"sentences must end in eos, {vocab.eos_id}, but got {ids.tolist()}")
     return vocab.pieces(ids[:-1])

@@ -1,7 +1,7 @@
-"""CTranslate2's description of a Transformer, filled with our parameters; numpy alone, no PyTorch.
+"""Builds CTranslate2's TransformerSpec from the parameters, with numpy and without PyTorch.
 
-Owns the names of its variables and what is made of ours for them: heads of one size, tables of positions,
-norms without parameters. Knows no files.
+Contains the names of CTranslate2's variables and the conversions that they need: one head size for queries,
+keys and values, position tables as arrays, and scales and biases for norms without parameters.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ _ACTIVATIONS = {
     "swiglu": common_spec.Activation.SWISH,
 }
 
-# Ours and theirs, of every norm: the prefixes before scale and bias, gamma and beta.
+# Flax and CTranslate2 prefix of each norm. The parameters are scale and bias in Flax, gamma and beta in
+# CTranslate2.
 _NORMS = [
     ("encoder/embedding_norm", "encoder/layernorm_embedding"),
     ("decoder/embedding_norm", "decoder/layernorm_embedding"),
@@ -51,7 +52,8 @@ _FEEDFORWARDS = [
     ("decoder/layers_{n}/feedforward", "decoder/layer_{n}/ffn"),
 ]
 
-# Queries, keys and values of self-attention are one matrix; keys and values of cross-attention are one.
+# CTranslate2 concatenates the query, key and value projections of self-attention into one matrix, and the key
+# and value projections of cross-attention into another.
 _SELF_ATTENTION = [
     Rule(("/query/kernel", "/key/kernel", "/value/kernel"), "/linear_0/weight", HEADS_IN),
     Rule(("/query/bias", "/key/bias", "/value/bias"), "/linear_0/bias", FLAT),
@@ -69,16 +71,16 @@ _CROSS_ATTENTION = [
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
-    """The description with all its arrays, copies of ours; vocabularies and special tokens are not in it yet.
+    """Builds a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
 
     Raises:
-      UserError: a parameter that it has no place for.
+      UserError: CTranslate2 has no counterpart for a parameter.
     """
     spec = _empty_spec(config)
-    leaves = dict(_fitted(config, leaves))
+    leaves = dict(_adapt_leaves(config, leaves))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
     table = Table(shapes, [*_rules(config), *_constants(config)], what="ctranslate2")
-    # Quantization works in place, so it gets copies; of tied arrays one, which is then stored once.
+    # Quantization works in place, so the spec gets copies. Tied arrays share one copy, which is stored once.
     copies: dict[int, np.ndarray] = {}
     tensors = table.to_theirs(leaves)
     for name, array in tensors.items():
@@ -90,20 +92,20 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
 
 
 def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
-    """Checks that nothing is unset, then stores matrices as the quantization says; "none": float32."""
+    """Checks that all variables are set, then converts the matrices; quantization "none" keeps float32."""
     spec.validate()
     if not quantization.endswith("bfloat16"):
         spec.optimize(None if quantization == "none" else quantization)
         return
-    # The library would use PyTorch for this type.
+    # CTranslate2 needs PyTorch for the conversion to bfloat16, so the matrices are converted here.
     spec.optimize("int8_float32" if quantization == "int8_bfloat16" else None)
 
-    def shorten(_: model_spec.LayerSpec, name: str, value: object) -> None:
+    def to_bfloat16(_: model_spec.LayerSpec, name: str, value: object) -> None:
         if isinstance(value, model_spec.NumpyVariable) and not name.endswith("_scale"):
             if value.dtype == "float32" and not value.is_scalar():
                 value.array = value.array.astype(jnp.bfloat16)
 
-    model_spec.visit_spec(spec, shorten)
+    model_spec.visit_spec(spec, to_bfloat16)
 
 
 def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
@@ -117,14 +119,15 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
         "ffn_glu": config.activation == "swiglu",
         "rms_norm": config.norm == "rms",
         "head_dim": None if head_dim * config.num_heads == config.model_dim else head_dim,
-        # Of each head the first key_dim numbers turn, in pairs half of that apart.
+        # Rotary embeddings rotate numbers i and i + key_dim / 2 of each head as a pair.
         "rotary_dim": key_dim if config.positions == "rotary" else None,
         "rotary_interleave": False,
     }
     encoder = transformer_spec.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **options)
     decoder = transformer_spec.TransformerDecoderSpec(config.num_decoder_layers, config.num_heads, **options)
     for stack in (encoder, decoder):
-        # The constructors make no final norm for post-norm, though one is read where there is one.
+        # The flag is set after construction: with pre_norm=False the constructors leave out the final norm,
+        # although CTranslate2 applies one to post-norm models too where the file has it.
         stack.pre_norm = pre_norm
         stack.scale_embeddings = config.embedding_scale
         if key_dim != head_dim:
@@ -139,16 +142,16 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
 
 
 def _head_dims(config: ModelConfig) -> tuple[int, int]:
-    """The size of a head's queries and keys, and the one that is stored for all three."""
+    """Size of queries and keys of a head, and the common size to which all heads are padded."""
     size = config.model_dim // config.num_heads
     key_dim, value_dim = config.key_dim or size, config.value_dim or size
     return key_dim, max(key_dim, value_dim)
 
 
-def _fitted(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
-    """Ours with heads of one size, filled up with zeros, and learned positions from the first that is used.
+def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
+    """Pads all heads with zeros to one size, and drops learned positions before the first one in use.
 
-    Zeros change no product: neither that of queries and keys nor that of values and the output matrix.
+    The zeros change neither the product of queries and keys nor that of values and the output matrix.
     """
     _, head_dim = _head_dims(config)
     for path, leaf in leaves.items():
@@ -156,15 +159,15 @@ def _fitted(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarr
         role = parent.rpartition("/")[2]
         in_attention = parent.rpartition("/")[0].endswith("_attention")
         if in_attention and role in ("query", "key", "value"):
-            leaf = _fill(leaf, head_dim, axis=leaf.ndim - 1)  # [D, H, K] or [H, K]
+            leaf = _zero_pad(leaf, head_dim, axis=leaf.ndim - 1)  # [D, H, K] or [H, K]
         elif in_attention and role == "output" and name == "kernel":
-            leaf = _fill(leaf, head_dim, axis=1)  # [H, E, D]
+            leaf = _zero_pad(leaf, head_dim, axis=1)  # [H, E, D]
         elif role == "positions":
             leaf = leaf[config.first_position :]
         yield path, leaf
 
 
-def _fill(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
+def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
     widths = [(0, 0)] * leaf.ndim
     widths[axis] = (0, size - leaf.shape[axis])
     return np.pad(leaf, widths)
@@ -173,7 +176,7 @@ def _fill(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 def _rules(config: ModelConfig) -> list[Rule | Constant]:
     dense = CONVOLUTION_TO_LINEAR if config.ffn_layer == "convolution" else TRANSPOSED
     gated = config.activation == "swiglu"
-    # The nonlinearity is on linear_0: in a gated layer that is our gate.
+    # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
     inner = "/linear_0_noact" if gated else "/linear_0"
     feedforward = [
         Rule("/input/kernel", f"{inner}/weight", dense),
@@ -204,7 +207,7 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """What is a formula in ours and an array in theirs."""
+    """Arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that have none."""
     if config.positions == "sinusoidal":
         first, longest = config.first_position, config.longest_input or 0
         encodings = sinusoidal_table(first + longest, config.model_dim)[first:]
@@ -221,10 +224,10 @@ def _constants(config: ModelConfig) -> Iterator[Constant]:
 
 def _norm_names(config: ModelConfig) -> Iterator[str]:
     spec = _empty_spec(config)
-    for _, theirs in _NORMS:
-        layers = spec.encoder.layer if theirs.startswith("encoder") else spec.decoder.layer
-        for number in range(len(layers)) if "{n}" in theirs else (0,):
-            name = theirs.replace("{n}", str(number))
+    for _, foreign in _NORMS:
+        layers = spec.encoder.layer if foreign.startswith("encoder") else spec.decoder.layer
+        for number in range(len(layers)) if "{n}" in foreign else (0,):
+            name = foreign.replace("{n}", str(number))
             scope, _, attribute = name.rpartition("/")
             if hasattr(model_spec.index_spec(spec, scope), attribute):
                 yield name

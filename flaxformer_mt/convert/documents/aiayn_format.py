@@ -1,12 +1,11 @@
-"""Document 003, attention-is-all-you-need-pytorch: its state dict and checkpoint, and what it cannot express.
+"""Format aiayn: state dict and checkpoint of document 003, attention-is-all-you-need-pytorch.
 
-Owns the names and layouts, and model.chkpt, which that project's translate script loads. The class itself is
-in aiayn_module.
+Contains the table of names and layouts, the models that the format supports, and model.chkpt, which that
+project's translate script loads. The PyTorch class is in aiayn_module.py.
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from flaxformer_mt.convert.documents.aiayn_module import AiaynTransformer
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, Weights, read_facts, refusals
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Shapes, Tensors, rules_for
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
+from flaxformer_mt.errors import warn_user
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 CHECKPOINT_NAME = "model.chkpt"
-# What the translate script does not read from the checkpoint, and so leaves at the class's defaults.
+# Arguments that the translate script does not read from the checkpoint, so that the class's defaults apply.
 _SCRIPT_POSITIONS, _SCRIPT_SCALE = 200, "prj"
 _TABLES = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
 
@@ -68,15 +68,15 @@ def _shape_problems(model: ModelConfig) -> Iterator[str]:
     if model.num_encoder_layers != model.num_decoder_layers:
         yield (
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
-            f"{model.num_decoder_layers}; it has one number for both"
+            f"{model.num_decoder_layers}; they must be equal"
         )
     if model.embedding_scale and model.logit_scale:
-        yield "model.embedding_scale and model.logit_scale are both True; it has only one of the two or none"
+        yield "model.embedding_scale and model.logit_scale are both True; at most one of the two may be"
     for name in ("embedding_scale", "logit_scale"):
         if getattr(model, name) and not _shares_projection(model):
             yield (
-                f"model.{name} is True with model.tying {model.tying}; it has only False there, as its scale "
-                "counts only where the projection is tied (model.tying target_output and all)"
+                f"model.{name} is True with model.tying {model.tying}; supported: False, as this system "
+                "scales only with a tied projection (model.tying target_output or all)"
             )
 
 
@@ -106,15 +106,15 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
         Rule(target, "decoder.trg_word_emb.weight"),
         *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in _TABLES),
         *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
-        *rules_for([(ours + "self_attention", theirs + "slf_attn") for ours, theirs in layers], _ATTENTION),
-        *rules_for([(ours + "cross_attention", theirs + "enc_attn") for ours, theirs in layers], _ATTENTION),
-        *rules_for([(ours + "feedforward", theirs + "pos_ffn") for ours, theirs in layers], feedforward),
+        *rules_for([(flax + "self_attention", foreign + "slf_attn") for flax, foreign in layers], _ATTENTION),
+        *rules_for([(flax + "cross_attention", foreign + "enc_attn") for flax, foreign in layers], _ATTENTION),
+        *rules_for([(flax + "feedforward", foreign + "pos_ffn") for flax, foreign in layers], feedforward),
         output,
     ]
 
 
 def _matrices(model: ModelConfig) -> tuple[str, str, Rule]:
-    """Our paths of both embeddings, and the projection's rule; what is tied is one array of ours."""
+    """Flax paths of both embeddings, and the rule of the projection; tied matrices are one Flax parameter."""
     name = "trg_word_prj.weight"
     source, target = "source_embedding/embedding", "target_embedding/embedding"
     if model.tying in ("embeddings", "all"):
@@ -126,7 +126,7 @@ def _matrices(model: ModelConfig) -> tuple[str, str, Rule]:
 
 def _positions(model: ModelConfig) -> int:
     rows = model.longest_input
-    assert rows is not None, "sinusoidal positions have an end"
+    assert rows is not None, "sinusoidal positions are a table of finite length"
     return rows
 
 
@@ -165,29 +165,29 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
 
 
 def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
-    """Writes model.chkpt, or why there is none into config.json and onto standard error."""
+    """Writes model.chkpt, or the reason for its absence to config.json and to standard error."""
     arguments = _arguments(weights.config, weights.vocabs)
     scale = arguments["scale_emb_or_prj"]
     if arguments["trg_emb_prj_weight_sharing"] and scale != _SCRIPT_SCALE:
         reason = (
             f"not written: the translate script builds the class with scale_emb_or_prj={_SCRIPT_SCALE}, and "
-            f"this model has {scale}; build it with the arguments above and load state_dict.pt"
+            f"this model has {scale}; build it with the arguments in config.json and load state_dict.pt"
         )
         facts = read_facts(folder) | {CHECKPOINT_NAME: reason}
         text = json.dumps(facts, indent=2, ensure_ascii=False)
         (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
-        print(f"warning: {CHECKPOINT_NAME} is {reason}", file=sys.stderr)
+        warn_user(f"{CHECKPOINT_NAME} is {reason}")
         return
-    state = torch.load(folder / STATE_NAME, weights_only=True)  # read back: tied tensors are one there
+    state = torch.load(folder / STATE_NAME, weights_only=True)  # reloaded: tied tensors share storage
     table = torch.from_numpy(sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None])
     state |= dict.fromkeys(_TABLES, table)
-    # The script reads no epoch, and ours are counted in steps: config.json has the step.
+    # The script ignores the epoch. This package counts steps; config.json has the step.
     checkpoint = {"epoch": 0, "settings": _settings(arguments), "model": state}
     torch.save(checkpoint, folder / CHECKPOINT_NAME)
 
 
 def _settings(arguments: dict[str, Any]) -> argparse.Namespace:
-    """The training script's options, of which the translate script reads the class's arguments."""
+    """Options of the training script, from which the translate script takes the arguments of the class."""
     same = (
         "src_pad_idx",
         "trg_pad_idx",

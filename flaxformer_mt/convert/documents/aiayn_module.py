@@ -1,6 +1,6 @@
-"""The PyTorch class of document 003, against which the format `aiayn` is checked.
+"""PyTorch class of document 003, with that system's computation and parameter names.
 
-Owns what that system computes, under its own parameter names. Knows nothing of ours.
+The parity check of the format `aiayn` loads exported weights into this class.
 """
 
 import numpy as np
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 _EPSILON = 1e-6
-_BLOCKED = -1e9
-# Of attention weights, whatever the rate of the rest.
+_MASKED_SCORE = -1e9
+# Dropout rate of attention weights, independent of the argument `dropout`.
 _WEIGHT_DROPOUT = 0.1
 
 
 class AiaynTransformer(nn.Module):
-    """Encoder, decoder and projection, with a norm before the first layers and none after the last.
+    """Encoder, decoder and projection; a norm precedes the first layer of each stack and none ends a stack.
 
-    trg_emb_prj_weight_sharing: the target embedding is the projection's matrix. emb_src_trg_weight_sharing:
-    it is the source embedding as well.
-    scale_emb_or_prj: emb (embeddings times the root of d_model), prj (logits divided by it) or none; without
-    effect unless the projection is shared.
+    trg_emb_prj_weight_sharing: ties the projection to the target embedding. emb_src_trg_weight_sharing: ties
+    the source embedding to the target embedding. scale_emb_or_prj: emb (embeddings are multiplied by the
+    square root of d_model), prj (logits are divided by it) or none; without effect unless the projection is
+    tied.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class AiaynTransformer(nn.Module):
         """Logits [B * T, V] of ids [B, S] and [B, T]."""
         source_visible = (source != self.src_pad_idx)[:, None, None, :]
         length = target.shape[1]
-        earlier = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
-        target_visible = (target != self.trg_pad_idx)[:, None, None, :] & earlier
+        causal = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
+        target_visible = (target != self.trg_pad_idx)[:, None, None, :] & causal
         memory = self.encoder(source, source_visible)
         x = self.decoder(target, memory, target_visible, source_visible)
         return (self.trg_word_prj(x) * self.logit_scale).flatten(0, 1)
@@ -88,7 +88,7 @@ class _Attention(nn.Module):
             for layer, y in ((self.w_qs, x), (self.w_ks, memory), (self.w_vs, memory))
         )
         scores = query / query.shape[-1] ** 0.5 @ key.mT
-        weights = self.weight_dropout(scores.masked_fill(~visible, _BLOCKED).softmax(-1))
+        weights = self.weight_dropout(scores.masked_fill(~visible, _MASKED_SCORE).softmax(-1))
         mixed = (weights @ value).transpose(1, 2).flatten(2)
         return self.layer_norm(self.dropout(self.fc(mixed)) + x)
 

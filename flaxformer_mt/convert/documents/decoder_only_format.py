@@ -1,7 +1,7 @@
-"""Document 002, the decoder-only language model: its state dict, and what it cannot express.
+"""Format decoder-only: state dict of document 002, the decoder-only language model.
 
-Owns the names and layouts, and how a translator's pair becomes one row of that class. The class itself is in
-decoder_only_module.
+Contains the table of names and layouts, the models that the format supports, and the conversion of a sentence
+pair to one row of that class. The PyTorch class is in decoder_only_module.py.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
-# Our positions -> how the class reads its own.
+# model.positions -> the argument `positions` of the class.
 _POSITIONS = {"one_vector": "as_written", "learned": "one_hot"}
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -45,11 +45,11 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 def _problems(config: Config) -> list[str]:
     problems = refusals(config, _ALLOWED)
     if config.model.padding_mask == "none" and config.data.source_language:
-        # Both and source need no mask there: a row without padding has nothing to leave out, and padding
-        # after the target is seen by no real token.
+        # The settings both and source need no mask in the class: its rows have no padding before the target,
+        # and causal attention hides padding after the target from every real token.
         problems.append(
-            "model.padding_mask is none; with a source it has only source and both: its rows hold no "
-            "padding, but our model reads that between source and target as text"
+            "model.padding_mask is none; supported with a source: source, both. Rows of the class have no "
+            "padding, but with none the Flax model attends to the padding between source and target"
         )
     return problems
 
@@ -78,8 +78,8 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     ]
 
 
-def _head_rules(ours: str, theirs: str) -> list[Rule]:
-    path, name = f"self_attention/{ours}", "attention.heads.{h}." + theirs
+def _head_rules(flax: str, foreign: str) -> list[Rule]:
+    path, name = f"self_attention/{flax}", "attention.heads.{h}." + foreign
     return [
         Rule(f"{path}/kernel", f"{name}.weight", TRANSPOSED, head_axis=1),
         Rule(f"{path}/bias", f"{name}.bias", head_axis=0),
@@ -104,7 +104,7 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def _position_rows(model: ModelConfig) -> int:
-    """Of the table, one_vector's as well, which bounds no input."""
+    """Rows of the position table; one_vector has the table too, although its inputs are unbounded."""
     return model.max_positions or 512
 
 
@@ -116,16 +116,16 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
     for index, length in enumerate(np.asarray(batch.target_mask).sum(axis=1)):
         source = np.asarray(batch.source[index])[np.asarray(batch.source_mask[index])]
         row = np.concatenate([source, np.asarray(batch.target_in[index])[:length]])
-        # No padding stands between the two, as no real token of ours sees it.
+        # No padding between source and target: no real token of the Flax model attends to it.
         rows.append(module.all_logits(tensor_of(row)[None])[0, len(source) :])
     return _pad(rows, batch.target_in.shape[1])
 
 
 def _pad(rows: list[torch.Tensor], length: int) -> torch.Tensor:
-    """Rows [t, V] of t <= T tokens as [B, T, V]; zeros after the last real token."""
+    """Stacks rows [t, V] of t <= T tokens to [B, T, V], with zeros after the last real token."""
     padded = rows[0].new_zeros(len(rows), length, rows[0].shape[-1])
-    for place, row in zip(padded, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
     return padded
 
 

@@ -1,7 +1,7 @@
-"""The PyTorch class of document 002, against which the format `decoder-only` is checked.
+"""PyTorch class of document 002, with that system's computation and parameter names.
 
-Owns what that system computes, under its own parameter names. Knows nothing of ours, nor of padding: a row is
-ids, each of which may attend to those before it.
+The parity check of the format `decoder-only` loads exported weights into this class. Attention is causal, and
+there is no padding mask.
 """
 
 import math
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 class TransformerDecoder(nn.Module):
     """A causal stack with an output layer: a language model.
 
-    positions="as_written" adds one vector to every token, the map of the numbers 0 to window_size;
-    "one_hot" adds the map of each token's own place, for at most window_size + 1 tokens.
+    positions="as_written" adds one vector to every token: the linear map of the numbers 0 to window_size.
+    positions="one_hot" adds the map of each token's own index, for at most window_size + 1 tokens.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class TransformerDecoder(nn.Module):
         self.positions = positions
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [B, V] of what follows the last of ids [B, T]."""
+        """Logits [B, V] of the token after the last of ids [B, T]."""
         return self.all_logits(ids)[:, -1]
 
     def all_logits(self, ids: Tensor) -> Tensor:
-        """Logits [B, T, V] of what follows each of ids [B, T]."""
+        """Logits [B, T, V] of the token after each of ids [B, T]."""
         x = self.embedding(ids)
         if self.positions == "as_written":
             rows = self.position.embedding.in_features
@@ -58,7 +58,7 @@ class TransformerDecoder(nn.Module):
 
 
 class _OneHotMap(nn.Module):
-    """A linear map of one-hot vectors: a column and the bias."""
+    """A linear map of one-hot vectors: one column of the matrix plus the bias."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ class _Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.wq(x) @ self.wk(x).mT / math.sqrt(self.wq.out_features)
-        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-        return scores.masked_fill(later, -math.inf).softmax(-1) @ self.wv(x)
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1) @ self.wv(x)
 
 
 class _Attention(nn.Module):
@@ -115,5 +115,5 @@ class _Block(nn.Module):
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """To mean 0 and variance 1 of the last axis; a row of equal numbers becomes NaN."""
+    """Normalises the last axis to mean 0 and variance 1; a row of equal numbers becomes NaN."""
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)

@@ -1,6 +1,7 @@
-"""Document 000, the hand-built Transformer: its state dict, and what it cannot express.
+"""Format handbuilt: state dict of document 000, the hand-built Transformer.
 
-Owns the names and layouts. The class itself is in handbuilt_module.
+Contains the table of names and layouts, and the models that the format supports. The PyTorch class is in
+handbuilt_module.py.
 """
 
 from typing import Any
@@ -85,7 +86,7 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
 
 
 def _table(name: str, length: int, width: int) -> Constant:
-    """Row 0 is there and never read: positions start at 1."""
+    """Sinusoidal table of positions 1 to `length`; row 0 is stored but never read."""
     return Constant(name, sinusoidal_table(length + 1, width), tolerance=TABLE_TOLERANCE)
 
 

@@ -1,17 +1,17 @@
-"""The PyTorch class of document 000, against which the format `handbuilt` is checked.
+"""PyTorch class of document 000, with that system's computation and parameter names.
 
-Owns what that system computes, under its own parameter names. Knows nothing of ours.
+The parity check of the format `handbuilt` loads exported weights into this class.
 """
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_BLOCKED = -1e9
+_MASKED_SCORE = -1e9
 
 
 class HandbuiltTransformer(nn.Module):
-    """Encoder, decoder and projection; positions count from 1, in frozen tables of `*_len` + 1 rows."""
+    """Encoder, decoder and projection; positions start at 1, in frozen tables of `*_len` + 1 rows."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class HandbuiltTransformer(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Logits [B, T, V], and the weights of encoder, decoder and cross-attention, one a layer."""
+        """Logits [B, T, V], and per layer the weights of encoder, decoder and cross-attention."""
         source_blocked = (source == self.src_pad)[:, None, None, :]
         length = target.shape[1]
-        later = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
-        target_blocked = (target == self.tgt_pad)[:, None, None, :] | later
+        future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
+        target_blocked = (target == self.tgt_pad)[:, None, None, :] | future
         memory, encoder_weights = self.encoder(source, source_blocked)
         x, self_weights, cross_weights = self.decoder(target, memory, target_blocked, source_blocked)
         return self.projection(x), encoder_weights, self_weights, cross_weights
@@ -73,7 +73,7 @@ class _Attention(nn.Module):
             for layer, y in ((self.W_Q, x), (self.W_K, memory), (self.W_V, memory))
         )
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        weights = scores.masked_fill(blocked, _BLOCKED).softmax(-1)
+        weights = scores.masked_fill(blocked, _MASKED_SCORE).softmax(-1)
         mixed = (weights @ value).transpose(1, 2).flatten(2)
         return self.layer_norm(self.linear(mixed) + x), weights
 
@@ -121,12 +121,12 @@ class _Encoder(nn.Module):
         self.layers = nn.ModuleList([_EncoderLayer(*sizes) for _ in range(n_layers)])
 
     def forward(self, source: Tensor, blocked: Tensor) -> tuple[Tensor, list[Tensor]]:
-        x, kept = _embed(self.src_emb, self.pos_emb, source), []
+        x, all_weights = _embed(self.src_emb, self.pos_emb, source), []
         for layer in self.layers:
             x, weights = layer.enc_self_attn(x, x, blocked)
             x = layer.pos_ffn(x)
-            kept.append(weights)
-        return x, kept
+            all_weights.append(weights)
+        return x, all_weights
 
 
 class _Decoder(nn.Module):
@@ -139,16 +139,16 @@ class _Decoder(nn.Module):
     def forward(
         self, target: Tensor, memory: Tensor, blocked: Tensor, memory_blocked: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        x, own, cross = _embed(self.tgt_emb, self.pos_emb, target), [], []
+        x, self_attention, cross_attention = _embed(self.tgt_emb, self.pos_emb, target), [], []
         for layer in self.layers:
-            x, own_weights = layer.dec_self_attn(x, x, blocked)
+            x, self_weights = layer.dec_self_attn(x, x, blocked)
             x, cross_weights = layer.dec_enc_attn(x, memory, memory_blocked)
             x = layer.pos_ffn(x)
-            own.append(own_weights)
-            cross.append(cross_weights)
-        return x, own, cross
+            self_attention.append(self_weights)
+            cross_attention.append(cross_weights)
+        return x, self_attention, cross_attention
 
 
-def _embed(words: nn.Embedding, places: nn.Embedding, ids: Tensor) -> Tensor:
+def _embed(embedding: nn.Embedding, position_table: nn.Embedding, ids: Tensor) -> Tensor:
     positions = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    return words(ids) + places(positions)
+    return embedding(ids) + position_table(positions)

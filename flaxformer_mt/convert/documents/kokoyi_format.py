@@ -1,7 +1,8 @@
-"""Document 001, the kokoyi Transformer: its state dict and loose embeddings, and what it cannot express.
+"""Format kokoyi: state dict and embeddings of document 001, the kokoyi Transformer.
 
-Owns the names and layouts, and embeddings.pt: the class takes vectors, so the two tables are no part of its
-state dict. The class itself is in kokoyi_module.
+Contains the table of names and layouts, the models that the format supports, and embeddings.pt: the class
+takes embedded tokens, so its state dict lacks the two embedding tables. The PyTorch class is in
+kokoyi_module.py.
 """
 
 from collections.abc import Iterator
@@ -57,19 +58,19 @@ def _problems(config: Config) -> list[str]:
 def _shape_problems(model: ModelConfig) -> Iterator[str]:
     if model.padding_mask != "none":
         yield (
-            f"model.padding_mask is {model.padding_mask}; it has only none: the class masks no padding, so "
-            "its numbers for a sentence would depend on the batch, and ours would not"
+            f"model.padding_mask is {model.padding_mask}; supported: none. The class does not mask padding, "
+            "so its logits would depend on the padding of the batch, unlike those of the Flax model"
         )
     if model.num_encoder_layers != model.num_decoder_layers:
         yield (
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
-            f"{model.num_decoder_layers}; it has one number for both"
+            f"{model.num_decoder_layers}; they must be equal"
         )
     key_dim, value_dim = _head_sizes(model)
     if not key_dim == value_dim == model.ffn_dim:
         yield (
             f"model.key_dim is {key_dim}, model.value_dim is {value_dim} and model.ffn_dim is "
-            f"{model.ffn_dim}; it has one number for all three, hidden_dim"
+            f"{model.ffn_dim}; they must be equal: the class has one size for all three, hidden_dim"
         )
 
 

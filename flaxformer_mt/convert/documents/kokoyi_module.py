@@ -1,7 +1,6 @@
-"""The PyTorch class of document 001, against which the format `kokoyi` is checked.
+"""PyTorch class of document 001, with that system's computation and parameter names.
 
-Owns what that system computes, under its own parameter names. Knows nothing of ours, nor of ids: its inputs
-are embedded already.
+The parity check of the format `kokoyi` loads exported weights into this class. Inputs are embedded tokens.
 """
 
 import math
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 
 class KokoyiTransformer(nn.Module):
-    """Post-norm layers and an output matrix; only the causal mask exists, so padding is read as any token.
+    """Post-norm layers and an output matrix; the only mask is causal, so padding is treated like any token.
 
-    Matrices are [in, out], but for the feed-forward maps. `hidden_dim` is the width of each head, and that of
-    the feed-forward layers.
+    Matrices are [in, out], except those of the feed-forward layers. `hidden_dim` is the width of each head
+    and of the feed-forward layers.
     """
 
     def __init__(self, L: int, num_heads: int, embed_dim: int, hidden_dim: int, out_dim: int) -> None:
@@ -37,7 +36,7 @@ class KokoyiTransformer(nn.Module):
 
 
 def init_matrix(rows: int, columns: int) -> nn.Parameter:
-    """A table of embeddings, or the output matrix, as training starts with it: Xavier with ReLU's gain."""
+    """An embedding table or output matrix with its initial values: Xavier uniform with the gain of ReLU."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns), gain=math.sqrt(2)))
 
 
@@ -65,8 +64,8 @@ class _Attention(nn.Module):
         x, memory = x.unsqueeze(-3), memory.unsqueeze(-3)
         scores = (x @ self.Wq) @ (memory @ self.Wk).mT / math.sqrt(self.Wq.shape[-1])
         if self.is_causal:
-            later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
+            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(future, -math.inf)
         mixed = scores.softmax(-1) @ (memory @ self.Wv)
         return mixed.transpose(-3, -2).flatten(-2) @ self.Wo
 

@@ -1,7 +1,7 @@
-"""What the formats of Hugging Face transformers have in common: files, names of arrays, the parity check.
+"""Hugging Face formats: files, array names and the parity check that Marian and Pegasus share.
 
-Owns model.safetensors, and the names that Marian and Pegasus share with all descendants of BART. `marian` and
-`hf_pre_norm` say which class it is.
+Contains model.safetensors and the array names that all descendants of BART have in common. marian.py and
+pegasus.py give the class of each format, model_config.py the config files, tokenizer_files.py the tokenizer.
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
-# Loading transformers takes seconds, so it is loaded when a model is; that it is there is known at once.
+# Importing transformers takes seconds, so `_open` imports it. A missing package is reported here already.
 for _package in ("torch", "transformers"):
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
@@ -89,7 +89,7 @@ _ATTENTION = [
     Rule("/output/bias", ".out_proj.bias", _WIDTH),
 ]
 _NORM = [Rule("/scale", ".weight", _WIDTH), Rule("/bias", ".bias", _WIDTH)]
-# Ours -> theirs, in a layer.
+# Stack -> Flax name of an attention sublayer -> its name in transformers.
 _ATTENTIONS = {
     "encoder": {"self_attention": "self_attn"},
     "decoder": {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
@@ -111,10 +111,10 @@ def _feedforward(config: Config) -> list[Rule]:
 
 @dataclass(frozen=True)
 class HuggingFaceFormat:
-    """A format that is a folder which `from_pretrained` of transformers reads.
+    """A format whose folder is loaded by `from_pretrained` of transformers.
 
-    name: ours. model_type, class_name: theirs. final_norm: both stacks end in a norm.
-    tyings: values of model.tying that the class has.
+    name: the name of the format. model_type, class_name: the type and class in transformers.
+    final_norm: whether both stacks end in a norm. tyings: the supported values of model.tying.
     """
 
     name: str
@@ -125,11 +125,11 @@ class HuggingFaceFormat:
     tyings: tuple[str, ...]
 
     def make_format(self) -> Format:
-        """The interface that the commands use."""
+        """The interface for the export and import commands."""
         return Format(self.name, self.problems, self._write, self._open, self._read)
 
     def problems(self, config: Config) -> list[str]:
-        """Why the class cannot be this model, a line for each reason."""
+        """Reasons why the class cannot express the model, one line each."""
         model = config.model
         size, rest = divmod(model.model_dim, model.num_heads)
         allowed = _ALLOWED | {
@@ -143,14 +143,14 @@ class HuggingFaceFormat:
         if rest:
             problems.append(
                 f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
-                "its heads share the width"
+                "all heads of this class have the size model_dim / num_heads"
             )
         return problems
 
-    # ---- the table ----
+    # ---- name table ----
 
     def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        """All arrays of the class, where its position tables have so many rows."""
+        """The table of all arrays of the class, with position tables of `positions` rows."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         rules: list[Rule | Constant] = [*_embedding_rules(config.model.tying)]
         order = half_split_order(config.model.model_dim)
@@ -159,20 +159,20 @@ class HuggingFaceFormat:
             rules.append(
                 Constant(f"model.{side}.embed_positions.weight", table, True, tolerance=TABLE_TOLERANCE)
             )
-            ours, theirs = f"{side}/layers_{{n}}/", f"model.{side}.layers.{{n}}."
-            names = [(ours + own, theirs + other) for own, other in attentions.items()]
+            flax, foreign = f"{side}/layers_{{n}}/", f"model.{side}.layers.{{n}}."
+            names = [(flax + name, foreign + other) for name, other in attentions.items()]
             rules += rules_for(names, _ATTENTION)
-            rules += rules_for([(ours + "feedforward", theirs[:-1])], _feedforward(config))
-            norms = [(f"{own}_residual/norm", f"{other}_layer_norm") for own, other in attentions.items()]
+            rules += rules_for([(flax + "feedforward", foreign[:-1])], _feedforward(config))
+            norms = [(f"{name}_residual/norm", f"{other}_layer_norm") for name, other in attentions.items()]
             norms += [("feedforward_residual/norm", "final_layer_norm")]
-            rules += rules_for([(ours + own, theirs + other) for own, other in norms], _NORM)
+            rules += rules_for([(flax + name, foreign + other) for name, other in norms], _NORM)
             rules += rules_for([(f"{side}/final_norm", f"model.{side}.layer_norm")], _NORM)
         rules += [Rule("output_kernel", "lm_head.weight", half_split(TRANSPOSED, 0))]
-        rules += [Rule("output_bias", _BIAS, ROW), *self._fillers(config, vocabs)]
+        rules += [Rule("output_bias", _BIAS, ROW), *self._constants(config, vocabs)]
         return Table(shapes, rules, what=self.name)
 
-    def _fillers(self, config: Config, vocabs: Vocabs) -> Iterable[Constant]:
-        """What their layers have and ours do without: biases of 0, scales of 1."""
+    def _constants(self, config: Config, vocabs: Vocabs) -> Iterable[Constant]:
+        """Arrays that the class has and the Flax model lacks: biases of 0 and scales of 1."""
         model = config.model
         width, inner = np.zeros(model.model_dim, np.float32), np.zeros(model.ffn_dim, np.float32)
         if not model.output_bias:
@@ -203,7 +203,7 @@ class HuggingFaceFormat:
         write_generation(config, vocabs.target, folder)
         facts = {"architectures": [self.class_name], "model_type": self.model_type}
         write_facts(weights, folder, self.name, facts | make_facts(config, vocabs))
-        for name in _tied_names(config.model.tying)[1:] if _is_tied_there(config) else []:
+        for name in _tied_names(config.model.tying)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
         save_file(tensors, folder / _FILE, metadata={"format": "pt"})
 
@@ -214,8 +214,8 @@ class HuggingFaceFormat:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             folder, output_loading_info=True, dtype=torch.float32, local_files_only=True
         )
-        if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
-            raise UserError(f"{folder}: transformers does not find in it what it expects: {wrong}")
+        if mismatches := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
+            raise UserError(f"{folder}: transformers reports missing or unexpected arrays: {mismatches}")
         model.eval()
 
         def outputs(batch: Batch) -> np.ndarray:
@@ -230,20 +230,20 @@ class HuggingFaceFormat:
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
-        held = read_facts(folder)
-        if held.get("model_type") != self.model_type:
+        stored = read_facts(folder)
+        if stored.get("model_type") != self.model_type:
             raise UserError(
-                f"{folder} is of model_type {held.get('model_type')}; {self.name} reads {self.model_type}"
+                f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
         facts = read_their_facts(folder)
         tensors = _load(folder)
         if given.vocabs is not None:
             vocabs = given.vocabs
-        elif OUR_KEY in held:
+        elif OUR_KEY in stored:
             vocabs = read_own_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
         else:
             vocabs = read_tokenizer(folder, facts)
-        if OUR_KEY in held or given.config is not None:
+        if OUR_KEY in stored or given.config is not None:
             config = find_config(folder, given)
         else:
             bias = bool(np.any(tensors.get(_BIAS, np.zeros(()))))
@@ -261,31 +261,31 @@ def _embedding_rules(tying: str) -> list[Rule]:
     names = [("model.encoder.embed_tokens", source), ("model.decoder.embed_tokens", target)]
     names = [("model.shared", "shared_embedding")] + names if shared else names
     names += [("lm_head", target)] if tying in ("all", "target_output") else []
-    return [Rule(f"{ours}/embedding", f"{theirs}.weight", _ROWS) for theirs, ours in names]
+    return [Rule(f"{flax}/embedding", f"{foreign}.weight", _ROWS) for foreign, flax in names]
 
 
 def _tied_names(tying: str) -> list[str]:
-    """Names of one and the same array, that which files hold first."""
+    """Names of one tied array, the name under which files store it first; empty if nothing is tied."""
     rules = [rule for rule in _embedding_rules(tying) if rule.ours != "source_embedding/embedding"]
     return [rule.theirs for rule in rules] if len(rules) > 1 else []
 
 
-def _is_tied_there(config: Config) -> bool:
-    """Whether the class ties what we tie; embeddings without the output are copies there."""
+def _class_ties_arrays(config: Config) -> bool:
+    """Whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
     return config.model.tying in ("all", "target_output")
 
 
 def _load(folder: Path) -> Tensors:
-    """The arrays of model.safetensors as float32."""
+    """Reads the arrays of model.safetensors as float32."""
     path = folder / _FILE
     if not path.is_file():
         found = [name for name in ("pytorch_model.bin", f"{_FILE}.index.json") if (folder / name).is_file()]
         hint = (
-            f"{folder} has {found[0]}, which is not read: a pickle could run anything, and parts are not put "
-            f"together. Write it anew with transformers: AutoModelForSeq2SeqLM.from_pretrained('{folder}')"
-            ".save_pretrained('NEW', max_shard_size='50GB'), and copy the tokenizer's files to NEW"
+            f"{folder} has {found[0]}, which is not read: pickles can run code, and sharded files are not "
+            f"supported. Save it again with transformers: AutoModelForSeq2SeqLM.from_pretrained('{folder}')"
+            ".save_pretrained('NEW', max_shard_size='50GB'), and copy the tokenizer files to NEW"
             if found
-            else "give the folder of a model"
+            else "give the folder of a model as --input=PATH"
         )
         raise UserError(f"{path} does not exist; {hint}")
     try:

@@ -1,14 +1,15 @@
-"""MarianMTModel of Hugging Face transformers, the class of the OPUS-MT models: post-norm, export and import.
+"""Format marian: MarianMTModel of Hugging Face transformers, the class of the OPUS-MT models; post-norm.
 
-Owns which models the class is. A folder that AutoModelForSeq2SeqLM and AutoTokenizer load:
+The folder is loaded by AutoModelForSeq2SeqLM and AutoTokenizer:
 
     tokenizer, model = AutoTokenizer.from_pretrained(DIR), AutoModelForSeq2SeqLM.from_pretrained(DIR)
     tokenizer.batch_decode(model.generate(**tokenizer(lines, return_tensors="pt", padding=True)),
                            skip_special_tokens=True)
 
-translates. Position tables have 512 rows, or as many as our own search may reach. Models without a start
-symbol begin translations with padding, here as there. The class shares embeddings and output by two flags of
-config.json; one embedding for both sides without the output is copies there, equal until someone trains them.
+Position tables have 512 rows, or more if the longest source or translation needs them. Models
+without a start symbol begin translations with the padding symbol, in both systems. Two flags of config.json
+tie the embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
+embedding, which are equal until the model is trained further.
 """
 
 from flaxformer_mt.convert.huggingface.bart_family import HuggingFaceFormat

@@ -1,17 +1,20 @@
-"""config.json and generation_config.json of Hugging Face's Marian and Pegasus, from our config and back.
+"""Converts between a config and the config.json and generation_config.json of Marian and Pegasus.
 
-Owns the names of their fields and what their generate is told. Knows nothing of arrays or of tokenizers.
-
-generate is set up as our search is, where it can be: as many beams, the same symbols forbidden (padding and
-the start symbol, which keep their probability in both), no symbol forced at the limit. What differs:
- * Length. Ours divides a log-probability by ((5 + n) / 6) ** alpha, theirs by n ** length_penalty, with n
-   counting the end symbol in both. length_penalty is alpha * 25 / 30: at 25 tokens, both then favour length
-   alike; above, theirs favours it less than ours, and below more. With search.length_penalty_kind=length ours
-   is theirs, and alpha goes out as it is.
- * Limit. Ours depends on each source; max_length is that of the longest, data.max_source_length.
- * Stopping. Theirs ends when the best live hypothesis, divided by its present length, is worse than the worst
-   of num_beams finished ones (early_stopping false). "never" would be nearer to ours, which looks ahead to
-   the limit of each sentence, but theirs looks ahead to max_length, and so would mostly run up to it.
+Contains the names of the fields and the settings of `generate` in transformers. These settings reproduce this
+package's search as far as possible: the same number of beams, the same forbidden symbols (padding and the
+start symbol; neither system renormalizes the other probabilities), no forced symbol at the length limit.
+Differences:
+ * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
+   n ** length_penalty; n includes the end symbol in both. length_penalty is alpha * 25 / 30: at 25 tokens
+   both systems then favour longer translations equally; above 25 tokens transformers favours them less than
+   this package, below 25 more. With search.length_penalty_kind=length both formulas are the same, and
+   length_penalty is alpha.
+ * Length limit. This package has one limit per source; max_length is the limit for a source of
+   data.max_source_length tokens.
+ * Stopping. With early_stopping=false, transformers stops when the best unfinished hypothesis, divided by the
+   penalty of its present length, scores below the worst of num_beams finished ones. This package evaluates
+   the penalty at the length limit of the sentence. early_stopping="never" would be closer, but transformers
+   then evaluates the penalty at max_length, so that most searches would run up to that limit.
 """
 
 import json
@@ -26,9 +29,9 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 _GENERATION = "generation_config.json"
-# Ours -> theirs; and all of theirs -> ours.
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-_OURS: dict[str, Any] = {
+# model.activation -> activation_function; and every known activation_function -> model.activation.
+_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+_FROM_TRANSFORMERS: dict[str, Any] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -38,8 +41,8 @@ _OURS: dict[str, Any] = {
     "silu": "silu",
     "swish": "silu",
 }
-ACTIVATIONS = tuple(_ACTIVATIONS)
-# Of what config.json leaves out, in transformers 5.
+ACTIVATIONS = tuple(_TO_TRANSFORMERS)
+# Default values in transformers 5 of fields that config.json may omit.
 _DEFAULTS: dict[str, Any] = {
     "decoder_vocab_size": None,
     "max_position_embeddings": 1024,
@@ -58,10 +61,10 @@ _DEFAULTS: dict[str, Any] = {
     "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True,
 }
-_NEEDED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-# Of the position tables, at least: what OPUS-MT models have.
-_USUAL_POSITIONS = 512
-# Where both length penalties weigh alike, in tokens.
+_REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+# Minimum number of rows of the position tables: that of OPUS-MT models.
+_OPUS_POSITIONS = 512
+# Length in tokens at which both length penalties favour longer translations equally.
 _TYPICAL_LENGTH = 25
 # tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
 _TYING = {
@@ -73,19 +76,19 @@ _TYING = {
 
 
 def num_positions(config: Config) -> int:
-    """Rows of the position tables: what our own translations reach, or 512, within model.max_positions."""
-    longest = config.model.longest_input or _USUAL_POSITIONS
-    return min(longest, max(_USUAL_POSITIONS, config.data.max_source_length, _longest_target(config)))
+    """Rows of the position tables: at least 512, more for longer inputs, at most model.max_positions."""
+    longest = config.model.longest_input or _OPUS_POSITIONS
+    return min(longest, max(_OPUS_POSITIONS, config.data.max_source_length, _longest_target(config)))
 
 
 def _longest_target(config: Config) -> int:
     search = config.search
-    reach = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
-    return max(1, min(reach, config.model.longest_input or reach))
+    limit = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
+    return max(1, min(limit, config.model.longest_input or limit))
 
 
 def make_facts(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    """The part of config.json that both model classes have."""
+    """The fields of config.json that both model classes have."""
     model = config.model
     share, tie = _TYING[model.tying]
     attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
@@ -104,13 +107,13 @@ def make_facts(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "decoder_attention_heads": model.num_heads,
         "encoder_ffn_dim": model.ffn_dim,
         "decoder_ffn_dim": model.ffn_dim,
-        "activation_function": _ACTIVATIONS[model.activation],
+        "activation_function": _TO_TRANSFORMERS[model.activation],
         "scale_embedding": model.embedding_scale,
         "dropout": model.dropout_rate,
         "attention_dropout": model.dropout_rate if attention is None else attention,
         "activation_dropout": model.dropout_rate if ffn is None else ffn,
         **_special_ids(vocabs.target),
-        # The classes' own defaults would end every translation in token 0 or 1.
+        # The defaults of the classes would force every translation to end in token 0 or 1.
         "forced_eos_token_id": None,
     }
 
@@ -125,33 +128,34 @@ def _special_ids(vocab: Vocab) -> dict[str, Any]:
 
 
 def write_generation(config: Config, vocab: Vocab, folder: Path) -> None:
-    """Writes generation_config.json; `vocab` is the target's."""
+    """Writes generation_config.json; `vocab` is the target vocabulary."""
     search = config.search
-    as_theirs = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
+    factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
     facts = {
         **_special_ids(vocab),
         "forced_eos_token_id": None,
         "bad_words_ids": [[number] for number in sorted({vocab.pad_id, vocab.bos_id})],
         "num_beams": 1 if search.method == "greedy" else search.beam_size,
-        "length_penalty": round(search.length_penalty * as_theirs, 6),
+        "length_penalty": round(search.length_penalty * factor, 6),
         "early_stopping": False,
-        # With the start symbol.
+        # Includes the start symbol.
         "max_length": 1 + _longest_target(config),
     }
     (folder / _GENERATION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def read_their_facts(folder: Path) -> dict[str, Any]:
-    """config.json with the defaults of what it leaves out.
+    """Reads config.json and adds the defaults of missing fields.
 
     Raises:
-      UserError: a model that cannot be ours: the field, its value, what would do.
+      UserError: a model that this package cannot express; the message has the fields, their values and the
+        supported ones.
     """
-    held = read_facts(folder)
+    stored = read_facts(folder)
     path = folder / CONFIG_NAME
-    if missing := [name for name in _NEEDED if held.get(name) is None]:
-        raise UserError(f"{path} does not say {', '.join(missing)}; give the whole folder of a model")
-    facts = {**_DEFAULTS, **held}
+    if missing := [name for name in _REQUIRED if stored.get(name) is None]:
+        raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
+    facts = {**_DEFAULTS, **stored}
     problems = [
         f"{path}: {one} is {facts[one]} and {other} is {facts[other]}; they must be equal"
         for one, other in [
@@ -160,15 +164,15 @@ def read_their_facts(folder: Path) -> dict[str, Any]:
         ]
         if facts[one] != facts[other]
     ]
-    if facts["activation_function"] not in _OURS:
-        allowed = ", ".join(_OURS)
+    if facts["activation_function"] not in _FROM_TRANSFORMERS:
+        allowed = ", ".join(_FROM_TRANSFORMERS)
         problems.append(
-            f"{path}: activation_function is {facts['activation_function']}; it must be one of {allowed}"
+            f"{path}: activation_function is {facts['activation_function']}; supported: {allowed}"
         )
     if not isinstance(facts["eos_token_id"], int):
-        problems.append(f"{path}: eos_token_id is {facts['eos_token_id']}; it must be one number")
+        problems.append(f"{path}: eos_token_id is {facts['eos_token_id']}; it must be a single id")
     if facts["decoder_start_token_id"] == facts["eos_token_id"]:
-        problems.append(f"{path}: decoder_start_token_id is eos_token_id; our search needs two symbols")
+        problems.append(f"{path}: decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:
         raise UserError("\n".join(problems))
     return facts
@@ -182,21 +186,21 @@ def make_config(
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    """Our config of a model that is not ours: network, vocabulary and search; the rest has its defaults.
+    """Returns a config for a model of another system: network, vocabulary and search, defaults elsewhere.
 
     Args:
-      facts: of `read_their_facts`.
-      output_bias: whether the output has one that is not zero.
+      facts: result of `read_their_facts`.
+      output_bias: whether the output has a bias that is not zero.
     """
     tying: Any = {flags: name for name, flags in _TYING.items()}[
         bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
     ]
-    longest = min(facts["max_position_embeddings"], _USUAL_POSITIONS)
-    told, data = read_tokenizer_facts(folder), DataConfig()
+    longest = min(facts["max_position_embeddings"], _OPUS_POSITIONS)
+    tokenizer_config, data = read_tokenizer_facts(folder), DataConfig()
     return Config(
         data=DataConfig(
-            source_language=told.get("source_lang") or data.source_language,
-            target_language=told.get("target_lang") or data.target_language,
+            source_language=tokenizer_config.get("source_lang") or data.source_language,
+            target_language=tokenizer_config.get("target_lang") or data.target_language,
             max_source_length=longest,
             max_target_length=longest,
             batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
@@ -208,7 +212,7 @@ def make_config(
             model_dim=facts["d_model"],
             num_heads=facts["encoder_attention_heads"],
             ffn_dim=facts["encoder_ffn_dim"],
-            activation=_OURS[facts["activation_function"]],
+            activation=_FROM_TRANSFORMERS[facts["activation_function"]],
             norm_position=norm_position,
             max_positions=facts["max_position_embeddings"],
             embedding_scale=facts["scale_embedding"],
@@ -223,7 +227,7 @@ def make_config(
 
 
 def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
-    """What a like vocabulary could be trained from; it names a bos, though the model may have none."""
+    """Settings for training a similar vocabulary; bos_id is set even if the model has no start symbol."""
     vocab, default = vocabs.target, VocabConfig()
     taken = {vocab.pad_id, vocab.eos_id, vocab.unk_id}
     known = ("identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf")
@@ -233,7 +237,7 @@ def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
         kind=kind,
         size=vocab.size,
         joint=vocabs.joint,
-        # Two vocabularies may differ in size; those of the run directory are used whatever their sizes.
+        # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
         source_model="" if vocabs.joint else "vocab/source.model",
         target_model="" if vocabs.joint else "vocab/target.model",
         byte_fallback=settings.byte_fallback,
@@ -246,14 +250,14 @@ def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
 
 
 def _make_search_config(folder: Path, facts: dict[str, Any]) -> SearchConfig:
-    told = facts
+    settings = facts
     if (folder / _GENERATION).is_file():
         try:
-            told = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))
+            settings = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{folder / _GENERATION} is damaged: {error}") from error
-    beams = told.get("num_beams") or 1
-    penalty = told.get("length_penalty")
+    beams = settings.get("num_beams") or 1
+    penalty = settings.get("length_penalty")
     penalty = 1.0 if penalty is None else float(penalty)
     return SearchConfig(
         method="beam" if beams > 1 else "greedy",

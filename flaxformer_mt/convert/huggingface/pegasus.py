@@ -1,8 +1,8 @@
-"""PegasusForConditionalGeneration of Hugging Face transformers, for pre-norm models: export and import.
+"""Format hf-pre-norm: PegasusForConditionalGeneration of Hugging Face transformers; pre-norm.
 
-Owns which models the class is: norms before the sublayers and after the last layer, one embedding for both
-sides; the output may have a matrix of its own. The folder is that of `marian`, its tokenizer included, and
-loads in the same way. Models of Pegasus with its own tokenizer (spiece.model) are not read.
+The class has norms before the sublayers and after the last layer of each stack, and one embedding for both
+languages; the output may have a matrix of its own. The folder has the layout of format marian, including its
+tokenizer, and is loaded in the same way. Pegasus models with their own tokenizer (spiece.model) are not read.
 """
 
 from flaxformer_mt.convert.huggingface.bart_family import HuggingFaceFormat

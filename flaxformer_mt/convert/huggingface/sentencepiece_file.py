@@ -1,10 +1,10 @@
-"""SentencePiece model files with their pieces numbered anew, so that ids are those of another system.
+"""Renumbers the pieces of a SentencePiece model file, so that its ids are those of another system.
 
-Owns the few fields of the file that this takes, as sentencepiece_model.proto of SentencePiece 0.2 numbers
-them, and the wire format of protocol buffers. Knows nothing of where names and numbers come from.
+Contains the required fields of the file, numbered as in sentencepiece_model.proto of SentencePiece 0.2, and
+the wire format of protocol buffers. Piece names and their numbers come from tokenizer_files.py.
 
-A field is a tag, number * 8 + wire type, and a value; a field that occurs again replaces the one before, so
-settings are changed by adding them at the end.
+A field is a tag (number * 8 + wire type) and a value. A repeated occurrence of a field replaces the earlier
+value, so settings are changed by appending fields.
 """
 
 import struct
@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 from flaxformer_mt.errors import UserError
 
-# Fields of the file; 4, examples with the pieces they should give, is left out: the numbers change.
+# Fields of the file. Field 4, examples with their expected pieces, is dropped, because the numbers change.
 _PIECE, _TRAINER, _EXAMPLES = 1, 2, 4
-# Fields of the trainer's settings.
+# Fields of the trainer settings (field 2 of the file).
 _MODEL_TYPE, _VOCAB_SIZE, _BYTE_FALLBACK = 3, 4, 35
 _UNK_PIECE, _BOS_PIECE, _EOS_PIECE, _PAD_PIECE = 45, 46, 47, 48
-# Fields of the normaliser's settings, which are field 3 of the file.
+# The normalizer settings are field 3 of the file; their field 1 is the name.
 _NORMALIZER, _NORMALIZER_NAME = 3, 1
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-# Types of pieces.
+# Piece types.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NUM_BYTES = 256
 _SPACE = "\u2581"
 
 
 class Specials(NamedTuple):
-    """The names of the special pieces; bos None: there is none."""
+    """Names of the special pieces; bos is None if the model has no start symbol."""
 
     unk: str
     eos: str
@@ -37,7 +37,7 @@ class Specials(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How a model was trained, as far as it shows in its use."""
+    """Training settings of a model that affect how it segments text."""
 
     kind: str
     byte_fallback: bool
@@ -51,7 +51,11 @@ class _Field(NamedTuple):
 
 
 def read_settings(model: bytes) -> Settings:
-    """The settings of a SentencePiece model. Raises UserError if it is none."""
+    """Reads the settings of a SentencePiece model.
+
+    Raises:
+      UserError: the bytes are not a SentencePiece model.
+    """
     fields = _read(model)
     trainer = {f.number: f.value for part in _parts(fields, _TRAINER) for f in _read(part)}
     names = [f.value for part in _parts(fields, _NORMALIZER) for f in _read(part) if f.number == 1]
@@ -64,26 +68,27 @@ def read_settings(model: bytes) -> Settings:
 
 
 def piece_of(name: str) -> str:
-    """The piece of a name; a language code includes the space that SentencePiece puts before a text."""
+    """The piece of a name; a language code gets the space that SentencePiece puts before a text."""
     return _SPACE + name if name.startswith(">>") and name.endswith("<<") else name
 
 
 def name_of(piece: str) -> str:
-    """The inverse of `piece_of`."""
+    """The name of a piece; the inverse of `piece_of`."""
     bare = piece.removeprefix(_SPACE)
     return bare if piece_of(bare) == piece else piece
 
 
 def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: str) -> bytes:
-    """A model that cuts text as `model` does, but numbers its pieces as they stand in `names`.
+    """Returns a model that segments text like `model` but numbers the pieces in the order of `names`.
 
-    Names that the model lacks are there to be decoded, but no text gives them, save language codes (>>fr<<)
-    that begin a text, and names of nothing but characters that the model does not know: what it calls unknown
-    is looked up as it is spelled. Pieces that have no name are left out: text is cut into others.
+    Names that `model` lacks can be decoded but do not occur in segmented text, with two exceptions: language
+    codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
+    transformers looks up unknown characters by their spelling. Pieces of `model` without a name are dropped:
+    text is segmented into other pieces.
 
     Raises:
-      UserError: no SentencePiece model, a special symbol that has no name, or names that the model lacks
-        where it is not a unigram model: others would cut text with them.
+      UserError: `model` is not a SentencePiece model, a special symbol is not in `names`, or `model` lacks
+        names and is not a unigram model: other kinds would segment text with the added pieces.
     """
     fields = _read(model, origin)
     settings = read_settings(model)
@@ -92,19 +97,19 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
     if absent:
         raise UserError(f"{origin} has no {' and no '.join(absent)} among its pieces; the model needs them")
     is_code = {name for name in names if piece_of(name) != name}
-    lacking = [name for name in names if name not in known and name not in specials and name not in is_code]
-    if lacking and settings.kind != "unigram":
+    missing = [name for name in names if name not in known and name not in specials and name not in is_code]
+    if missing and settings.kind != "unigram":
         raise UserError(
-            f"{origin} is a {settings.kind} model without {len(lacking)} of the vocabulary's pieces "
-            f"({', '.join(lacking[:3])}, ...); only unigram models can be numbered anew then"
+            f"{origin} is a {settings.kind} model that lacks {len(missing)} pieces of the vocabulary "
+            f"({', '.join(missing[:3])}, ...); only unigram models may lack pieces"
         )
     has_bytes = sum(known.get(name, (0.0, 0))[1] == _BYTE for name in names) == _NUM_BYTES
     letters = set("".join(known))
     lowest = min((score for score, kind in known.values() if kind == _NORMAL), default=0.0)
     written = []
     for name in names:
-        spelled = not settings.byte_fallback and letters.isdisjoint(name)
-        score, kind = known.get(name, (lowest, _NORMAL) if spelled else (0.0, _UNUSED))
+        is_unknown_text = not settings.byte_fallback and letters.isdisjoint(name)
+        score, kind = known.get(name, (lowest, _NORMAL) if is_unknown_text else (0.0, _UNUSED))
         if name in specials:
             score, kind = 0.0, _UNKNOWN if name == specials.unk else _CONTROL
         elif name in is_code:
@@ -124,7 +129,8 @@ def _write_settings(size: int, specials: Specials, has_bytes: bool) -> bytes:
         + _tag(_BYTE_FALLBACK, 0)
         + _varint(has_bytes)
         + _write(_UNK_PIECE, specials.unk.encode())
-        # What is no control symbol counts as absent, and <s> was made none.
+        # SentencePiece treats a bos name as absent if it is not a control piece. Without bos, `renumber` has
+        # given <s> another type.
         + _write(_BOS_PIECE, (specials.bos or "<s>").encode())
         + _write(_EOS_PIECE, specials.eos.encode())
         + _write(_PAD_PIECE, specials.pad.encode())
@@ -154,39 +160,39 @@ def _parts(fields: list[_Field], number: int) -> list[bytes]:
 
 def _read(data: bytes, origin: str = "the file") -> list[_Field]:
     try:
-        return list(_walk(data))
+        return list(_iterate_fields(data))
     except (IndexError, ValueError) as error:
         raise UserError(
-            f"{origin} is not a SentencePiece model: it is damaged, or another kind of file"
+            f"{origin} is not a SentencePiece model: it is damaged or has another file format"
         ) from error
 
 
-def _walk(data: bytes) -> Iterator[_Field]:
-    place = 0
-    while place < len(data):
-        start = place
-        tag, place = _read_varint(data, place)
+def _iterate_fields(data: bytes) -> Iterator[_Field]:
+    offset = 0
+    while offset < len(data):
+        start = offset
+        tag, offset = _read_varint(data, offset)
         value: int | bytes
         if tag % 8 == 0:
-            value, place = _read_varint(data, place)
+            value, offset = _read_varint(data, offset)
         else:
             if tag % 8 == 2:
-                size, place = _read_varint(data, place)
+                size, offset = _read_varint(data, offset)
             else:
                 size = {1: 8, 5: 4}.get(tag % 8, -1)
-            if size < 0 or place + size > len(data):
+            if size < 0 or offset + size > len(data):
                 raise ValueError(f"no field at byte {start}")
-            value, place = data[place : place + size], place + size
-        yield _Field(tag // 8, value, data[start:place])
+            value, offset = data[offset : offset + size], offset + size
+        yield _Field(tag // 8, value, data[start:offset])
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first; the eighth says that another byte follows."""
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Reads a varint: seven bits per byte, lowest first; the eighth bit marks that another byte follows."""
     value, shift = 0, 0
-    while data[place] >= 128:
-        value |= (data[place] - 128) << shift
-        place, shift = place + 1, shift + 7
-    return value | data[place] << shift, place + 1
+    while data[offset] >= 128:
+        value |= (data[offset] - 128) << shift
+        offset, shift = offset + 1, shift + 7
+    return value | data[offset] << shift, offset + 1
 
 
 def _write(number: int, body: bytes) -> bytes:
