@@ -1,17 +1,19 @@
-"""The input pipeline alone, beside what training takes from it: is the training step ever kept waiting?
+"""Speed of the input pipeline, compared with the tokens that the training step consumes.
 
-    # --tiny: everything in seconds, with numbers that mean nothing
+    # --tiny: a check in seconds, whose numbers are meaningless
     PYTHONPATH=. python benchmarks/data.py
 
-Ids are made up: no text, no SentencePiece, lengths as those of translated sentences. Two parts, one JSON
-object on standard output:
+Token ids are random, without text and SentencePiece, and sentence lengths are like those of translated text.
+Prints one JSON object with two parts:
 
-* `large`: --pairs of them (5 million) become a token store, which is written as `prepare` writes it; then it
-  is opened, an epoch is planned and the first batch is made, as when training starts. Seconds and the peak
-  memory of the process by the end of each, in both modes. The store lies in --work, or a temporary folder.
-* `pipeline`: target tokens a second of `train_batches` in both modes, as numpy arrays and put on the device,
-  against those of training the small model (width 256, FFN 1,024, 3 + 3 layers, vocabulary 8,000) on batches
-  of 2,048 target tokens in the same process. `ratio` is the second over the last; 30 are required.
+* `large`: writes a token store of --pairs sentence pairs (5 million) in the same way as `prepare`; then opens
+  the store, plans an epoch and makes the first batch, as at the start of training. Reports the seconds of
+  each stage and the peak memory of the process after it, in both modes. The store is written to --work, or to
+  a temporary folder.
+* `pipeline`: target tokens per second of `train_batches` in both modes, as numpy arrays and put on the
+  device, compared with training the small model (width 256, FFN 1,024, 3 + 3 layers, vocabulary 8,000) on
+  batches of 2,048 target tokens in the same process. `ratio` is the rate on the device divided by the rate of
+  training; at least 30 is required.
 """
 
 import argparse
@@ -55,17 +57,17 @@ _TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num
 
 
 class MadeUpVocab:
-    """Stands where a vocabulary does: its texts are lengths, of which it makes ids, the last of them eos."""
+    """A substitute for a vocabulary: a text is its length, and becomes random ids that end with eos."""
 
     fingerprint = "made up"
     pad_id = SPECIAL["pad_id"]
 
     def __init__(self, size: int) -> None:
-        """Ids are below `size`."""
+        """Stores the size; all ids are below it."""
         self.size = size
 
     def tokenize_all(self, texts: Sequence[int], *, sampling: float, seed: int) -> list[np.ndarray]:
-        """The ids of sentences of so many tokens, Zipf-like: small ids are the frequent ones."""
+        """Draws ids for sentences of the given lengths, in a Zipf-like distribution: small ids are common."""
         ends = np.cumsum(texts)
         uniform = np.random.default_rng(seed).random(ends[-1], np.float32)
         ids = (_FIRST_WORD * (self.size / _FIRST_WORD) ** uniform).astype(np.int32)
@@ -74,12 +76,12 @@ class MadeUpVocab:
 
 
 class MadeUpPairs:
-    """Stands where the pairs of a data set do: a pair is its two lengths."""
+    """A substitute for the pairs of a data set: a pair consists of its two lengths in tokens."""
 
     has_source = True
 
     def __init__(self, number: int) -> None:
-        """Lengths are lognormal with mean 25, source and target alike."""
+        """Draws lognormal lengths with mean 25; source and target of a pair have similar lengths."""
         random = np.random.default_rng(0)
         source = np.exp(random.normal(3.0, 0.6, number))
         self._lengths = np.stack([source, source * np.exp(random.normal(0.0, 0.2, number))], axis=1)
@@ -96,14 +98,14 @@ class MadeUpPairs:
 
 
 def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
-    """The token store of so many made-up pairs, written to `root` if it is not there."""
+    """Makes the token store of `pairs` random pairs; writes it to `root` if absent there."""
     vocab: Any = MadeUpVocab(vocabulary)
     made_up: Any = MadeUpPairs(pairs)
     return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
 
 
 def count_tokens(batch: Batch) -> int:
-    """Target tokens of a batch, without padding."""
+    """Counts the target tokens of a batch, without padding."""
     return int(np.count_nonzero(batch.target_mask))
 
 
@@ -111,7 +113,7 @@ def count_tokens(batch: Batch) -> int:
 
 
 def measure_large(pairs: int, root: Path, *, vocabulary: int) -> dict[str, Any]:
-    """Seconds and peak memory of what happens before the first update, each measured alone."""
+    """Measures seconds and peak memory of each stage before the first update."""
     base, found = _peak_mib(), {}
 
     def note(name: str, start: float, **facts: Any) -> None:
@@ -148,12 +150,12 @@ def _peak_mib() -> int:
 def measure_pipeline(
     stores: EpochStores, config: DataConfig, *, batches: int, repeats: int
 ) -> dict[str, float]:
-    """Target tokens a second of the loader, as arrays and on the device; the median of several runs.
+    """Target tokens per second of the loader, as arrays and on the device; the median of `repeats` runs.
 
-    The threads have time to fill their buffer before the clock starts, so as many batches are not counted.
+    Excludes the first `prefetch` + 1 batches, so that the threads fill their buffer before the clock starts.
     """
 
-    jax.block_until_ready(jax.device_put(np.zeros(1)))  # what the first use of a device costs is not counted
+    jax.block_until_ready(jax.device_put(np.zeros(1)))  # excludes the cost of the first use of a device
 
     def rate(put: bool) -> float:
         loader = train_batches(stores, config, seed=1, **SPECIAL)
@@ -176,7 +178,7 @@ def measure_pipeline(
 
 
 def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, updates: int) -> float:
-    """Target tokens a second of updates on the commonest shape, batches at hand; the median over updates."""
+    """Target tokens per second of updates on the most frequent batch shape; the median over updates."""
     plan = _plan(stores.base, config.data)
     shape = plan.shapes[int(np.argmax(plan.shape_counts))]
     chosen = [number for number in range(len(plan)) if plan[number].shape == shape][:updates]
@@ -194,11 +196,11 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
         state, metrics = step(state, jax.device_put(batch))
         jax.block_until_ready((state, metrics))
         rates.append(count_tokens(batch) / (time.perf_counter() - start))
-    return statistics.median(rates[1:])  # the first one compiled
+    return statistics.median(rates[1:])  # without the first update, which includes compilation
 
 
 def compare(root: Path, *, tiny: bool) -> dict[str, Any]:
-    """The rates of loader and training, and their ratio, in both modes."""
+    """Returns the rates of the loader and of training, and their ratio, in both modes."""
     pairs, batches, repeats, updates = (300, 6, 2, 3) if tiny else (100_000, 400, 3, 12)
     vocabulary = 40 if tiny else 8000
     stores = make_stores(pairs, root, vocabulary=vocabulary)
@@ -222,14 +224,16 @@ def compare(root: Path, *, tiny: bool) -> dict[str, Any]:
 def main() -> None:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=0, help="of the large part; 0: 5 million, tiny 1,000")
-    parser.add_argument("--work", type=Path, help="a folder for the stores; none: a temporary one")
+    parser.add_argument(
+        "--pairs", type=int, default=0, help="pairs in the large part; 0: 5 million, tiny 1,000"
+    )
+    parser.add_argument("--work", type=Path, help="folder for the token stores; default: a temporary folder")
     parser.add_argument("--part", choices=["all", "large", "pipeline"], default="all")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     pairs = options.pairs or (1000 if options.tiny else 5_000_000)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        if options.part == "all":  # a process each: peak memory is one process's
+        if options.part == "all":  # one process per part: peak memory is that of a process
             found = _run_parts(options)
         elif options.part == "large":
             found = {"large": measure_large(pairs, Path(folder), vocabulary=8000)}

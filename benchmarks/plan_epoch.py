@@ -1,7 +1,7 @@
-"""Seconds and memory to plan an epoch of many pairs, and how much of the batches is padding, in both modes.
+"""Time and memory to plan an epoch of many pairs, and the share of padding in its batches, in both modes.
 
-`PYTHONPATH=. python benchmarks/plan_epoch.py --pairs=5000000` makes lengths up; `--lengths=FILE.npz`, with
-arrays `source` and `target`, takes real ones.
+`PYTHONPATH=. python benchmarks/plan_epoch.py --pairs=5000000` draws random lengths; `--lengths=FILE.npz`,
+with arrays `source` and `target`, reads the lengths of real sentences.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 
 
 def make_lengths(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths like those of translated sentences: lognormal with mean 25, source and target alike."""
+    """Draws lognormal lengths with mean 25; source and target of a pair have similar lengths."""
     random = np.random.default_rng(0)
     source = np.exp(random.normal(3.0, 0.6, number))
     target = source * np.exp(random.normal(0.0, 0.2, number))
@@ -25,7 +25,7 @@ def make_lengths(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Prints one JSON object a mode."""
+    """Prints one JSON object per mode."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5_000_000)
     parser.add_argument("--lengths", default="")

@@ -1,12 +1,13 @@
-"""Whether exported models translate as ours do: Hugging Face generate and CTranslate2 beside our beam search.
+"""Translations by exported models: Hugging Face generate and CTranslate2 compared with our beam search.
 
     PYTHONPATH=. python benchmarks/same_translations.py --run=runs/toy_de_en --work=DIR
 
-Exports the run to CTranslate2 (float32 and int8) and to the Hugging Face format that can hold it,
-translates the run's test set with all four, beam 4, and prints as JSON how many translations differ from
-ours and what each set scores. A difference is explained by scores of ours: whether the other translation is
-one that our model finds less probable (we searched better), more probable (they did), or ranks otherwise by
-its own length penalty.
+Exports the run to CTranslate2 (float32 and int8) and to the Hugging Face format that can represent it,
+translates the run's test set with all four systems and beam size 4, and prints as JSON the BLEU of each
+system and the number of its translations that differ from ours. Our model scores each differing translation:
+it is less probable than ours (our search was better), more probable (the other search was better), or equally
+probable. The probabilities exclude the length penalty, by which the systems may also rank hypotheses
+differently.
 """
 
 import argparse
@@ -29,7 +30,7 @@ BATCH = 50
 
 
 def translate_with_hugging_face(folder: Path, sources: list[str]) -> list[str]:
-    """generate(num_beams=4), everything else as the folder's own generation_config.json says."""
+    """Translates with generate(num_beams=4); the folder's generation_config.json sets all other options."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -43,7 +44,7 @@ def translate_with_hugging_face(folder: Path, sources: list[str]) -> list[str]:
 
 
 def translate_with_ctranslate2(folder: Path, sources: list[str]) -> list[str]:
-    """translate_batch(beam_size=4), everything else at its default."""
+    """Translates with translate_batch(beam_size=4); all other options have their defaults."""
     import ctranslate2
     import sentencepiece
 
@@ -59,7 +60,7 @@ def translate_with_ctranslate2(folder: Path, sources: list[str]) -> list[str]:
 
 
 def explain(run: Path, sources: list[str], ours: list[str], theirs: list[str]) -> dict[str, int]:
-    """How many of the differing translations our own model finds less or more probable than ours."""
+    """Counts the differing translations that our model finds less, more or equally probable as ours."""
     weights = load_weights(run, checkpoint=None, warn=print)
     vocabs, config = weights.vocabs, weights.config
     counts = {"we found the more probable": 0, "they found the more probable": 0, "equally probable": 0}

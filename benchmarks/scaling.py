@@ -1,21 +1,23 @@
-"""What a training step costs as one thing grows: width, depth, batch, or the number of devices.
+"""Cost of a training step as one quantity grows: width, depth, batch size, or the number of devices.
 
-    # --axis=depth: only that; --tiny: seconds, toy sizes
+    # --axis=depth: only that axis; --tiny: toy sizes, in seconds
     PYTHONPATH=. python benchmarks/scaling.py
 
-Each row is a process of its own that makes the state, compiles the update that training runs, and runs it
-on a batch without padding. Columns:
+Each row is measured in a process of its own, which initializes the state, compiles the training update, and
+runs it on a batch without padding. Columns:
 
-* `init_s`, `compile_s`: seconds to make the state, and to trace and compile the update (with pmap its first
-  call less a later one). Nothing comes from a cache of compiled programs.
-* `step_ms`: the median of several updates, and the `tokens_per_second` (target) that it makes.
-* `state_mib`, `temporary_mib`: what XLA says that the update takes and returns, and works in beside, on each
-  device; activations are temporary. Empty with pmap, which does not tell.
-* `peak_mib`: the most memory of the process on a CPU, Python and the compiler included; elsewhere a device's.
+* `init_s`, `compile_s`: seconds to initialize the state, and to trace and compile the update (with pmap: the
+  first call minus a later one). The cache of compiled programs is not used.
+* `step_ms`: the median time of several updates. `tokens_per_second`: target tokens per second at that time.
+* `state_mib`, `temporary_mib`: memory per device as reported by XLA: arguments and results of the update, and
+  its temporary buffers, which include activations. Empty with pmap, which reports neither.
+* `peak_mib`: on a CPU the peak memory of the process, Python and the compiler included; elsewhere of a
+  device.
 
-Depth is of each stack, with `model.scan_layers` off and on; remat at one depth, with both. Devices are
-simulated on the CPU: they share its cores, so that a step of the same batch gets no faster. What they show is
-what the layouts cost: memory of each device, and the time for communication and compiling.
+Depth is the number of layers of each stack, measured with `model.scan_layers` off and on; remat is measured
+at one depth, with both. Devices are simulated on the CPU and share its cores, so that more devices do not
+make a step of the same batch faster. The rows show the cost of the layouts: memory per device, and time for
+communication and compilation.
 """
 
 import argparse
@@ -46,7 +48,7 @@ AXES = ("width", "depth", "remat", "batch", "devices")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row: an axis, where on it, and everything else that is measured there."""
+    """One row of the table: an axis, a value on that axis, and all sizes of the model and the batch."""
 
     axis: str
     value: str
@@ -66,7 +68,7 @@ TINY = Case("", "", width=16, depth=1, rows=8, length=8, vocabulary=40)
 
 
 def plan_cases(*, tiny: bool) -> Iterator[Case]:
-    """All rows, in order."""
+    """Yields all rows, in order."""
 
     def case(axis: str, value: object, **changes: Any) -> Case:
         start = TINY if tiny else Case("", "")
@@ -101,7 +103,7 @@ def _to_fields(layout: dict[str, str], count: int) -> dict[str, Any]:
 
 
 def make_config(case: Case) -> Config:
-    """The experiment that a row measures."""
+    """Builds the config that a row measures."""
     return Config(
         data=DataConfig(
             batch_tokens=case.rows * case.length, max_source_length=case.length, max_target_length=case.length
@@ -121,7 +123,7 @@ def make_config(case: Case) -> Config:
 
 
 def make_full_batch(case: Case) -> Batch:
-    """Random ids, no padding."""
+    """Makes a batch of random ids without padding."""
     random = np.random.default_rng(0)
     shape = (case.rows, case.length)
     ids = [random.integers(4, case.vocabulary, shape, np.int32) for _ in range(3)]
@@ -129,7 +131,7 @@ def make_full_batch(case: Case) -> Batch:
 
 
 def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
-    """The numbers of a row, in this process; steps are run for about so many seconds, three at least."""
+    """Measures one row in this process; repeats the update for about `seconds`, and at least three times."""
     config = make_config(case)
     parallel = make_parallel(config)
     model = make_model(
@@ -158,7 +160,7 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
         jax.block_until_ready((state, metrics))
         times.append(time.perf_counter() - start)
     if not np.isfinite(metrics.loss_sum):
-        raise ArithmeticError(f"the loss of {case} is {metrics.loss_sum}: nothing of this run counts")
+        raise ArithmeticError(f"the loss of {case} is {metrics.loss_sum}; its measurements are invalid")
     typical = statistics.median(times[1:])
     if compiled is None:
         compilation = times[0] - typical
@@ -185,7 +187,7 @@ def _memory_of(compiled: Any) -> dict[str, int | None]:
 
 
 def measure_apart(case: Case, *, seconds: float) -> dict[str, Any]:
-    """`measure` in a process of its own, with as many simulated devices as the row asks for."""
+    """Runs `measure` in a process of its own, with the number of simulated devices of the row."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if case.axis == "devices":
         flags = f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={case.devices}"
@@ -199,7 +201,7 @@ def measure_apart(case: Case, *, seconds: float) -> dict[str, Any]:
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """Rows of like keys as text, numbers to the right, a blank line between axes."""
+    """Formats rows with equal keys as text: numbers right-aligned, a blank line between axes."""
     cells = [list(rows[0])] + [
         ["" if x is None else f"{x:,}" if isinstance(x, int) else str(x) for x in row.values()]
         for row in rows
@@ -217,13 +219,13 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Prints the table, or JSON."""
+    """Prints the table, or JSON objects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--axis", choices=AXES, action="append", help="only this one; may be given again")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long the steps of a row are run")
+    parser.add_argument("--axis", choices=AXES, action="append", help="only this axis; may be repeated")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time to repeat the update of each row")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one object a row, instead of the table")
-    parser.add_argument("--case", help="one row, as JSON, in this process")
+    parser.add_argument("--json", action="store_true", help="print one object per row, instead of the table")
+    parser.add_argument("--case", help="measure one row, given as JSON, in this process")
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(Case(**json.loads(options.case)), seconds=options.seconds)))

@@ -1,8 +1,8 @@
-"""The peers of `benchmarks/train.py`: the same Transformer by PyTorch, trained on the same arrays.
+"""PyTorch peers of `benchmarks/train.py`: the same Transformer in PyTorch, trained on the same arrays.
 
-marian: `MarianMTModel` of Hugging Face transformers. torch: `torch.nn.Transformer` with what it leaves out,
-embeddings, sinusoids and the tied output. Both post-norm, with Adam in its fused form and PyTorch's own
-cross-entropy with label smoothing.
+marian: `MarianMTModel` of Hugging Face transformers. torch: `torch.nn.Transformer` with the parts that it
+lacks: embeddings, sinusoidal positions and the tied output projection. Both are post-norm, with fused Adam
+and PyTorch's cross-entropy with label smoothing.
 """
 
 import functools
@@ -21,7 +21,7 @@ from flaxformer_mt.shapes import Batch
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer from ids to logits, without the norm that it would put after the last layers."""
+    """nn.Transformer from ids to logits, without its default layer norms after the last layers."""
 
     def __init__(self, model: ModelConfig, *, vocabulary: int, longest: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TorchTransformer(nn.Module):
         self.scale = math.sqrt(width)
 
     def forward(self, source: Tensor, target_in: Tensor, source_padding: Tensor) -> Tensor:
-        """Logits [B, T, V]; source_padding [B, S] is True where there is none to attend to."""
+        """Returns logits [B, T, V]; source_padding [B, S] is True at padding."""
         length = target_in.shape[1]
         hidden = self.transformer(
             self._embed(source),
@@ -67,7 +67,7 @@ def _sinusoids(length: int, width: int) -> Tensor:
 
 
 def make_marian(config: Config, *, vocabulary: int, longest: int, attention: str) -> nn.Module:
-    """MarianMTModel with our sizes, post-norm as it always is."""
+    """Builds a MarianMTModel with the sizes of the config; the model is always post-norm."""
     from transformers import MarianConfig, MarianMTModel
 
     model, rate = config.model, config.model.dropout_rate
@@ -97,7 +97,7 @@ def make_marian(config: Config, *, vocabulary: int, longest: int, attention: str
 
 
 def make_peer(name: str, config: Config, batches: list[Batch], task: dict[str, Any]) -> System:
-    """A peer's model and optimizer, ready to train."""
+    """Builds the model and the optimizer of a peer, ready to train."""
     torch.manual_seed(config.seed)
     if task["device"] == "cpu":
         torch.set_num_threads(task["threads"])

@@ -1,20 +1,22 @@
-"""Real target tokens a second of a training step: ours beside two PyTorch peers on the same arrays.
+"""Training speed in target tokens per second, without padding: ours and two PyTorch peers on the same arrays.
 
-    # DIR: train.de, train.en; else the toy corpus
+    # DIR: train.de, train.en; without --text_dir, the toy corpus
     PYTHONPATH=. python benchmarks/train.py --setting=small --text_dir=DIR
 
-The same post-norm Transformer with the same numbers of parameters, dropout 0.1 everywhere, label smoothing
-0.1 and Adam, in ours, in `MarianMTModel` of transformers and in `torch.nn.Transformer`, on batches of our own
-planner. Each system is a process of its own, since thread pools in one process disturb each other; all have
-large memory pages and as many threads as `--threads` says. They compile and warm up first, one after the
-other, which is not measured; then they take turns, several rounds of all batches, and medians are compared.
+All systems train the same post-norm Transformer with the same number of parameters, dropout 0.1 everywhere,
+label smoothing 0.1 and Adam: ours, `MarianMTModel` of transformers, and `torch.nn.Transformer`. The batches
+come from our own planner. Each system runs in a process of its own, since thread pools in one process slow
+each other down; all systems have large memory pages and `--threads` threads. They first compile and warm up
+one after another, which is not measured; then they take turns for several rounds of all batches, and medians
+are compared.
 
-Settings: small and base for CPUs in float32; big is Transformer-big in bfloat16 for a GPU. With big, and
-with `--batching=pack`, ours trains on packed batches, the peers on buckets of as many tokens. `--tiny` runs
-everything with a toy model in seconds. Prints JSON: for each system tokens a second of every round, the
-matrix products of a step as GFLOP/s, padding included as it is multiplied, and their share of what a
-1024 x 1024 float32 product reaches in the same process; `ratio` of ours to the faster peer; and where the
-device's peak is known `utilization` of it by real tokens alone.
+Settings: small and base for CPUs in float32; big is Transformer-big in bfloat16 for a GPU. With big, and with
+`--batching=pack`, ours trains on packed batches, and the peers on buckets with the same number of tokens per
+batch. `--tiny` runs everything with a toy model in seconds. Prints JSON: for each system the tokens per
+second of every round, the GFLOP/s of the matrix products of a step (padding included), and their share of the
+GFLOP/s of a 1024 x 1024 float32 product in the same process; `ratio`, our rate divided by that of the faster
+peer; and, if the peak of the device is known, `utilization`, the share of the peak that the FLOPs of
+non-padding tokens reach.
 """
 
 import argparse
@@ -38,16 +40,16 @@ from flaxformer_mt.flops import padded_work, peak_flops, real_work, training_flo
 from flaxformer_mt.shapes import Batch
 
 PEERS = ("marian", "torch")
-# Repetitions of the 1024 x 1024 product.
+# Repetitions of the 1024 x 1024 product in each round.
 _REPEATS = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A size of model and batches, and how long it is measured."""
+    """Sizes of the model and the batches, and the length of the measurement."""
 
     model: ModelConfig
-    # Rows of the embedding, and pieces that the text is cut into: no more, as small corpora have fewer.
+    # Rows of the embedding, and subwords of the tokenizer: at most as many, since small corpora yield fewer.
     vocabulary: int
     pieces: int
     batch_tokens: int
@@ -79,7 +81,7 @@ SETTINGS = {
 
 
 def shrink(setting: Setting) -> Setting:
-    """The same with a model that takes milliseconds a step."""
+    """Returns the setting with a model whose steps take milliseconds."""
     small = {"model_dim": 16, "ffn_dim": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     return dataclasses.replace(
         setting,
@@ -94,7 +96,7 @@ def shrink(setting: Setting) -> Setting:
 
 
 def make_config(setting: Setting, options: argparse.Namespace, batching: Any) -> Config:
-    """The experiment: no clipping and a constant learning rate, as the peers have it."""
+    """Builds the config: without gradient clipping, and with a constant learning rate, as in the peers."""
     toy = not options.text_dir
     return Config(
         data=DataConfig(
@@ -116,7 +118,7 @@ def make_config(setting: Setting, options: argparse.Namespace, batching: Any) ->
 
 
 def make_batches(config: Config, count: int) -> list[Batch]:
-    """The first batches of the first epoch, in the order in which training sees them."""
+    """Makes the first `count` batches of the first epoch, in the order of training."""
     prepared = prepare(config)
     store, vocab = prepared.train.base, prepared.vocabs.target
     plan = plan_epoch(
@@ -129,9 +131,9 @@ def make_batches(config: Config, count: int) -> list[Batch]:
 
 
 def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
-    """Floating-point operations of the matrix products of an update on each batch, in all.
+    """Counts the floating-point operations of the matrix products of one update on every batch.
 
-    padded: of everything that is multiplied, padding too; else of real tokens alone, what the model needs.
+    padded: count all operations, those on padding included; otherwise only those on non-padding tokens.
     """
     total = 0
     for batch in batches:
@@ -145,7 +147,7 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
 
 
 def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Writes batches and everything else that workers read; also returns the batches by their kind."""
+    """Writes the batches and the task file for the workers; returns its path and the batches by kind."""
     kinds = ["bucket"] if options.batching == "bucket" else ["pack", "bucket"]
     batches = {
         kind: make_batches(make_config(setting, options, kind), options.batches or setting.batches)
@@ -179,13 +181,13 @@ def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> t
 
 
 def _one_of_each_shape(batches: list[Batch]) -> list[int]:
-    """Numbers of batches to warm up with: one of each shape, twice."""
+    """Returns the indices of batches to warm up with: one of each shape, twice."""
     first = {(b.source.shape, b.target_in.shape): number for number, b in enumerate(batches)}
     return sorted(first.values()) * 2
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """Lets the systems take turns; returns what was measured as JSON values."""
+    """Measures the systems in turns; returns the results as JSON values."""
     names = options.systems.split(",")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         task, batches = write_task(setting, options, Path(folder))
@@ -230,7 +232,7 @@ def _conclude(
     batches: dict[str, list[Batch]],
     tokens: dict[str, int],
 ) -> dict[str, Any]:
-    """What follows from the rates: the ratio, the share of products, the batches."""
+    """Derives the ratio, the shares and the summaries of the batches from the rates."""
     result: dict[str, Any] = {"setting": options.setting, "tiny": options.tiny, "systems": systems}
     for kind, some in batches.items():
         counts: dict[str, int] = {}
@@ -257,25 +259,35 @@ def _conclude(
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags."""
+    """Parses the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--setting", choices=SETTINGS, default="small")
     parser.add_argument("--text_dir", default="")
     parser.add_argument("--cache_dir", default="")
-    parser.add_argument("--systems", default="ours,marian,torch", help="of these, with commas")
+    parser.add_argument("--systems", default="ours,marian,torch", help="systems to measure, comma-separated")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--threads", type=int, default=2, help="of each system, on a CPU")
-    parser.add_argument("--batching", choices=("bucket", "pack"), help="of ours; pack with big, else bucket")
+    parser.add_argument("--threads", type=int, default=2, help="threads per system, on a CPU")
+    parser.add_argument(
+        "--batching",
+        choices=("bucket", "pack"),
+        help="batching of our system; default: pack with big, else bucket",
+    )
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--batches", type=int, default=0, help="0: as the setting says")
-    parser.add_argument("--rounds", type=int, default=0, help="0: as the setting says")
-    parser.add_argument("--loss_chunk_tokens", type=int, help="of ours; else 256 on a CPU, 0 on a GPU")
-    parser.add_argument("--torch_compile", action="store_true", help="compile the peers, shape by shape")
+    parser.add_argument("--batches", type=int, default=0, help="number of batches; 0: as the setting says")
+    parser.add_argument("--rounds", type=int, default=0, help="number of rounds; 0: as the setting says")
+    parser.add_argument(
+        "--loss_chunk_tokens", type=int, help="loss chunk of our system; default: 256 on a CPU, 0 on a GPU"
+    )
+    parser.add_argument("--torch_compile", action="store_true", help="compile the peers, once for each shape")
     parser.add_argument("--marian_attention", choices=("sdpa", "eager"), default="sdpa")
-    parser.add_argument("--peer_dtype", choices=("float32", "bfloat16"), help="bfloat16: autocast")
-    parser.add_argument("--peak_tflops", type=float, default=0.0, help="of the device, for utilisation")
+    parser.add_argument(
+        "--peer_dtype", choices=("float32", "bfloat16"), help="dtype of the peers; bfloat16 means autocast"
+    )
+    parser.add_argument(
+        "--peak_tflops", type=float, default=0.0, help="peak of the device, for utilization; 0: from a table"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -287,7 +299,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the comparison as JSON; or is one of the systems in it."""
+    """Prints the comparison as JSON; with --worker, runs one of the systems."""
     options = parse_options()
     if options.worker:
         from training_worker import serve

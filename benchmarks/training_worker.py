@@ -1,7 +1,8 @@
-"""One system of `benchmarks/train.py`, in a process of its own: it trains on given batches when told to.
+"""One system of `benchmarks/train.py` in a process of its own, which trains on given batches on command.
 
-Owns the protocol (one JSON value a line, commands in, facts out) and our own system. The parent starts one
-worker a system, lets it compile, and then has the workers take turns; a worker that waits computes nothing.
+Contains the protocol (one JSON value per line; commands in, results out) and our own system. The parent
+starts one worker per system, lets it compile, and then gives the workers turns; a waiting worker computes
+nothing.
 """
 
 import json
@@ -17,16 +18,17 @@ import numpy as np
 from flaxformer_mt.config import Config
 from flaxformer_mt.shapes import Batch
 
-# Of a product that says what the processor can do.
+# Width of the square matrices whose product measures the speed of the device.
 PRODUCT_SIZE = 1024
 
 
 class System(NamedTuple):
-    """What a worker drives.
+    """A system that a worker runs.
 
-    train: updates on batches number i to j in order and waits for them; returns the last loss a token.
-    product: multiplies two square float32 matrices as this system does, and waits.
-    facts: of the system, for the report.
+    train: runs updates on the batches of the given indices in order, waits for them, and returns the loss per
+      token of the last batch.
+    product: multiplies two square float32 matrices with the library of this system, and waits.
+    facts: properties of the system, for the report.
     """
 
     train: Callable[[list[int]], float]
@@ -35,7 +37,7 @@ class System(NamedTuple):
 
 
 def load_batches(path: Path) -> list[Batch]:
-    """The batches that the parent wrote: arrays named INDEX.FIELD."""
+    """Reads the batches that the parent wrote: arrays named INDEX.FIELD."""
     with np.load(path) as arrays:
         batches: dict[int, dict[str, np.ndarray]] = {}
         for name in arrays.files:
@@ -45,7 +47,7 @@ def load_batches(path: Path) -> list[Batch]:
 
 
 def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
-    """Our training step, compiled and fed as the command `train` does it."""
+    """Builds our training step, compiled and fed in the same way as by the command `train`."""
     import jax
     import jax.numpy as jnp
 
@@ -71,7 +73,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
             held["state"], metrics = step(held["state"], parallel.put(batches[number]))
         loss, weight, skipped = parallel.fetch((metrics.loss_sum, metrics.weight, metrics.skipped))
         if skipped:
-            raise ArithmeticError(f"{skipped} updates had a gradient that is not finite")
+            raise ArithmeticError(f"{skipped} updates were skipped because their gradients were non-finite")
         return float(loss / weight)
 
     square = jnp.asarray(np.random.default_rng(0).normal(size=(PRODUCT_SIZE, PRODUCT_SIZE)), jnp.float32)
@@ -86,7 +88,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
 
 
 def make_system(name: str, task: dict[str, Any]) -> System:
-    """The system of a name, with its model and optimizer, before the first update."""
+    """Builds the system `name` with its model and optimizer, before the first update."""
     from flaxformer_mt.config.files import from_dict
 
     config = from_dict(task["config"])
@@ -99,7 +101,7 @@ def make_system(name: str, task: dict[str, Any]) -> System:
 
 
 def measure_product(system: System, *, repeats: int) -> float:
-    """GFLOP/s of the median product."""
+    """Returns the GFLOP/s of the product at the median time."""
     system.product()
     seconds = []
     for _ in range(repeats):
@@ -110,21 +112,21 @@ def measure_product(system: System, *, repeats: int) -> float:
 
 
 def serve(name: str, task: dict[str, Any]) -> None:
-    """Answers commands until standard input ends: {"train": [numbers]} and {"product": repeats}."""
+    """Answers commands until standard input ends: {"train": [indices]} and {"product": repeats}."""
     start = time.perf_counter()
     system = make_system(name, task)
     for number in task["warm_up"]["ours" if name == "ours" else "peers"]:
         system.train([number])
-    _say({**system.facts, "compile_seconds": time.perf_counter() - start})
+    _send({**system.facts, "compile_seconds": time.perf_counter() - start})
     for line in sys.stdin:
         command = json.loads(line)
         if "product" in command:
-            _say({"gflops": measure_product(system, repeats=command["product"])})
+            _send({"gflops": measure_product(system, repeats=command["product"])})
             continue
         start = time.perf_counter()
         loss = system.train(command["train"])
-        _say({"seconds": time.perf_counter() - start, "loss": loss})
+        _send({"seconds": time.perf_counter() - start, "loss": loss})
 
 
-def _say(value: dict[str, Any]) -> None:
+def _send(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)

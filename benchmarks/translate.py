@@ -1,26 +1,28 @@
-"""Target tokens a second of beam search: ours, Hugging Face and CTranslate2, on the same weights, in one run.
+"""Beam search speed in target tokens per second: ours, Hugging Face and CTranslate2 with the same weights.
 
     # the test set of a trained post-norm run
     PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN
     # DIR: test.en, test.de of newstest2014
     PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR
 
-captions: a trained run, its own test set and natural ends, so that all three must also find as good
-translations; a short training is enough, as of configs/multi30k_de_en.py with model.norm_position=post (what
-MarianMTModel is). news: a Transformer-base with random weights and 32,000 pieces, the first 500 lines, and
-translations that are all as long as the longest source of their batch, since peers have one length for a
-batch; ours has no batches, and gets the lengths of theirs. Without --news, sentences and words are made up.
+captions: a trained run on its own test set, where hypotheses end with the end symbol, so that the BLEU of all
+three systems can be compared as well. A short training is enough, for example of configs/multi30k_de_en.py
+with model.norm_position=post, the architecture of MarianMTModel. news: a Transformer-base with random weights
+and 32,000 subwords on the first 500 lines. All translations of a batch are as long as its longest source,
+since the peers have one length per batch; ours has no batches, and gets the same lengths. Without --news, the
+sentences are random words.
 
-The model goes out through our own exports, `marian` for `MarianMTModel.generate` and `ctranslate2` in float32
-for `translate_batch`. Beam 4, everything else at the defaults of each system. All get the same sentences as
-ids (pieces, for CTranslate2): tokenization is left out. --batch_tokens bounds a batch for all alike, rows x
-(source + beams x longest translation). The peers get batches of sentences sorted by length; CTranslate2 may
-also make its own, with its threads on one batch or on several, and its fastest way counts.
+The model is exported with our formats `marian`, for `MarianMTModel.generate`, and `ctranslate2` in float32,
+for `translate_batch`. The beam size is 4, and all other options are the defaults of each system. All systems
+get the same sentences as ids (CTranslate2: as subwords), so that tokenization is excluded. --batch_tokens
+limits the size of a batch of every system: rows x (source length + beam size x longest translation). The
+peers get batches of sentences sorted by length. CTranslate2 may also make its own batches, with its threads
+on one batch or on several; its fastest variant is compared.
 
-Each system is a process of its own with as many threads; they compile first, which is reported apart, and
-then take turns, several rounds of all sentences. Prints JSON: tokens a second of every round, and the ratios
-of each way to run ours to each peer's fastest, by medians. `--tiny` runs everything with a toy model in
-seconds.
+Each system runs in a process of its own, with the same number of threads. The systems first compile, which is
+reported separately, and then take turns for several rounds of all sentences. Prints JSON: tokens per second
+of every round, and the ratio of each variant of ours to the fastest variant of each peer, by medians.
+`--tiny` runs everything with a toy model in seconds.
 """
 
 import argparse
@@ -51,21 +53,21 @@ from flaxformer_mt.vocab import make_vocabs
 
 BEAM = 4
 PEERS = {"marian": "hugging_face", "ctranslate2": "ctranslate2"}
-# Lengths in pieces of the first 500 lines of newstest2014, English, at 0, 10, 25, 50, 75, 90 and 100 %.
+# Lengths in subwords of the first 500 English lines of newstest2014, percentiles 0, 10, 25, 50, 75, 90, 100.
 _NEWS_LENGTHS = (3, 11, 15, 23, 32, 41, 91)
-# Random weights give logits in the hundreds; what matters here is that the weights are the same.
+# Tolerance of the export check: random weights give logits in the hundreds; equal weights are enough here.
 _TOLERANCE = 1e-2
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation."""
+    """A source sentence and its translation."""
 
     source: str
     target: str
 
 
 class Material(NamedTuple):
-    """What is translated, by what; references are there where weights are trained."""
+    """The weights, the sentences as ids, and the references (None if the weights are random)."""
 
     weights: Weights
     sentences: list[list[int]]
@@ -74,7 +76,7 @@ class Material(NamedTuple):
 
 
 def make_material(options: argparse.Namespace, cache: Path) -> Material:
-    """The model and the sentences of the setting."""
+    """Builds the model and the sentences of the setting."""
     if options.setting == "captions" and not options.tiny:
         if not options.run:
             raise SystemExit("--setting=captions needs --run=RUN, a trained run")
@@ -90,7 +92,7 @@ def make_material(options: argparse.Namespace, cache: Path) -> Material:
         texts, references = [pair.source for pair in pairs[: options.lines]], None
         facts = {"weights": "random", "text": str(options.news or "made up")}
     search = dataclasses.replace(weights.config.search, beam_size=BEAM, batch_tokens=options.batch_tokens)
-    if options.setting == "news":  # as long as the source, which is cut nowhere
+    if options.setting == "news":  # exactly as long as the source, which is never truncated
         lengths: dict[str, Any] = {"ratio": 1.0, "offset": 0}
         bounds = {f"{end}_length_{part}": value for end in ("min", "max") for part, value in lengths.items()}
         search = dataclasses.replace(search, **bounds)
@@ -101,7 +103,7 @@ def make_material(options: argparse.Namespace, cache: Path) -> Material:
 
 
 def read_news(options: argparse.Namespace) -> list[Pair]:
-    """All pairs of --news, or as many made-up ones of like lengths whose words recur as in no language."""
+    """Reads all pairs of --news; without it, makes pairs of similar lengths from equally frequent words."""
     if options.news:
         sides = [(options.news / f"test.{code}").read_text(encoding="utf-8") for code in ("en", "de")]
         return [Pair(*pair) for pair in zip(*(side.strip("\n").split("\n") for side in sides), strict=True)]
@@ -121,7 +123,7 @@ def read_news(options: argparse.Namespace) -> list[Pair]:
 
 
 def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cache: Path) -> Weights:
-    """Transformer-base, post-norm, all embeddings tied, as it is initialised."""
+    """Initializes a Transformer-base, post-norm, with all embeddings tied."""
     sizes = {
         "model_dim": 512,
         "ffn_dim": 2048,
@@ -145,7 +147,7 @@ def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cach
         model=ModelConfig(norm_position="post", tying="all", **sizes),
     )
     name = f"vocab_{'tiny' if options.tiny else 'news'}_{kind}"
-    vocabs = make_vocabs(config.vocab, pairs, cache / name)  # half a minute, the first time
+    vocabs = make_vocabs(config.vocab, pairs, cache / name)  # takes half a minute the first time
     model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     params = jax.jit(lambda: init_params(model, jax.random.key(config.seed)))()
     leaves = {path: np.asarray(leaf) for path, leaf in flatten_tree(params).items()}
@@ -153,7 +155,7 @@ def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cach
 
 
 def write_models(weights: Weights, folder: Path) -> None:
-    """The same weights for every system, each in a folder of its own."""
+    """Writes the same weights for every system, each to a folder of its own."""
     (folder / "ours").mkdir()
     np.savez(folder / "ours" / "params.npz", **weights.leaves)
     weights.vocabs.save(folder / "ours" / "vocab")
@@ -165,9 +167,9 @@ def write_models(weights: Weights, folder: Path) -> None:
 
 
 def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) -> list[dict[str, Any]]:
-    """Batches for the peers: sorted by length, the longest first, each as large as batch_tokens allows.
+    """Makes batches for the peers: sorted by length, longest first, each as large as batch_tokens allows.
 
-    A batch's limit is the longest translation of its longest sentence.
+    The limit of a batch is the maximum translation length of its longest sentence.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batches, start = [], 0
@@ -181,7 +183,7 @@ def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) 
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Lets the systems take turns; returns what was measured as JSON values."""
+    """Measures the systems in turns; returns the results as JSON values."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         material = make_material(options, options.work or folder)
@@ -224,10 +226,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Ways to run ours, by name; the first is what counts.
+    """Returns the changed search options of each variant of ours, by name; the first is the one reported.
 
-    captions: theirs end a sentence when as many hypotheses as beams have ended; ours when no better one is
-    possible, unless it is told to do as they do.
+    captions: the peers end the search of a sentence when as many hypotheses as beams have ended; ours ends it
+    when no better hypothesis is possible. The second variant uses the stopping rule of the peers.
     """
     variants: dict[str, dict[str, Any]] = {"as configured": {}}
     if options.setting == "captions":
@@ -236,7 +238,7 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> dict[str, Any]:
-    """Rounds in which every system runs each of its variants; the report of each system."""
+    """Runs rounds in which every system runs each of its variants; returns the report of each system."""
     names = list(workers)
     rates: dict[str, dict[str, list[float]]] = {
         name: {variant: [] for variant in worker.facts["variants"]} for name, worker in workers.items()
@@ -271,7 +273,7 @@ def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> d
 
 
 def score(translations: list[list[int]], material: Material) -> dict[str, float]:
-    """BLEU where there are references."""
+    """Returns the BLEU of translations; empty without references."""
     if material.references is None:
         return {}
     texts = [material.weights.vocabs.target.detokenize(ids) for ids in translations]
@@ -279,24 +281,26 @@ def score(translations: list[list[int]], material: Material) -> dict[str, float]
 
 
 def print_error(message: str) -> None:
-    """Warnings, apart from the JSON."""
+    """Prints a warning to standard error; standard output is for the JSON."""
     print(message, file=sys.stderr)
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags."""
+    """Parses the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--setting", choices=("captions", "news"), default="news")
-    parser.add_argument("--run", type=Path, help="captions: a trained run")
+    parser.add_argument("--run", type=Path, help="captions: the directory of a trained run")
     parser.add_argument("--checkpoint", help="captions: best, last, average or a step")
-    parser.add_argument("--news", type=Path, help="news: a folder of test.en and test.de")
-    parser.add_argument("--work", type=Path, help="keeps the vocabulary of news for the next time")
-    parser.add_argument("--lines", type=int, default=0, help="0: 1000 captions, 500 news")
+    parser.add_argument("--news", type=Path, help="news: a folder with test.en and test.de")
+    parser.add_argument("--work", type=Path, help="folder that keeps the vocabulary of news for later runs")
+    parser.add_argument("--lines", type=int, default=0, help="sentences; 0: 1000 captions, 500 news")
     parser.add_argument("--batch_tokens", type=int, default=SearchConfig().batch_tokens)
-    parser.add_argument("--systems", default="ours,hugging_face,ctranslate2", help="of these, with commas")
-    parser.add_argument("--threads", type=int, default=2, help="of each system")
+    parser.add_argument(
+        "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads per system")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -307,7 +311,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the comparison as JSON; or is one of the systems in it."""
+    """Prints the comparison as JSON; with --worker, runs one of the systems."""
     options = parse_options()
     if options.worker:
         from translation_worker import serve

@@ -1,8 +1,8 @@
-"""One system of `benchmarks/translate.py`, in a process of its own: it translates given ids when told to.
+"""One system of `benchmarks/translate.py` in a process of its own, which translates given ids on command.
 
-Owns the protocol (one JSON value a line, commands in, facts out) and how each system is called. The parent
-starts one worker a system, lets it compile, and then has the workers take turns; a worker that waits computes
-nothing.
+Contains the protocol (one JSON value per line; commands in, results out) and the call of each system. The
+parent starts one worker per system, lets it compile, and then gives the workers turns; a waiting worker
+computes nothing.
 """
 
 import json
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Ids of a translation, without special ones.
+# Ids of a translation, without special symbols.
 Ids = list[int]
-# Of the parent's `plan_batches`: indices of sentences, and the limit of their translations.
+# A batch of `plan_batches` (translate.py): indices of sentences, and the maximum length of translations.
 Batch = dict[str, Any]
 
 
 class System(NamedTuple):
-    """What a worker drives.
+    """A system that a worker runs.
 
-    variants: ways to run it, by name; each translates the sentences of batches and waits for them. Ours knows
-      no batches and always translates all.
-    facts: of the system, for the report.
+    variants: functions by name; each translates the sentences of the given batches and waits for them. The
+      variants of ours ignore the batches and translate all sentences.
+    facts: properties of the system, for the report.
     """
 
     variants: dict[str, Callable[[list[Batch]], list[Ids]]]
@@ -35,7 +35,7 @@ class System(NamedTuple):
 
 
 def make_ours(task: dict[str, Any]) -> System:
-    """Our search as the command `translate` runs it, from ids to ids."""
+    """Builds our search from ids to ids, as the command `translate` runs it."""
     import jax
 
     from flaxformer_mt.config.files import from_dict
@@ -82,14 +82,14 @@ def make_ours(task: dict[str, Any]) -> System:
 
 
 def make_hugging_face(task: dict[str, Any]) -> System:
-    """MarianMTModel.generate on the parent's batches, everything else as its own generation_config says."""
+    """Builds MarianMTModel.generate for the given batches; its generation_config sets all other options."""
     import torch
     import transformers
 
     torch.set_num_threads(task["threads"])
     model = transformers.MarianMTModel.from_pretrained(Path(task["folder"]) / "marian").eval()
     settings = model.generation_config
-    settings.max_length = None  # every batch has a limit of its own
+    settings.max_length = None  # each batch has its own limit
     special = {settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id}
     sentences = task["sentences"]
 
@@ -117,10 +117,11 @@ def make_hugging_face(task: dict[str, Any]) -> System:
 
 
 def make_ctranslate2(task: dict[str, Any]) -> System:
-    """translate_batch in float32, with all threads on one batch or one on each of several batches.
+    """Builds translate_batch in float32, with all threads on one batch or one thread on each of several.
 
-    All batches are handed over at once. `own` variants have it make batches of 32 sentences itself, as its
-    authors' benchmark does; lengths that are forced must be the same in a batch, so those have none.
+    All batches are submitted at once. In `own` variants CTranslate2 makes batches of 32 sentences itself, as
+    the benchmark of its authors does; forced lengths must be equal in a batch, so they exclude these
+    variants.
     """
     import ctranslate2
 
@@ -128,7 +129,7 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
 
     folder, threads = Path(task["folder"]) / "ctranslate2", task["threads"]
     vocabs = load_vocabs(folder / "vocab")
-    # It adds the end symbol itself.
+    # CTranslate2 adds the end symbol itself.
     pieces = [vocabs.source.pieces(ids[:-1]) for ids in task["sentences"]]
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
 
@@ -173,7 +174,7 @@ _MAKE = {"ours": make_ours, "hugging_face": make_hugging_face, "ctranslate2": ma
 
 
 def serve(name: str, task: dict[str, Any]) -> None:
-    """Answers {"variant": name, "keep": bool} until standard input ends; keep: with the translations."""
+    """Answers {"variant": name, "keep": bool} until standard input ends; `keep` returns the translations."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["threads"]])
     start = time.perf_counter()
@@ -183,15 +184,15 @@ def serve(name: str, task: dict[str, Any]) -> None:
         loaded = time.perf_counter()
         translate(task["batches"][-1:])
         pilot[variant] = {"first_seconds": round(time.perf_counter() - loaded, 1)}
-    _say({**system.facts, "variants": pilot, "start_seconds": round(time.perf_counter() - start, 1)})
+    _send({**system.facts, "variants": pilot, "start_seconds": round(time.perf_counter() - start, 1)})
     for line in sys.stdin:
         command = json.loads(line)
         start = time.perf_counter()
         results = system.variants[command["variant"]](task["batches"])
         seconds = time.perf_counter() - start
         answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(map(len, results))}
-        _say({**answer, "translations": results} if command.get("keep") else answer)
+        _send({**answer, "translations": results} if command.get("keep") else answer)
 
 
-def _say(value: dict[str, Any]) -> None:
+def _send(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)

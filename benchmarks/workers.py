@@ -1,7 +1,6 @@
-"""Systems that are measured side by side, each in a process of its own that works when it is told to.
+"""Worker processes of benchmarks: each runs one of the compared systems on command.
 
-Owns how such a process is started, and that all have the same threads and large memory pages. Knows nothing
-of what they do.
+Contains the start of a worker, with the same number of threads and large memory pages for all systems.
 """
 
 import json
@@ -15,14 +14,14 @@ from typing import Any
 
 
 class Worker:
-    """A system in its own process, which works when it is told to."""
+    """A system in its own process, which executes one command at a time."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process
         self.facts = self._read()
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one command that the system's `serve` knows."""
+        """Sends a command to the `serve` function of the system, and returns the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -32,7 +31,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a worker ended with status {self._process.wait()}; its message is above")
+            raise SystemExit(f"a worker ended with status {self._process.wait()}; see its message above")
         return json.loads(line)
 
 
@@ -40,19 +39,19 @@ class Worker:
 def open_worker(
     script: Path, name: str, task: Path, *, threads: int, platform: str = "cpu"
 ) -> Iterator[Worker]:
-    """A worker that is ready, its programs compiled; ends with the context.
+    """Starts a worker and yields it once its programs are compiled; ends it with the context.
 
     Args:
-      script: the benchmark, which is started again with --worker and --task.
-      name: of the system.
-      task: the file that says what all systems do.
-      platform: as JAX calls it, cpu or cuda.
+      script: the benchmark script, which is started again with --worker and --task.
+      name: the name of the system.
+      task: the file with the task of all systems.
+      platform: JAX's name of the platform, cpu or cuda.
     """
     root = Path(__file__).resolve().parent.parent
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # What the commands of the package set for themselves (memory.py), here for all systems.
+        # The commands of the package set this themselves (commands/huge_pages.py); set here for all systems.
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",

@@ -2,33 +2,34 @@
 
     python train.py --config=configs/aiayn.py --config.data.text_dir=DIR
 
-DIR holds train, valid and test, each as .de and .en (Multi30k is what that project trains on). Equal to its
-PyTorch original: dropout and a norm after the positions in both stacks, post-norm blocks with epsilon 1e-6,
-projections without bias, 200 positions, Xavier on every matrix. Its switches:
+DIR contains train, valid and test, each as .de and .en (the original trains on Multi30k). The model
+computes the same as the PyTorch original (tests/documents/aiayn.py): dropout and a norm after the positions
+in both stacks, post-norm blocks with epsilon 1e-6, projections without bias, 200 positions, Xavier on every
+matrix. The original's switches:
 
     -proj_share_weight -embs_share_weight: --config.model.tying=all (both), target_output, embeddings, none
     -scale_emb_or_prj prj: --config.model.logit_scale=True --config.model.embedding_scale=False
     -scale_emb_or_prj emb: --config.model.logit_scale=False --config.model.embedding_scale=True
     -scale_emb_or_prj none: both False
 
-It departs in three things: sources do not begin with bos; smoothing spreads over the whole vocabulary, the
-right word included, which is the same loss for a smoothing of 0.1 (V - 1) / V; and a dropout of 0 also ends
-that of attention weights, which there stays at 0.1.
+Three differences from the original: sources do not begin with bos; label smoothing includes the right word,
+so that 0.1 here gives the loss of 0.1 (V - 1) / V there, with a vocabulary of V words; and a dropout rate
+of 0 also disables the dropout of attention weights, which is always 0.1 there.
 """
 
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    SearchConfig,
-    TrainConfig,
-    VocabConfig,
-)
+import dataclasses
+from pathlib import Path
+
+from flaxformer_mt.config import Config, DataConfig, SearchConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """6+6 layers of width 512, 8 heads, all embeddings tied, logits scaled."""
+    """6+6 layers of width 512, 8 heads, all embeddings tied, logits scaled.
+
+    Model and optimizer are derived from the paper's base model, wmt14_en_de_base.py in the same folder.
+    """
+    base = load_config(Path(__file__).with_name("wmt14_en_de_base.py"))
     return Config(
         data=DataConfig(
             dataset="parallel_text",
@@ -41,37 +42,22 @@ def get_config() -> Config:
             num_shapes=10,
         ),
         vocab=VocabConfig(kind="bpe", size=10_000, joint=True),
-        model=ModelConfig(
-            num_encoder_layers=6,
-            num_decoder_layers=6,
-            model_dim=512,
-            num_heads=8,
+        model=dataclasses.replace(
+            base.model,
             key_dim=64,
             value_dim=64,
-            ffn_dim=2048,
-            norm_position="post",
             norm_epsilon=1e-6,
             embedding_norm=True,
             max_positions=200,
             embedding_scale=False,
             logit_scale=True,
-            tying="all",
             padding_mask="both",
             attention_bias=False,
-            dropout_rate=0.1,
-            ffn_dropout_rate=0.0,
+            attention_dropout_rate=None,  # 0.1, as dropout_rate
             initializer="aiayn",
+            dtype="float32",
         ),
-        optim=OptimConfig(
-            optimizer="adam",
-            learning_rate=2.0,
-            schedule="noam",
-            warmup_steps=4000,
-            b1=0.9,
-            b2=0.98,
-            epsilon=1e-9,
-            clip_norm=0.0,
-        ),
+        optim=dataclasses.replace(base.optim, learning_rate=2.0),
         train=TrainConfig(
             steps=45_000,  # 400 epochs of Multi30k
             label_smoothing=0.1,

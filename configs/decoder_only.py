@@ -1,18 +1,19 @@
-"""The decoder-only Transformer of document 002, as a translator on the toy corpus.
+"""The decoder-only Transformer of document 002, as a translation model on the toy corpus.
 
     python train.py --config=configs/decoder_only.py
 
-A row is source, start symbol, target; the loss is on the target. The same network as a language model of
-English:
+A row is source, start symbol, target; the loss is computed on the target. The same network as a language
+model of English:
 
     python train.py --config=configs/decoder_only.py --run=runs/english \\
         --config.data.source_language= --config.train.best_metric=loss
 
-Equal to its PyTorch original: a causal stack without cross-attention, embeddings and learned positions with
-biases, key and value sizes of their own, exact GELU, normalisation by the population's standard deviation
-without parameters or epsilon, dropout on what each sublayer adds, logits with bias. Positions are one
-vector each, as the document means; --config.model.positions=one_vector adds one vector to all of them, as
-it is written.
+The model computes the same as the PyTorch original (tests/documents/decoder_only.py): a causal stack
+without cross-attention, embeddings and learned positions with biases, explicit key and value sizes, exact
+GELU, normalization by the population standard deviation without parameters or epsilon, dropout on sublayer
+outputs, logits with bias. Each position has its own vector, as the document intends;
+--config.model.positions=one_vector adds the same vector at all positions, which is what the document's
+formula says literally.
 """
 
 from flaxformer_mt.config import (
@@ -27,7 +28,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """4 layers of width 128 over a window of 96 tokens."""
+    """4 layers of width 128, at most 96 tokens of source and target together."""
     return Config(
         data=DataConfig(
             dataset="toy_de_en",

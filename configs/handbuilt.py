@@ -2,11 +2,11 @@
 
     python train.py --config=configs/handbuilt.py
 
-Equal to its PyTorch original: frozen sinusoids with positions from 1, two unscaled embeddings, biased
-projections with sizes of their own, post-norm blocks, feed-forward layers as convolutions of width one
-(--config.model.ffn_layer=dense computes the same), an output without bias, no dropout. `export
---format=handbuilt` writes its state dict. It departs in one thing: sentences end in eos on both sides, so
-that search knows when to stop.
+The model computes the same as the PyTorch original (tests/documents/handbuilt.py): fixed sinusoids with
+positions from 1, two unscaled embeddings, biased projections with explicit sizes, post-norm blocks,
+feed-forward layers as convolutions of kernel size 1 (--config.model.ffn_layer=dense computes the same), an
+output without bias, no dropout. `export --format=handbuilt` writes the original's state dict. One
+difference from the original: source and target sentences end with eos, so that decoding can stop.
 """
 
 from flaxformer_mt.config import (
@@ -21,7 +21,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """2+2 layers of width 128, 4 heads with keys and values of 32."""
+    """2+2 layers of width 128, 4 heads with keys and values of width 32."""
     return Config(
         data=DataConfig(
             dataset="toy_de_en",

@@ -2,16 +2,17 @@
 
     python train.py --config=configs/kokoyi_iwslt.py --config.data.text_dir=DIR
 
-DIR holds train, valid and test, each as .de and .en, split into words by spaces. Any TFDS set of the two
-languages does too (--config.data.dataset=NAME). Equal to its PyTorch original: every head as wide as the
-feed-forward layer, projections without bias, the document's Xavier gains, post-norm, positions from 0,
-unscaled embeddings, the output a bare matrix, plain Adam, 16 pairs a batch, cross-entropy and token
-accuracy that ignore padding, logged at every update and every epoch.
+DIR contains train, valid and test, each as .de and .en, with spaces between words. A TFDS data set of the
+two languages also works (--config.data.dataset=NAME). The model computes the same as the PyTorch original
+(tests/documents/kokoyi.py): heads as wide as the feed-forward layer, projections without bias, the
+document's Xavier gains, post-norm, positions from 0, unscaled embeddings, an output matrix without bias.
+Trained as the original: plain Adam, 16 pairs per batch, cross-entropy and token accuracy without padding,
+logged at every update and every epoch.
 
-As in the document nothing masks padding, so what a sentence becomes depends on the batch it is in; with
---config.model.padding_mask=source it does not, and the model is another. It departs in two things: sources
-do not begin with bos, which would tell nothing, and an epoch's mean loss is over its tokens, not over its
-batches.
+As in the document, attention does not mask padding, so the translation of a sentence depends on its batch.
+With --config.model.padding_mask=source it does not, but the model differs from the original. Two more
+differences: sources do not begin with bos, which carries no information, and the mean loss of an epoch is
+over its tokens, not over its batches.
 """
 
 from flaxformer_mt.config import (
@@ -26,7 +27,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """2+2 layers of width 16, 2 heads of 64, word vocabularies."""
+    """2+2 layers of width 16, 2 heads of width 64, word vocabularies."""
     return Config(
         data=DataConfig(
             dataset="parallel_text",

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/multi30k_de_en.py --config.data.text_dir=DIR
 
-DIR holds train, valid and test, each as .de and .en (test is test_2016_flickr). Measured on two
-cores of an AMD EPYC: 49 minutes, 42.61 lower-cased and 42.38 cased BLEU with beam 5 (docs/results.md).
+DIR contains train, valid and test, each as .de and .en (test is test_2016_flickr). Measured on two cores of
+an AMD EPYC: 49 minutes, 42.61 lower-cased and 42.38 cased BLEU with beam 5 (docs/results.md).
 """
 
 from flaxformer_mt.config import (
@@ -18,7 +18,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """A small pre-norm model with strong dropout, whose learning rate falls to zero within the hour."""
+    """3+3 pre-norm layers of width 256 with dropout 0.3; the learning rate falls linearly to zero."""
     return Config(
         data=DataConfig(
             dataset="parallel_text",

@@ -1,14 +1,15 @@
-"""Your own sentence pairs: the file to copy and change.
+"""Your own sentence pairs: a template to copy and adapt.
 
     python train.py --config=parallel_text --config.data.text_dir=my_data --run=runs/mine
 
-`my_data` holds train.de and train.en, valid.de and valid.en, test.de and test.en; line n of one file
-translates line n of the other. Each may be a .gz; train.tsv with two columns does for train.de and
-train.en. The languages are the files' endings: --config.data.source_language=cs reads train.cs. `python
--m flaxformer_mt prepare` with the same flags reads, cleans and counts the data without training.
+`my_data` contains train.de and train.en, valid.de and valid.en, test.de and test.en; line n of one file is
+the translation of line n of the other. Files may be gzipped (.gz), and train.tsv with two columns can
+replace train.de and train.en. The languages are the file extensions: --config.data.source_language=cs reads
+train.cs. `python -m flaxformer_mt prepare` with the same flags reads, cleans and counts the data without
+training.
 
-The model is meant for 20,000 to 500,000 pairs: six million parameters without the embeddings, strong
-dropout. With millions of pairs start from wmt14_en_de_base.py instead.
+The model is for 20,000 to 500,000 pairs: six million parameters without the embeddings, dropout 0.3. For
+millions of pairs start from wmt14_en_de_base.py instead.
 """
 
 from flaxformer_mt.config import (

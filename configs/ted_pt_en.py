@@ -1,10 +1,10 @@
-"""Portuguese to English on TED talks (52,000 pairs), as TFDS's ted_hrlr_translate/pt_to_en holds them.
+"""Portuguese to English on TED talks (52,000 pairs), the TFDS set ted_hrlr_translate/pt_to_en.
 
     pip install '.[tfds-build]'         # once: TFDS builds this set with TensorFlow
     python -m flaxformer_mt prepare --config=ted_pt_en
     python train.py --config=ted_pt_en
 
-Meant for one GPU. A model as few pairs want it: width 256, strong dropout, a small joint vocabulary.
+For one GPU. The model is sized for little data: width 256, dropout 0.3, a small joint vocabulary.
 """
 
 from flaxformer_mt.config import (
@@ -19,7 +19,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """A 4+4 layer model of width 256 with dropout 0.3."""
+    """4+4 layers of width 256 with dropout 0.3."""
     return Config(
         data=DataConfig(
             dataset="ted_hrlr_translate/pt_to_en",

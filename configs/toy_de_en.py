@@ -1,4 +1,4 @@
-"""German-English sentences from a small grammar: the whole path in minutes on two CPU cores.
+"""German-English sentences from a small grammar: data, training and test in minutes on two CPU cores.
 
     python train.py
 
@@ -17,7 +17,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """A small pre-norm model for sentences of a few hundred words."""
+    """2+2 pre-norm layers of width 128; the corpus has a few hundred different words."""
     return Config(
         data=DataConfig(
             dataset="toy_de_en",

@@ -4,15 +4,15 @@
     python -m flaxformer_mt prepare --config=wmt14_en_de_base
     python train.py --config=wmt14_en_de_base
 
-Meant for one large GPU or several (the paper: twelve hours on eight P100s). On a device of less memory
-give --config.data.batch_tokens=6250 --config.optim.accumulation=4: as many tokens an update, a quarter at
-a time.
+For one large GPU or several (the paper: twelve hours on eight P100s). On a device with less memory use
+gradient accumulation: --config.data.batch_tokens=6250 --config.optim.accumulation=4 gives as many tokens
+per update in four smaller batches.
 
-As in the paper: 6+6 post-norm layers of width 512, one vocabulary of 37,000 pieces and one matrix for
-both embeddings and the output, dropout 0.1, label smoothing 0.1, Adam (0.9, 0.98, 1e-9), equation 3's
-learning rate with 4,000 steps of warm-up, 25,000 source and 25,000 target tokens a batch, 100,000 steps,
-the last five checkpoints averaged, beam 4, alpha 0.6. Not as in the paper: pieces are SentencePiece's,
-products are computed in bfloat16, and scores are sacreBLEU's.
+As in the paper: 6+6 post-norm layers of width 512, one vocabulary of 37,000 pieces and one matrix for both
+embeddings and the output, dropout 0.1, label smoothing 0.1, Adam (0.9, 0.98, 1e-9), the learning rate of
+equation 3 with 4,000 steps of warm-up, 25,000 source and 25,000 target tokens per batch, 100,000 steps,
+average of the last five checkpoints, beam 4, alpha 0.6. Unlike the paper: SentencePiece vocabulary, matrix
+products in bfloat16, sacreBLEU scores.
 """
 
 from flaxformer_mt.config import (
@@ -27,7 +27,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """Table 3's base model."""
+    """The base model of the paper's table 3."""
     return Config(
         data=DataConfig(
             dataset="wmt14_translate/de-en",
@@ -45,7 +45,7 @@ def get_config() -> Config:
             ffn_dim=2048,
             norm_position="post",
             dropout_rate=0.1,
-            # The paper drops sublayer outputs and embeddings, nothing inside the sublayers.
+            # The paper applies dropout to sublayer outputs and embeddings, not inside the sublayers.
             attention_dropout_rate=0.0,
             ffn_dropout_rate=0.0,
             dtype="bfloat16",
@@ -64,7 +64,7 @@ def get_config() -> Config:
             steps=100_000,
             label_smoothing=0.1,
             evaluate_every=5000,
-            # The paper saved every ten minutes, which is about every 1,400 steps of the base model.
+            # The paper saved a checkpoint every ten minutes, about every 1,400 steps of the base model.
             checkpoint_every=1400,
             keep_checkpoints=5,
             average_last=5,

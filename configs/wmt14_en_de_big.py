@@ -4,9 +4,9 @@
     python -m flaxformer_mt prepare --config=wmt14_en_de_big
     python train.py --config=wmt14_en_de_big
 
-Meant for several large GPUs (the paper: three and a half days on eight P100s). Data, vocabulary and
-schedule are those of wmt14_en_de_base.py; wider layers, dropout 0.3, 300,000 steps and the last twenty
-checkpoints averaged are the paper's for this model.
+For several large GPUs (the paper: three and a half days on eight P100s). Data, vocabulary and schedule are
+those of wmt14_en_de_base.py. As in the paper for this model: wider layers, dropout 0.3, 300,000 steps,
+average of the last twenty checkpoints.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """Table 3's big model, derived from the base model's file beside this one."""
+    """The big model of the paper's table 3, derived from wmt14_en_de_base.py in the same folder."""
     base = load_config(Path(__file__).with_name("wmt14_en_de_base.py"))
     return dataclasses.replace(
         base,

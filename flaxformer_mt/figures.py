@@ -1,8 +1,7 @@
-"""Figures from arrays: the positions of a model, the course of a training, the weights of attention.
+"""Figures from arrays: position tables, training curves and attention weights.
 
-Owns what the pictures look like; the only door to matplotlib. Knows nothing of runs, models or vocabularies:
-it takes numbers and their names. Figures are made without pyplot, so that no display is needed and nothing
-outlives its figure.
+Owns the import of matplotlib; takes numbers and their names. Figures are made without pyplot, which would
+need a display and keep every figure in memory.
 """
 
 import math
@@ -15,35 +14,35 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Which of a table's dimensions are drawn as curves: slow enough to be seen, fast enough to move.
+# Dimensions of a table that are drawn as curves: of low enough frequency to be seen, high enough to vary.
 _CURVE_DIMENSIONS = range(4, 8)
 
 _DOTS_PER_INCH = 100
 
-# Attention: most heads of a figure, the inches that a piece's label needs, the least inches of a head, and
-# the most inches of all heads beside each other.
-_MOST_PANELS = 32
+# Attention figures: the most heads of a figure, the inches that a label needs, the least inches of a head,
+# the most inches of all heads along one axis, and the most characters of a label.
+_MAX_HEADS = 32
 _LABEL_INCHES = 0.14
-_LEAST_INCHES = 1.4
-_MOST_INCHES = 28.0
-_LONGEST_LABEL = 20
+_MIN_HEAD_INCHES = 1.4
+_MAX_INCHES = 28.0
+_MAX_LABEL_LENGTH = 20
 
-# Matplotlib brings this font along.
-_OWN_FONT = "DejaVu Sans"
+# The font that matplotlib ships.
+_SHIPPED_FONT = "DejaVu Sans"
 
 # (steps, values), of the same length.
 Curve = tuple[Sequence[int], Sequence[float]]
 
 
 class Side(NamedTuple):
-    """One side of a matrix of weights: what its tokens are, and each token's piece."""
+    """One axis of a matrix of attention weights: its title, and the piece of each token."""
 
     name: str
     pieces: Sequence[str]
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Writes a figure as a PNG file."""
+    """Write a figure as a PNG file."""
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 
@@ -53,14 +52,14 @@ def save_figure(figure: "Figure", path: Path) -> None:
 def draw_position_curves(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Columns 4 to 7 of tables [P, D] over their positions, 15 x 5 inches for each table.
+    """Plot columns 4 to 7 of tables [P, D] over positions, 15 x 5 inches per table.
 
-    A narrower table gives what it has of them, and one of at most four columns all of them.
+    A table of less than 8 columns shows those that it has, and a table of at most 4 columns shows all.
 
     Args:
-      tables: by the name of what they belong to, which is written above them when there are several.
-      first_position: of the first row.
-      column: what one column is, for the legend: "dimension 4", ...
+      tables: by the name of their owner, which is the title when there are several tables.
+      first_position: the position of the first row.
+      column: the name of a column, for the legend: "dimension 4", ...
     """
     figure = _make_figure(15, 5 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
@@ -79,12 +78,12 @@ def draw_position_curves(
 def draw_position_tables(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Tables [P, D] as images, positions down and columns across, white where they are 0.
+    """Draw tables [P, D] as images, positions down and columns across; 0 is white.
 
     Args:
-      tables: by the name of what they belong to, which is written above them when there are several.
-      first_position: of the first row.
-      column: what one column is, for the axis.
+      tables: by the name of their owner, which is the title when there are several tables.
+      first_position: the position of the first row.
+      column: the name of a column, for the axis.
     """
     figure = _make_figure(10, 6 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
@@ -111,11 +110,11 @@ def draw_position_tables(
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
-    """One panel below the other over the same steps, each with its curves.
+    """Draw panels below each other over the same steps, each with its curves.
 
     Args:
-      panels: by the name of what is measured; curves by the name of what it is measured on. Panels and curves
-        without a finite number are left out; a number that is not finite is a gap.
+      panels: by the name of the quantity, with curves by the name of the data set. Panels and curves without
+        a finite value are left out; a non-finite value is a gap.
     """
     drawn = {name: {label: c for label, c in curves.items() if _finite(c)} for name, curves in panels.items()}
     drawn = {name: curves for name, curves in drawn.items() if curves}
@@ -148,63 +147,63 @@ def _finite(curve: Curve) -> bool:
 def draw_attention(
     layers: Sequence[np.ndarray], *, queries: Side, memory: Side, parted_at: int | None = None
 ) -> dict[str, "Figure"]:
-    """Weights [H, Q, M] of each layer as images, queries down and what they attend to across.
+    """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
 
-    All layers are one figure, "", with a row for each. Where that has too many heads, or no room for the
-    labels, each layer is a figure of its own: "layer_0", "layer_1", ... One scale serves all of them: white
-    is 0, and the darkest is the largest weight.
+    All layers share one figure, "", with one row per layer. If it would have too many heads, or no space for
+    the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same colour
+    scale: white is 0, and the darkest colour is the largest weight.
 
     Args:
-      layers: from the first layer.
-      queries: Q pieces.
-      memory: M pieces.
-      parted_at: the first token of another text on both sides; lines are drawn before it.
+      layers: the weights of each layer, from the first layer on.
+      queries: the Q pieces that attend.
+      memory: the M pieces that are attended to.
+      parted_at: index of the first token of a second text on both axes; lines are drawn before it.
     """
     heads = layers[0].shape[0]
     titled = [
         [(f"layer {number}, head {head}", weights[head]) for head in range(heads)]
         for number, weights in enumerate(layers)
     ]
-    together = _Grid(queries, memory, rows=len(layers), columns=heads)
-    if len(layers) == 1 or len(layers) * heads > _MOST_PANELS or not together.has_room:
+    one_grid = _Grid(queries, memory, rows=len(layers), columns=heads)
+    if len(layers) == 1 or len(layers) * heads > _MAX_HEADS or not one_grid.fits_labels:
         columns = math.ceil(math.sqrt(heads))
         grid = _Grid(queries, memory, rows=math.ceil(heads / columns), columns=columns)
         figures = {f"layer_{number}" if len(layers) > 1 else "": row for number, row in enumerate(titled)}
     else:
-        grid, figures = together, {"": [panel for row in titled for panel in row]}
+        grid, figures = one_grid, {"": [panel for row in titled for panel in row]}
     largest = max(float(weights.max()) for weights in layers)
     return {name: grid.draw(panels, largest, parted_at) for name, panels in figures.items()}
 
 
 class _Grid:
-    """Heads in rows and columns, with labels at the left and at the bottom only, as they are all the same."""
+    """Heads in rows and columns; all have the same labels, which only the left and bottom heads show."""
 
     def __init__(self, queries: Side, memory: Side, *, rows: int, columns: int) -> None:
         self._queries, self._memory = queries, memory
         self._rows, self._columns = rows, columns
-        # Of one head, in inches.
+        # The size of one head, in inches.
         self._height = self._inches(len(queries.pieces), rows)
         self._width = self._inches(len(memory.pieces), columns)
-        # Every so many pieces have a label.
+        # Every n-th piece has a label.
         self._query_step = math.ceil(len(queries.pieces) * _LABEL_INCHES / self._height)
         self._memory_step = math.ceil(len(memory.pieces) * _LABEL_INCHES / self._width)
 
     @property
-    def has_room(self) -> bool:
-        """Whether every piece has a label."""
+    def fits_labels(self) -> bool:
+        """Tell whether every piece has a label."""
         return self._query_step == self._memory_step == 1
 
     def draw(
         self, panels: Sequence[tuple[str, np.ndarray]], largest: float, parted_at: int | None
     ) -> "Figure":
-        """The figure of titled weights [Q, M]."""
+        """Draw the figure of titled weights [Q, M]."""
         families, missing = _choose_fonts({*"".join(self._queries.pieces), *"".join(self._memory.pieces)})
         labels = [[_spell(p, missing) for p in side.pieces] for side in (self._queries, self._memory)]
         figure = _make_figure(self._columns * self._width + 2.5, self._rows * (self._height + 0.3) + 1.5)
-        every = []
+        all_axes = []
         for number, (title, weights) in enumerate(panels):
             axes = figure.add_subplot(self._rows, self._columns, number + 1)
-            every.append(axes)
+            all_axes.append(axes)
             image = axes.imshow(
                 weights, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest"
             )
@@ -224,25 +223,25 @@ class _Grid:
                 axes.axvline(parted_at - 0.5, color="tab:orange", linewidth=0.8)
         figure.supylabel(self._queries.name, fontsize=9)
         figure.supxlabel(self._memory.name, fontsize=9)
-        figure.colorbar(image, ax=every, label="weight", pad=0.02, shrink=0.8)
+        figure.colorbar(image, ax=all_axes, label="weight", pad=0.02, shrink=0.8)
         return figure
 
     @staticmethod
     def _inches(pieces: int, panels: int) -> float:
-        return min(max(pieces * _LABEL_INCHES, _LEAST_INCHES), _MOST_INCHES / panels)
+        return min(max(pieces * _LABEL_INCHES, _MIN_HEAD_INCHES), _MAX_INCHES / panels)
 
 
 def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Families that have glyphs for the characters, and the characters that no family has."""
+    """Choose font families with glyphs for the characters; also return the characters without a glyph."""
     from matplotlib import font_manager
 
     missing = {character for character in characters if character.isprintable()}
     installed = {entry.name for entry in font_manager.fontManager.ttflist}
     families = []
-    for family in [_OWN_FONT, *sorted(installed - {_OWN_FONT})]:
+    for family in [_SHIPPED_FONT, *sorted(installed - {_SHIPPED_FONT})]:
         if not missing:
             break
-        if "Last Resort" in family:  # it has a box for every character there is
+        if "Last Resort" in family:  # its glyph of every character is a box
             continue
         path = font_manager.findfont(font_manager.FontProperties(family=family))
         found = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
@@ -253,16 +252,16 @@ def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
 
 
 def _spell(piece: str, missing: set[str]) -> str:
-    """A piece as a label: characters in `missing` as U+1F415, and no longer than labels may be."""
+    """Spell a piece as a label of limited length, with characters in `missing` as U+1F415."""
     spelled = "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
-    return spelled if len(spelled) <= _LONGEST_LABEL else spelled[: _LONGEST_LABEL - 1] + "…"
+    return spelled if len(spelled) <= _MAX_LABEL_LENGTH else spelled[: _MAX_LABEL_LENGTH - 1] + "…"
 
 
-# ---- what all figures share ----
+# ---- shared by all figures ----
 
 
 def _make_figure(width: float, height: float) -> "Figure":
-    """A figure of so many inches that draws itself without a display."""
+    """Make a figure of this size in inches that is rendered without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

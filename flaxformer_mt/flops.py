@@ -1,8 +1,7 @@
-"""What training computes and what a device could compute: operations in closed form, and peak rates.
+"""Floating-point operations of training in closed form, and peak rates of devices.
 
-Owns the count of matrix products, two floating-point operations for each multiply-add, and the table of
-devices. Everything else of a step (norms, softmax, the update) is small beside the products and not counted;
-nor is what `model.remat` computes twice. Knows nothing of clocks, of devices at hand, or of traced programs.
+Counts matrix products, with two floating-point operations per multiply-add. The count excludes the rest of a
+step (norms, softmax, the update), which is small in comparison, and the recomputation by `model.remat`.
 """
 
 import math
@@ -17,20 +16,20 @@ from flaxformer_mt.config import Config, ModelConfig
 
 @dataclass(frozen=True)
 class Work:
-    """What batches hold, as sums over their pairs; the work of several batches or processes is the sum.
+    """Token counts of batches, as sums over sentence pairs; `+` adds the counts of batches or processes.
 
-    A pair of 2 source and 3 target tokens in a row of 4 and 4:
+    A pair of 2 source and 3 target tokens in rows of 4 and 4 slots has
     source_tokens 2, target_tokens 3, predictions 3, places 8, source_by_source 4, target_by_target 9,
     target_by_source 6.
     """
 
     source_tokens: int = 0
     target_tokens: int = 0
-    # Tokens whose logits are made.
+    # Tokens whose logits are computed.
     predictions: int = 0
-    # What the arrays have room for on both sides, padding included.
+    # Slots of the source and target arrays, padding included.
     places: int = 0
-    # Pairs of a query and a key of the same sentence pair, as attention multiplies them.
+    # Query-key pairs of attention, within the same sentence pair.
     source_by_source: int = 0
     target_by_target: int = 0
     target_by_source: int = 0
@@ -40,7 +39,7 @@ class Work:
 
     @property
     def padding(self) -> float:
-        """The share of places that hold no token; nan where there are no places."""
+        """The share of slots that are padding; nan without slots."""
         return 1 - (self.source_tokens + self.target_tokens) / self.places if self.places else math.nan
 
 
@@ -50,11 +49,11 @@ def real_work(
     source_segments: ArrayLike | None = None,
     target_segments: ArrayLike | None = None,
 ) -> Work:
-    """The work of the tokens in a batch's arrays [B, S] and [B, T], padding left out.
+    """Count the work of the real tokens in a batch's arrays [B, S] and [B, T], without padding.
 
-    Attention counts every key of a query's own sentence: those after it too, although causal attention gives
-    them no weight, and no key of another sentence of a packed row. That is the usual convention
-    (Chowdhery et al. 2022, appendix B).
+    Attention counts every key of a query's own sentence, including the keys after the query, although causal
+    attention gives these no weight, and excludes the keys of other sentences in a packed row. This is the
+    usual convention (Chowdhery et al. 2022, appendix B).
     """
     if source_segments is None or target_segments is None:
         source, target = (np.count_nonzero(mask, axis=1) for mask in (source_mask, target_mask))
@@ -74,14 +73,14 @@ def real_work(
 
 
 def _lengths(segments: np.ndarray, count: int) -> np.ndarray:
-    """Tokens of every segment of every row; 0 is padding: [[1 1 2 0], [1 0 0 0]] with 3 is [2 1 1 0]."""
+    """Count tokens per row and segment; 0 is padding: [[1 1 2 0], [1 0 0 0]] with 3 gives [2 1 1 0]."""
     rows = np.arange(len(segments))[:, None]
     numbers = (segments + rows * count).ravel()
     return np.bincount(numbers, minlength=len(segments) * count).reshape(-1, count)[:, 1:].ravel()
 
 
 def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int = 0) -> Work:
-    """What a batch of a shape makes a program compute, whether its places hold tokens or padding.
+    """Count the work that a compiled program executes for a batch shape, padding included.
 
     With `loss_chunk_tokens` the loss pads the target to a whole number of chunks.
     """
@@ -100,10 +99,10 @@ def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int =
 
 
 def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
-    """How many target places of all rows are scored at a time, about `chunk_tokens` tokens.
+    """Choose how many target positions of all rows the loss scores at a time, about `chunk_tokens` tokens.
 
-    Up to a third fewer or half as many more, if so the last chunk needs less padding: 32 rows of 50 places
-    and 256 tokens make 5 chunks of 10, not 7 of 8.
+    The width may be up to a third less or half more if the last chunk then needs less padding: 32 rows of 50
+    positions and 256 tokens give 5 chunks of 10 positions instead of 7 chunks of 8.
     """
     wanted = max(1, min(length, chunk_tokens // rows))
     widths = range(max(1, wanted * 2 // 3), min(length, wanted * 3 // 2) + 1)
@@ -111,21 +110,21 @@ def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
 
 
 def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
-    """Operations of the matrix products of forward and backward pass, exact for the padded work of a shape.
+    """Count the operations of the matrix products in forward and backward pass; exact for `padded_work`.
 
-    Backward, each product has two: by either factor. So this is 6 for each token and each weight of a matrix
-    that multiplies it, and 6 for each pair of query and key and each number of a head's key and value. A
-    look-up in an embedding is no product; the output layer is one, tied or not. Left out is the sum of a
-    table that `positions` one_vector makes once a batch.
+    Each product has two products in the backward pass, one per factor. The total is 6 per token and weight of
+    a matrix that multiplies the token, and 6 per query-key pair and element of a head's key and value. The
+    output layer, tied or not, is a product; an embedding look-up is none. The sum over a table by `positions`
+    one_vector, once per batch, is left out.
 
     Args:
-      model: the network.
-      work: `real_work` for what the model needs, `padded_work` for what is computed.
+      model: the config of the network.
+      work: `real_work` for the operations that the model needs, `padded_work` for those executed.
       target_size: V, entries of the target vocabulary.
     """
     key_dim = model.key_dim or model.model_dim // model.num_heads
     value_dim = model.value_dim or model.model_dim // model.num_heads
-    # Multiply-adds: a token as query (its projection and the output's), a token as key and value, a pair.
+    # Multiply-adds of the two projections of a token (query and output, or key and value), and of a pair.
     projection = model.model_dim * model.num_heads * (key_dim + value_dim)
     pair = model.num_heads * (key_dim + value_dim)
     maps = 3 if model.activation == "swiglu" else 2
@@ -142,10 +141,10 @@ def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
     return 3 * 2 * (stacks + work.predictions * model.model_dim * target_size)
 
 
-# Peak rates of one device as JAX counts devices, in 1e12 operations a second, from the makers' data sheets,
-# without structured sparsity: of bfloat16 products that add up in float32, and of float32 products as JAX
-# does them unless told otherwise: in TF32 on GPUs from Ampere on, in plain float32 on older ones, in
-# bfloat16 on TPUs. T4 and V100 have no unit for bfloat16: its products are done in float32.
+# Peak rates of one device as JAX counts devices, in 1e12 operations per second, from the makers' data sheets,
+# without structured sparsity: of bfloat16 products with float32 accumulation, and of float32 products at
+# JAX's default precision: TF32 on GPUs from Ampere on, plain float32 on older GPUs, bfloat16 on TPUs. T4 and
+# V100 have no bfloat16 unit and compute bfloat16 products in float32.
 _PEAKS = {
     "V100": (15.7, 15.7),
     "V100 PCIE": (14.0, 14.0),
@@ -159,7 +158,7 @@ _PEAKS = {
     "H100 NVL": (835.5, 417.5),
     "H200": (989.4, 494.7),
     "H200 NVL": (835.5, 417.5),
-    "TPU V2": (22.5, 22.5),  # of v2 and v3 a device is a core, half a chip
+    "TPU V2": (22.5, 22.5),  # v2 and v3: a device is a core, half a chip
     "TPU V3": (61.5, 61.5),
     "TPU V4": (275.0, 275.0),
     "TPU V5 LITE": (197.0, 197.0),
@@ -169,13 +168,13 @@ _PEAKS = {
     "TPU V6 LITE": (918.0, 918.0),
     "TPU V6E": (918.0, 918.0),
 }
-# What names of GPUs say besides the model: maker, family, socket, memory. A part that is left over makes
-# another device of it, with other rates: a laptop's, or a slice of one (MIG).
+# Parts of a GPU name beside the model: maker, family, socket, memory. Any other part denotes a different
+# device with different rates, such as a laptop GPU or a MIG slice.
 _DECORATION = re.compile(r"NVIDIA|TESLA|GEFORCE|SXM\d*|\d+GB|HBM\d+E?")
 
 
 def peak_flops(config: Config, device_kind: str) -> float | None:
-    """Most operations a second of one device in `model.dtype`; None if its kind is not in the table.
+    """Peak operations per second of one device in `model.dtype`; None if its kind is not in the table.
 
     `train.peak_flops` overrides the table.
 

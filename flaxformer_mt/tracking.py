@@ -1,7 +1,7 @@
-"""What a run says while it trains: metrics.jsonl for programs, TensorBoard, and lines for the human.
+"""Training metrics: metrics.jsonl for programs, TensorBoard, and progress lines for the user.
 
-Row 10 of the data path, and the only door to tensorboardX and to rich's progress display. Knows nothing of
-models or devices; it takes plain numbers by name.
+Row 10 of the data path. Owns the import of tensorboardX, and rich's progress bar of training; takes plain
+numbers by name.
 
     RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
     RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...
@@ -22,9 +22,9 @@ from typing import Any, Protocol, Self, TextIO
 from flaxformer_mt.errors import UserError
 
 _METRICS_NAME = "metrics.jsonl"
-# The time left follows from the speed over this many of the last lines.
+# The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
-# What a line shows, in this order; other values are only recorded.
+# Values that a progress line shows, in this order; other values are only recorded.
 _SHOWN = {
     "loss": "loss {:.3f}",
     "perplexity": "perplexity {:.2f}",
@@ -38,15 +38,14 @@ _SHOWN = {
     "chrf": "chrF {:.2f}",
 }
 
-
-# Values that are shown only above a bound: below it they are as they should be.
+# Values that are shown only above a threshold; values below it are normal.
 _SHOWN_ABOVE = {"data_wait": 0.01}
 
 
 class Tracker:
-    """Records a run's measurements in its directory and shows them; a context manager.
+    """Records a run's metrics in its directory and shows them; a context manager.
 
-    On a terminal training is one line that is written over; elsewhere it is a line for each `log`.
+    A terminal shows one progress line that is updated in place; other streams get a line for each `log`.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class Tracker:
         tensorboard: bool = True,
         stream: TextIO | None = None,
     ) -> None:
-        """Opens the files, and removes from them what came after `start_step`: it will come again.
+        """Open the files and remove the records of steps after `start_step`, which training repeats.
 
         Args:
-          run_dir: made if need be.
+          run_dir: created if absent.
           total_steps: the step at which training ends.
-          start_step: the step from which training goes on; 0 begins the files anew.
+          start_step: the step from which training resumes; 0 starts new files.
           tensorboard: whether to write RUN/tensorboard/.
-          stream: shows the lines for humans; None: nothing is shown.
+          stream: where progress lines go; None: nowhere.
         """
         self._total_steps = total_steps
         self._times = collections.deque([(start_step, time.monotonic())], maxlen=_RATE_WINDOW)
@@ -78,15 +77,15 @@ class Tracker:
             self.message(f"removed {unreadable} unreadable lines from {run_dir / _METRICS_NAME}")
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        """Records the values of a split at a step, and shows the best known of them.
+        """Record the values of a split at a step, and show the most important values.
 
         Args:
-          step: how many updates there have been.
-          split: "train", "valid", or another name, as "epoch", which is shown with the value of that name.
+          step: the number of updates so far.
+          split: "train", "valid", or another name such as "epoch"; a value of the same name is shown with it.
           values: numbers (Python's, or scalars of numpy or jax) and texts by name. Shown are loss,
-            perplexity, accuracy, padding, utilization and data_wait (shares of 1; the last where it is
-            above 1%), learning_rate, tokens_per_second, bleu and chrf.
-            A number that is not finite is null in metrics.jsonl and absent from TensorBoard.
+            perplexity, accuracy, padding, utilization and data_wait (fractions of 1; data_wait only above
+            1%), learning_rate, tokens_per_second, bleu and chrf.
+            A non-finite number is null in metrics.jsonl and absent from TensorBoard.
         """
         plain = {name: _to_plain(value) for name, value in values.items()}
         finite = {name: value if _is_recordable(value) else None for name, value in plain.items()}
@@ -107,11 +106,11 @@ class Tracker:
             self._display.say(" | ".join([f"{name} @{step}", *_format_values(plain)]))
 
     def message(self, text: str) -> None:
-        """Shows a line to the human, above the one of the progress."""
+        """Show a message to the user, above the progress line."""
         self._display.say(text)
 
     def close(self) -> None:
-        """Closes the files and ends the display; a second call does nothing."""
+        """Close the files and the display; a second call does nothing."""
         self._display.close()
         self._file.close()
         if self._board is not None:
@@ -130,7 +129,7 @@ class Tracker:
         self.close()
 
     def _seconds_left(self) -> float:
-        # the way to the first line includes compilation, so it counts only while nothing else is known
+        # the time to the first line includes compilation, so it is used only until there are later lines
         first_step, first_time = self._times[1 if len(self._times) > 2 else 0]
         last_step, last_time = self._times[-1]
         if last_step <= first_step:
@@ -138,8 +137,8 @@ class Tracker:
         return (self._total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
 
 
-class _NoTracker(Tracker):
-    """Takes everything in and shows nothing: of several processes one speaks."""
+class _NullTracker(Tracker):
+    """Discards everything: of several processes only one reports."""
 
     def __init__(self) -> None:
         pass
@@ -162,19 +161,19 @@ def make_tracker(
     tensorboard: bool = True,
     stream: TextIO | None = None,
 ) -> Tracker:
-    """The tracker of a run; without a directory one that records and shows nothing."""
+    """Make the tracker of a run; without a directory it records and shows nothing."""
     if run_dir is None:
-        return _NoTracker()
+        return _NullTracker()
     return Tracker(
         run_dir, total_steps=total_steps, start_step=start_step, tensorboard=tensorboard, stream=stream
     )
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/metrics.jsonl in order; a last line that is still being written is left out.
+    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out.
 
     Raises:
-      UserError: there is no such file, or a line in it is damaged.
+      UserError: the file does not exist, or a line in it is damaged.
     """
     path = Path(run_dir) / _METRICS_NAME
     if not path.is_file():
@@ -191,7 +190,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def format_train_line(step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float) -> str:
-    """The line of progress: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`."""
+    """Format a progress line: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`."""
     parts = [f"step {step:>5}/{total_steps}", *_format_values(values)]
     if math.isfinite(seconds_left):
         parts.append(f"{format_duration(seconds_left)} left")
@@ -199,7 +198,7 @@ def format_train_line(step: int, total_steps: int, values: Mapping[str, Any], se
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
+    """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
     seconds = round(seconds)
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02}"
@@ -233,9 +232,9 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _rewind_metrics(path: Path, start_step: int) -> int:
-    """Leaves only whole lines of steps up to `start_step` (none for 0); returns how many were unreadable.
+    """Keep only complete lines of steps up to `start_step` (none for 0); return the number of damaged lines.
 
-    The last line does not count: a process killed while writing leaves half of it.
+    The last line is not counted: a process that is killed while writing leaves it incomplete.
     """
     if not path.exists():
         return 0
@@ -256,7 +255,7 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
 def _open_board(directory: Path, start_step: int) -> Any:
     from tensorboardX import SummaryWriter
 
-    # the suffix keeps a run that is resumed within a second from writing over the file that it continues
+    # the suffix prevents a run that is resumed within a second from overwriting its earlier file
     return SummaryWriter(
         str(directory),
         purge_step=start_step + 1 if start_step else 0,
@@ -273,7 +272,7 @@ class _Display(Protocol):
 
 
 class _SilentDisplay:
-    """Shows nothing, for library calls."""
+    """Shows nothing, for calls from a library."""
 
     def show(self, line: str, step: int) -> None:
         pass
@@ -286,7 +285,7 @@ class _SilentDisplay:
 
 
 class _PlainDisplay:
-    """One line after the other, for files and pipes."""
+    """Prints every line, for files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -302,7 +301,7 @@ class _PlainDisplay:
 
 
 class _LiveDisplay:
-    """A bar and a line that are written over, and messages above them, for terminals."""
+    """A bar and a line that are updated in place, and messages above them, for terminals."""
 
     def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
         from rich.console import Console
@@ -314,8 +313,8 @@ class _LiveDisplay:
             BarColumn(bar_width=16),
             TextColumn("{task.description}", markup=False, table_column=one_line),
             console=Console(file=stream),
-            auto_refresh=False,  # a thread that redraws would take time from training
-            redirect_stdout=False,  # what programs read is not ours to decorate
+            auto_refresh=False,  # a refresh thread would slow training down
+            redirect_stdout=False,  # programs may read standard output
             redirect_stderr=stream is sys.stderr,
         )
         self._task = self._progress.add_task(

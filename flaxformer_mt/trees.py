@@ -86,7 +86,7 @@ def _parse_spec(spec: str) -> tuple[str, list[int]]:
 
 
 def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
-    """List every path whose type or shape differs, one line each, first in the order of `wanted`."""
+    """List every path whose type or shape differs, one line each, in the order of `wanted`, then `stored`."""
     lines = []
     for path in [*wanted, *(path for path in stored if path not in wanted)]:
         if stored.get(path) != wanted.get(path):
@@ -115,7 +115,7 @@ def average_leaves(tables: Iterable[Leaves]) -> Leaves:
 
 
 def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
-    """Copy all leaves, unsharded, to host memory; all processes must call it together.
+    """Copy all leaves, gathered from all shards, to host memory; all processes must call it together.
 
     Leaves are copied even on the CPU, where the host could share the device's buffer: a later step that
     donates the buffer overwrites it.
@@ -138,7 +138,7 @@ def gather_leaf(leaf: Any) -> Any:
 
 
 def place_leaf(leaf: np.ndarray, like: Any) -> Any:
-    """Put a host array on the sharding of `like`, or on the default device, or leave it on the host."""
+    """Put a host array on the sharding of `like`: the default device if None, the host if not a JAX array."""
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     if like.sharding is None:

@@ -1,7 +1,7 @@
 """Text to ids and back: training, loading and saving of SentencePiece models.
 
-Row 2 of the data path, and the only door to sentencepiece. Knows what pad, bos, eos and unk are; knows no
-batches, no files of text, and no network.
+Row 2 of the data path. Owns the import of sentencepiece and the ids of pad, bos, eos and unk. corpus/ reads
+text files, and data/ makes batches.
 """
 
 import dataclasses
@@ -23,24 +23,24 @@ import sentencepiece
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
 
-# The visible space of SentencePiece, U+2581.
+# SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
-# Training reads lines in stretches of at most this many characters: SentencePiece would skip lines of more
-# than max_sentence_length bytes without a word, and its unigram trainer's time grows faster than a line does.
+# Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
+# of more than max_sentence_length bytes, and its unigram trainer's time grows superlinearly with line length.
 _TRAINING_CHARACTERS = 1000
 _TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
-# Sums of the unigram trainer depend on the number of threads: a fixed one gives one model on every machine.
+# The unigram trainer's sums depend on the number of threads; a fixed number gives one model on every machine.
 _TRAINING_THREADS = 16
-# Warnings are ours to give, in the user's words.
+# SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
-# The generator of subword sampling is seeded through a global of the library.
+# Serializes subword sampling, whose generator is seeded through a global of the library.
 _SAMPLING_LOCK = threading.Lock()
 
 _JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 
 class TextPairs(Protocol):
-    """What training a vocabulary needs of the pairs: how many, and each with `.source` and `.target`."""
+    """Sentence pairs to train a vocabulary on: sized, iterable, each pair with `.source` and `.target`."""
 
     def __len__(self) -> int:
         """The number of pairs."""
@@ -54,16 +54,16 @@ class TextPairs(Protocol):
 class Vocab:
     """One SentencePiece model: text <-> ids.
 
-    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; a model
-    without one starts them with pad, as Marian and T5 do, and bos_id is pad_id.
+    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; for a
+    model without bos, bos_id is pad_id, as in Marian and T5.
     fingerprint: hex digest of the model.
     """
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
-        """Loads a serialized model; `name` is what messages call it.
+        """Load a serialized model; error messages refer to it as `name`.
 
         Raises:
-          UserError: `model` is not a SentencePiece model, or one without pad or eos.
+          UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
         """
         sentencepiece.set_min_log_level(_ONLY_FATAL)
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -85,7 +85,7 @@ class Vocab:
         missing = [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]
         if missing:
             raise UserError(
-                f"{name} has no {' and no '.join(missing)} symbol (ids: {ids}, -1 is absent); train it with "
+                f"{name} has no {' and no '.join(missing)} symbol (ids: {ids}, -1 if absent); train it with "
                 + " ".join(f"--{symbol}_id=N" for symbol in missing)
             )
         self._model = model
@@ -93,10 +93,10 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Reads a `.model` file; `name` says in messages where the path came from.
+        """Load a `.model` file; `name` says in error messages where the path came from.
 
         Raises:
-          UserError: the file is absent or unreadable, is no model, or lacks pad or eos.
+          UserError: the file is absent or unreadable, is not a model, or has no pad or eos symbol.
         """
         try:
             model = Path(path).read_bytes()
@@ -105,7 +105,7 @@ class Vocab:
         return cls(model, name=f"{name} {path}")
 
     def save(self, path: Path) -> None:
-        """Writes the model; a file of that name is replaced at once or not at all."""
+        """Write the model atomically: an existing file is replaced completely or not at all."""
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             partial.write_bytes(self._model)
@@ -114,22 +114,22 @@ class Vocab:
             partial.unlink(missing_ok=True)
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of `text`, ending in eos, never starting with bos; the empty text is [eos]."""
+        """Return the ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
         return self.tokenize_all([text])[0].tolist()
 
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None
     ) -> list[np.ndarray]:
-        """The ids of many texts, each an int32 array that ends in eos.
+        """Return the ids of many texts, each as an int32 array that ends in eos.
 
         Args:
           texts: any strings.
-          sampling: subword regularisation, 0 for none: the dropout of merges of a BPE model (Provilkov et al.
-            2020), or the sharpness alpha of a unigram model's samples from all segmentations (Kudo 2018).
-          seed: of sampling; the same texts, sampling and seed give the same ids.
+          sampling: subword regularisation, 0 for none: the merge dropout of a BPE model (Provilkov et al.
+            2020), or the smoothing alpha of samples from all segmentations of a unigram model (Kudo 2018).
+          seed: the seed of sampling; the same texts, sampling and seed give the same ids.
 
         Raises:
-          UserError: a text is not valid Unicode, or `sampling` is on for a model that cannot: char or word.
+          UserError: a text is not valid Unicode, or `sampling` is on for a char or word model.
         """
         if sampling and seed is None:
             raise ValueError("sampling needs a seed")
@@ -138,7 +138,7 @@ class Vocab:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
         except (RuntimeError, TypeError) as error:
-            _refuse_surrogates(texts)
+            _check_unicode(texts)
             if "SampleEncode is not available" in str(error):
                 raise UserError(
                     f"vocab.sampling is {sampling}, but the vocabulary is neither bpe nor unigram; set 0"
@@ -146,8 +146,8 @@ class Vocab:
             raise
 
     def _sample(self, texts: list[str], sampling: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
-        # SentencePiece keeps one generator a thread, which starts from a global seed when it is first used:
-        # samples are a function of the seed in a fresh thread, one only, when nobody sets the seed meanwhile.
+        # SentencePiece has one generator per thread, seeded from a global at first use: samples are a
+        # function of the seed in a single fresh thread, while the lock keeps the global unchanged.
         with _SAMPLING_LOCK, ThreadPoolExecutor(max_workers=1) as fresh_thread:
             sentencepiece.set_random_generator_seed(int(seed.generate_state(1, np.uint32)[0]))
             return fresh_thread.submit(
@@ -162,9 +162,9 @@ class Vocab:
             ).result()
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        r"""The text of `ids` up to the first eos, without pad and bos; one line whatever the ids.
+        r"""Return the text of `ids` up to the first eos, without pad and bos, always as a single line.
 
-        A model with byte fallback can spell any byte: "\n" and "\r" become spaces, so a line stays a line.
+        A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
         """
         kept = []
         for token in np.asarray(ids).tolist():
@@ -173,35 +173,35 @@ class Vocab:
             if token not in (self.pad_id, self.bos_id):
                 kept.append(token)
         text = self._processor.decode(kept)
-        # Bytes can also spell the visible space, as a word model does before each unknown word.
+        # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
         return text.removeprefix(_SPACE).replace(_SPACE, " ").replace("\n", " ").replace("\r", " ")
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The pieces of `ids` as the model spells them, special symbols and visible spaces included."""
+        """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
-def _refuse_surrogates(texts: Iterable[str]) -> None:
+def _check_unicode(texts: Iterable[str]) -> None:
     for text in texts:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(
                 f"text {text[:60]!r} is not valid Unicode: {error.reason} at character {error.start}; "
-                "read it from UTF-8"
+                "decode it as UTF-8"
             ) from error
 
 
 @dataclass(frozen=True)
 class Vocabs:
-    """The vocabularies of the two languages; one and the same when `joint`, as for a language model."""
+    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
 
     source: Vocab
     target: Vocab
     joint: bool
 
     def __post_init__(self) -> None:
-        """Refuses two models that number the padding differently: a batch has one pad id."""
+        """Refuse models with different pad ids: a batch has one pad id."""
         if self.source.pad_id != self.target.pad_id:
             raise UserError(
                 f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
@@ -209,7 +209,7 @@ class Vocabs:
             )
 
     def save(self, directory: str | Path) -> None:
-        """Writes joint.model, or source.model and target.model where the two differ."""
+        """Write joint.model, or source.model and target.model if the two differ."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if self.joint and self.source.fingerprint == self.target.fingerprint:
@@ -220,17 +220,17 @@ class Vocabs:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Vocabs":
-        """Reads what `save` wrote.
+        """Load the vocabularies that `save` wrote.
 
         Raises:
-          UserError: the models are absent, both joint and separate, or damaged.
+          UserError: the models are absent or damaged, or both joint and separate models exist.
         """
         directory = Path(directory)
         joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
         separate = source.is_file() and target.is_file()
         if joint.is_file() and separate:
             raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove what is not in use"
+                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
             )
         if joint.is_file():
             vocab = Vocab.load(joint)
@@ -238,26 +238,26 @@ class Vocabs:
         if separate:
             one, other = Vocab.load(source), Vocab.load(target)
             alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # The same numbering in different models is one imported vocabulary that cuts text in two ways.
+            # Different models with the same pieces are one imported vocabulary with two segmentations.
             return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
         raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
 def load_vocabs(directory: str | Path) -> Vocabs:
-    """The vocabularies of a run; see `Vocabs.load`."""
+    """Load the vocabularies of a run; see `Vocabs.load`."""
     return Vocabs.load(directory)
 
 
 def make_vocabs(
     config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
 ) -> Vocabs:
-    """The vocabularies in `directory`; when it has none, the given models or trained ones are put there.
+    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
 
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` there is one
-    model, trained on the targets, whatever `config.joint` says.
+    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
+    trained on the targets, whatever `config.joint` says.
 
     Raises:
-      UserError: what is there or given contradicts `config`, or `pairs` do not support what it asks for.
+      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
     """
     directory = Path(directory)
     if target_only:
@@ -271,16 +271,16 @@ def make_vocabs(
     if config.joint:
         if config.target_model:
             raise UserError(
-                f"vocab.target_model is {config.target_model}, but there is one model for all text; give it "
-                f"as vocab.source_model{'' if target_only else ', or set vocab.joint=False and give both'}"
+                f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
+                f"vocab.source_model{'' if target_only else ', or set vocab.joint=False and both models'}"
             )
         sides = ("target",) if target_only else ("source", "target")
-        vocab = _given_or_trained(config, pairs, "source", sides=sides)
+        vocab = _load_or_train(config, pairs, "source", sides=sides)
         vocabs = Vocabs(vocab, vocab, joint=True)
     else:
         vocabs = Vocabs(
-            _given_or_trained(config, pairs, "source", sides=("source",)),
-            _given_or_trained(config, pairs, "target", sides=("target",)),
+            _load_or_train(config, pairs, "source", sides=("source",)),
+            _load_or_train(config, pairs, "target", sides=("target",)),
             joint=False,
         )
     vocabs.save(directory)
@@ -288,7 +288,7 @@ def make_vocabs(
 
 
 def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
-    remedy = f"set it back, or remove {directory} (or take another run directory) for a new vocabulary"
+    remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
     if vocabs.joint != config.joint:
         raise UserError(
             f"vocab.joint is {config.joint}, but {directory} holds joint={vocabs.joint}; {remedy}"
@@ -301,7 +301,7 @@ def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
             )
 
 
-def _given_or_trained(config: VocabConfig, pairs: TextPairs, side: str, *, sides: tuple[str, ...]) -> Vocab:
+def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, *, sides: tuple[str, ...]) -> Vocab:
     given = getattr(config, f"{side}_model")
     if given:
         return Vocab.load(given, name=f"vocab.{side}_model")
@@ -333,16 +333,16 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
             raise lines.error from None
         raise UserError(_explain(str(error), config, sides)) from error
     vocab = Vocab(model.getvalue())
-    # A char model has as many pieces as there are characters, whatever was asked for.
+    # A char model has one piece per character, whatever size is requested.
     if vocab.size != config.size:
         raise UserError(_too_large(config, sides, vocab.size))
     return vocab
 
 
 class _Lines:
-    """The sentences to train on, at most `max_sentences`, spread evenly over the data.
+    """The sentences to train on, at most `max_sentences`, evenly spaced over the data.
 
-    error: what reading the pairs raised; SentencePiece would make it text in a message of its own.
+    error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
     """
 
     def __init__(self, pairs: TextPairs, sides: tuple[str, ...], max_sentences: int) -> None:
@@ -356,14 +356,14 @@ class _Lines:
             for index, pair in enumerate(self._pairs):
                 if (index + 1) * wanted // total > index * wanted // total:
                     for side in self._sides:
-                        yield from _stretches(getattr(pair, side))
+                        yield from _split_line(getattr(pair, side))
         except BaseException as error:
             self.error = error
             raise
 
 
-def _stretches(line: str) -> Iterator[str]:
-    """Cuts a long line before spaces, or where it must; if 4 were long, "ab cdefg" -> "ab", " cde", "fg"."""
+def _split_line(line: str) -> Iterator[str]:
+    """Split a long line before spaces or else inside words; at limit 4, "ab cdefg" -> "ab", " cde", "fg"."""
     start = 0
     while len(line) - start > _TRAINING_CHARACTERS:
         space = line.rfind(" ", start + 1, start + _TRAINING_CHARACTERS + 1)
@@ -374,15 +374,15 @@ def _stretches(line: str) -> Iterator[str]:
 
 
 def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
-    """The user's words for an error of SentencePiece's trainer."""
+    """Describe an error of SentencePiece's trainer in terms of config fields."""
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
         return _too_large(config, sides, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
         return (
             f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
-            f"{config.kind} vocabulary of the {where} text begins with; set vocab.size to {match[1]} or "
-            f"more, better some thousands, or lower vocab.character_coverage ({config.character_coverage})"
+            f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
+            f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
         )
     if "(vocab_size) >= (0)" in problem:
         least = 4 + 256 * config.byte_fallback

@@ -1,8 +1,15 @@
-"""Tests run on eight simulated CPU devices, without a network."""
+"""All tests run on simulated CPU devices, without a network, and share compiled programs and one tiny run."""
 
+import fcntl
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Read when JAX makes its first array; tests that need one device ask for one.
@@ -26,3 +33,61 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 def pytest_unconfigure():
     if _compiled is not None:
         shutil.rmtree(_compiled, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory) -> Path:
+    """One folder for all worker processes of this test session."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def make_once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """The folder, filled by `make` in the first worker process that asks for it; the others wait."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            partial = folder.with_name(f".{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            make(partial)
+            partial.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_text(session_folder) -> Path:
+    """Parallel text files, xx to yy: 64 pairs to train on, 6 to validate, 6 to test."""
+    from made_up_text import write_text
+
+    def write(folder: Path) -> None:
+        for seed, (split, pairs) in enumerate({"train": 64, "valid": 6, "test": 6}.items(), start=1):
+            write_text(folder, split, pairs, seed=seed)
+
+    return make_once(session_folder / "tiny_text", write)
+
+
+@pytest.fixture(scope="session")
+def tiny_config(session_folder, tiny_text):
+    """The config of `tiny_run`; vocabularies, token stores and programs are made once for all that use it."""
+    from tiny_experiment import make_tiny_config
+
+    return make_tiny_config(tiny_text, session_folder / "tiny_cache")
+
+
+@pytest.fixture(scope="session")
+def tiny_run(session_folder, tiny_config) -> Path:
+    """A run directory, trained for 12 updates and never disturbed. Tests read it; those that write copy it."""
+
+    def train(folder: Path) -> None:
+        from flaxformer_mt.training.loop import fit
+
+        fit(tiny_config, folder)
+
+    return make_once(session_folder / "tiny_run", train)
+
+
+@pytest.fixture(scope="session")
+def tiny_report(tiny_run) -> dict[str, Any]:
+    """What `fit` returned for `tiny_run`."""
+    return json.loads((tiny_run / "report.json").read_text(encoding="utf-8"))

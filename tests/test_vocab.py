@@ -259,10 +259,10 @@ def test_max_sentences_are_spread_over_the_data(tmp_path):
 
 def test_long_lines_are_cut_not_lost(tmp_path):
     words = " ".join(f"w{i}" for i in range(3000)) + " " + "z" * 2500
-    stretches = list(vocab_module._stretches(words))
-    assert "".join(stretches) == words
-    assert max(map(len, stretches)) <= 1000
-    assert all(part.startswith(" w") for part in stretches[1:10])
+    segments = list(vocab_module._split_line(words))
+    assert "".join(segments) == words
+    assert max(map(len, segments)) <= 1000
+    assert all(part.startswith(" w") for part in segments[1:10])
     # A line that SentencePiece would skip is the only one with these letters; a trained model knows them.
     pairs = [*make_pairs(), Pair("ж ч " * 3000, "x")]
     vocab = make_vocabs(small_config(byte_fallback=False, size=200), pairs, tmp_path).source

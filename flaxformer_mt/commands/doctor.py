@@ -1,6 +1,7 @@
-"""What is installed, which devices there are, what is missing and the command that gets it.
+"""`doctor`: installed packages, devices, missing packages and the commands that install them.
 
-Owns the list of what the package needs and of what its extras are for; imports none of it itself but by name.
+Contains the lists of the required packages and of the extras; imports a required package by its name, to test
+that the import works.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 
 from flaxformer_mt.config import DataConfig
 
-# Distribution -> module. The same distributions as pyproject.toml's dependencies.
+# Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
     "jax": "jax",
     "flax": "flax.linen",
@@ -37,20 +38,20 @@ REQUIRED = {
     "beartype": "beartype",
 }
 
-# Extra -> what it is for, and the distributions that make it. The same names as pyproject.toml's extras.
+# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml.
 EXTRAS = {
     "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
     "tpu": ("Google TPUs", ("libtpu",)),
     "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
     "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
-    "tfds-build": ("building TFDS sets such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
+    "tfds-build": ("building TFDS data sets such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
 }
 
 
 def doctor() -> dict[str, Any]:
-    """Looks at the installation and reports; `problems` is empty when everything that is required works."""
+    """Checks the installation and returns a report; `problems` is empty if everything required works."""
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
     if packages["jax"] is not None:
@@ -71,20 +72,20 @@ def doctor() -> dict[str, Any]:
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:
-    """Versions of all that is required, None for what is absent or cannot be imported."""
+    """Versions of the required packages, None for a package that is missing or cannot be imported."""
     versions: dict[str, str | None] = {}
     problems = []
     for distribution, module in REQUIRED.items():
         versions[distribution] = _version_of(distribution)
         try:
-            # Some greet on import with banners that are nobody's business here.
+            # Some packages print banners when they are imported.
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 importlib.import_module(module)
-        except Exception as error:  # a broken installation raises anything; to say so is what this is for
+        except Exception as error:  # a broken installation can raise anything, which is reported
             versions[distribution] = None
             problems.append(
                 f"{distribution} cannot be imported ({type(error).__name__}: {error}); "
-                f"get it with: {sys.executable} -m pip install --force-reinstall {distribution}"
+                f"install it with: {sys.executable} -m pip install --force-reinstall {distribution}"
             )
     return versions, problems
 
@@ -109,8 +110,8 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     problems = []
     if devices[0].platform == "cpu" and _has_nvidia_gpu():
         problems.append(
-            "there is an NVIDIA GPU, but JAX computes on the CPU; "
-            f"get the GPU's plugin with: {_install_command('gpu')} (or gpu-cuda12 for an older driver)"
+            "this machine has an NVIDIA GPU, but JAX runs on the CPU; "
+            f"install JAX's GPU plugin with: {_install_command('gpu')} (gpu-cuda12 for an older driver)"
         )
     return {
         "platform": devices[0].platform,
@@ -127,7 +128,7 @@ def _has_nvidia_gpu() -> bool:
 def _host_memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):  # systems that do not tell
+    except (AttributeError, ValueError, OSError):  # not available on this system
         return None
 
 
@@ -145,14 +146,14 @@ def _check_cache() -> tuple[dict[str, Any], list[str]]:
     }
     if writable:
         return report, []
-    return report, [f"cache {folder} cannot be written; set FLAXFORMER_MT_CACHE to a folder that can"]
+    return report, [f"cache folder {folder} is not writable; set FLAXFORMER_MT_CACHE to a writable folder"]
 
 
 def _size_of(folder: Path) -> int:
     sizes = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # another process is at work in there
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
                 sizes += os.lstat(os.path.join(parent, name)).st_size
     return sizes
 
@@ -165,7 +166,7 @@ def _describe_extra(name: str) -> dict[str, Any]:
 
 
 def _install_command(extra: str) -> str:
-    """The command that gets an extra, for the interpreter that runs this and the package where it lies."""
+    """The command that installs an extra with this interpreter, from the source checkout if there is one."""
     root = Path(__file__).resolve().parents[2]
     source = f"{root}[{extra}]" if (root / "pyproject.toml").is_file() else f"flaxformer-mt[{extra}]"
     return f"{sys.executable} -m pip install '{source}'"

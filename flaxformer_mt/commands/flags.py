@@ -1,6 +1,7 @@
-"""Flags to options: what `--flag=value` means for a command's dataclass, and what is said if it means none.
+"""Parsing of flags: from `--flag=value` to the options dataclass of a command, or to an error message.
 
-Owns the form of flags and of messages about them; the only door to tyro. Knows no command.
+Owns the import of tyro. Contains the syntax of flags and the messages about wrong flags for any dataclass; the
+flags of each command are in commands/options.py.
 """
 
 import contextlib
@@ -24,27 +25,28 @@ from flaxformer_mt.errors import UserError
 
 _CONFIG_HELP = f"""
 
---config=FILE chooses the defaults of the --config.* flags: a Python file with get_config() -> Config, or the
-name of a recipe ({{recipes}}). Without it: the config of --run=DIR if there is one, else {DEFAULT_CONFIG}."""
+--config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config of the existing run --run=DIR,
+or else the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
-    """Whether a command of these options takes --config and --config.* flags."""
+    """Whether a command with this dataclass of options accepts --config and --config.* flags."""
     return issubclass(kind, ExperimentOptions)
 
 
 def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
-    """Types the flags of a command against its options, and those of a config against its config file.
+    """Parses the flags of a command into its options; --config.* flags override the values of its config.
 
-    Prints the help and raises SystemExit(0) if that is asked for.
+    With --help, prints the help and raises SystemExit(0).
 
     Args:
       kind: the dataclass of the command's options.
-      flags: as typed, without the command.
-      prog: what the help calls the command.
+      flags: the command line after the command's name.
+      prog: the name of the command in its help.
 
     Raises:
-      UserError: a flag that there is not (the near one is named), or a value that is not of its type.
+      UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type.
     """
     default: Any = tyro.MISSING_NONPROP
     description = kind.__doc__ or ""
@@ -77,7 +79,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):  # --help has been printed
             raise
-        # A misspelt flag is worth more words than the right one that is missing for it.
+        # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
         known = _flag_names(kind)
         for flag in flags:
             if (
@@ -88,13 +90,13 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         raise UserError(_plain(captured.getvalue())) from None
     if unknown:
         _refuse_unknown(unknown[0], _flag_names(kind))
-    # Shells leave the ~ of --run=~/x to the program.
+    # Shells do not expand the ~ of --run=~/x.
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
     return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
 
 
 def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Splits off a flag in either of its forms: ["--a", "1", "--b=2"] without --a is ["--b=2"], "1"."""
+    """Removes a flag in either form and returns its value: ["--a", "1", "--b=2"] gives ["--b=2"], "1"."""
     rest, value, waiting = [], None, False
     for token in flags:
         if waiting:
@@ -119,7 +121,7 @@ def _flag_names(kind: type) -> list[str]:
 
 def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
     if not token.startswith("--"):
-        raise UserError(f"unexpected argument {token!r}; values are given to flags, as --flag=value")
+        raise UserError(f"unexpected argument {token!r}; write values as --flag=value")
     flag = token.partition("=")[0]
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
@@ -129,7 +131,7 @@ def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
 
 
 def _plain(box: str) -> str:
-    """The message of one of tyro's framed error texts, in one line, without its frame and its footer."""
+    """Extracts the message from a framed error text of tyro, as one line without frame and footer."""
     title, *rows = [line.strip("│╭╮╰╯ ") for line in box.strip().split("\n")]
     body = " ".join(itertools.takewhile(lambda row: not row.startswith("──"), rows)).strip()
     bad_value = re.match(r"Error parsing (\S+): (.*)", body)
@@ -143,14 +145,14 @@ def _plain(box: str) -> str:
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Tells tyro how text becomes a value, so that messages are for people instead of Python's own."""
+    """Makes tyro parse values with `read_value`, whose messages are written for users."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
         kind: Any = info.type
         if kind not in (bool, int, float, str, Path) and typing.get_origin(kind) is None:
-            return None  # a section, whose fields are flags
+            return None  # a section of the config: its fields are flags
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs="*" if typing.get_origin(kind) is tuple else 1,
             metavar=describe_type(kind),

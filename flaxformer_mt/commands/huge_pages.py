@@ -1,7 +1,7 @@
-"""Large memory pages for computations on a CPU.
+"""Huge memory pages for computations on a CPU.
 
-Owns one setting of the C library. A training step touches hundreds of megabytes that it asked for a moment
-ago; with pages of 4 KiB a fifth of its time goes into mapping them.
+Contains one setting of the GNU C library. A training step allocates hundreds of megabytes and touches them at
+once; with pages of 4 KiB, a fifth of its time is spent on mapping them.
 """
 
 import os
@@ -11,16 +11,17 @@ _TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def use_large_pages() -> None:
-    """Starts this program anew, once, with the GNU C library asking for large pages.
+    """Restarts this program once, with the GNU C library set to request huge pages.
 
-    The library reads the setting only when a process starts. Does nothing elsewhere than on Linux with that
-    library, or where the user has set GLIBC_TUNABLES himself. Call it before standard input is read.
+    The restart is needed because the library reads the setting only when a process starts. The function
+    returns without a restart if the user has set GLIBC_TUNABLES, and on any system but Linux with the GNU C
+    library. Call it before standard input is read.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
         return
     try:
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (OSError, ValueError):  # another C library knows no such name
+    except (OSError, ValueError):  # the name exists only in the GNU C library
         library = ""
     if not library.startswith("glibc"):
         return

@@ -1,8 +1,8 @@
-"""The command line: what each command takes, and one call into the room that does its work.
+"""The command line: the table of commands, each with its options and the function that runs it.
 
-Owns the commands, exit statuses and where output goes: results to standard output as JSON (translations as
-text), everything else to standard error. The rooms are imported when their command runs, so that `--help` is
-instant.
+Contains the exit statuses and the destinations of output: results go to standard output as JSON (translations
+as text), everything else goes to standard error. A command's modules are imported when the command runs, so
+that `--help` is fast.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def _train(options: TrainOptions) -> object:
     from flaxformer_mt.training.report import describe_report
 
     if options.profile is not None and options.profile < 1:
-        raise UserError(f"--profile is {options.profile}, but at least 1 update must be recorded")
+        raise UserError(f"--profile is {options.profile}; it must be at least 1, the number of updates to record")
     report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr)
     print(describe_report(report, options.run), file=sys.stderr)
     return report
@@ -75,7 +75,7 @@ def _evaluate(options: EvaluateOptions) -> object:
     if not language_model and (options.source is None) != (options.reference is None):
         missing = "--reference" if options.reference is None else "--source"
         raise UserError(
-            f"{missing} is missing: a file is scored with --source=FILE and --reference=FILE together"
+            f"{missing} is missing; to evaluate on files, give both --source=FILE and --reference=FILE"
         )
     file = options.reference if options.source is None else options.source
     if file is not None and options.split is not None:
@@ -97,12 +97,12 @@ def _evaluate(options: EvaluateOptions) -> object:
 
 
 def _comparison(options: EvaluateOptions) -> dict[str, Any]:
-    """How sure the scores shall be, and what the run is compared with: arguments of `evaluate_run`."""
+    """The arguments of `evaluate_run` for confidence intervals and for significance tests against others."""
     from flaxformer_mt.evaluation.comparison import find_rival, make_resamples
 
     resamples = make_resamples(options.bootstrap, options.paired, options.trials, compared=options.against)
     rivals = [find_rival(name) for name in options.against]
-    # The flags of the search are everybody's, and what they leave open each run's config says.
+    # Search flags apply to every compared run; options without a flag are those of that run's config.
     against = [
         dataclasses.replace(rival, search=choose_search(dataclasses.replace(options, run=rival.run)))
         if rival.run
@@ -113,7 +113,7 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _check_text_options(options: EvaluateOptions) -> None:
-    """Refuses what has no effect on the evaluation of a language model."""
+    """Raises UserError for flags that have no effect on the evaluation of a language model."""
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
         *("lowercase", "bootstrap", "against", "paired", "trials"),
@@ -121,15 +121,15 @@ def _check_text_options(options: EvaluateOptions) -> None:
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
         raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), whose text is scored as "
-            f"it stands; leave out {' and '.join(given)}"
+            f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "
+            f"loss and perplexity only; leave out {' and '.join(given)}"
         )
 
 
 def _average(options: AverageOptions) -> object:
     from flaxformer_mt.runs.checkpoints import Checkpoints
 
-    read_config(options.run / "config.json")  # says so if this is no run directory
+    read_config(options.run / "config.json")  # raises UserError if options.run is not a run directory
     return {"checkpoint": str(Checkpoints(options.run).average(options.last)), "averaged": options.last}
 
 
@@ -197,9 +197,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C.
+    """Runs one command and returns its exit status: 0 on success, 2 after a user error, 130 after Ctrl-C.
 
-    `--help` prints and raises SystemExit(0).
+    The status is 141 if the reader of standard output has closed it, and 128 + the number of the signal if
+    training was interrupted after saving a checkpoint. `--help` prints the help and raises SystemExit(0).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -207,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 _print_json(_run(arguments))
             finally:
-                sys.stdout.flush()  # here, so that a closed pipe is noticed here
+                sys.stdout.flush()  # a closed pipe raises BrokenPipeError here instead of at exit
     except UserError as error:
         return _fail(str(error))
     except TrainingInterrupted as stop:
@@ -218,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left, as `head` does. Python would complain again when it flushes.
+        # The reader, such as `head`, has closed the pipe. Python flushes again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -232,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Prints the library's warnings as `warning: MESSAGE` on standard error, each of them, as often as it comes."""
+    """Prints every warning of the package as `warning: MESSAGE` on standard error, repeated ones included."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
@@ -255,7 +256,7 @@ def _print_json(result: object) -> None:
     if result is None:
         return
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-    sys.stdout.buffer.write(text.encode("utf-8"))  # whatever the terminal's encoding
+    sys.stdout.buffer.write(text.encode("utf-8"))  # regardless of the terminal's encoding
 
 
 def _run(arguments: list[str]) -> object:
@@ -264,9 +265,9 @@ def _run(arguments: list[str]) -> object:
         print(_overview())
         return None
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        similar = difflib.get_close_matches(name, COMMANDS, n=1)
         what = f"unknown command {name!r}" if name else "no command given"
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {similar[0]}?" if similar else ""
         raise UserError(f"{what}{hint} (commands: {', '.join(COMMANDS)})")
     command = COMMANDS[name]
     options = parse_flags(command.options, flags, prog=f"{PROGRAM} {name}")
@@ -274,14 +275,14 @@ def _run(arguments: list[str]) -> object:
         validate(options.config)
     if not isinstance(options, ProcessOptions):
         return command.run(options)
-    flags_of_processes = {
+    process_flags = {
         field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)
     }
-    return _run_together(command, options, **flags_of_processes)
+    return _run_in_processes(command, options, **process_flags)
 
 
-def _run_together(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
-    """Runs a command on its own, or as one of several processes, of which the first speaks."""
+def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
+    """Runs a command in one process, or as one of several; only the first of several returns the result."""
     if not distributed and all(value is None for value in flags.values()):
         return command.run(options)
     from flaxformer_mt.parallel.processes import connect, is_first, work_together

@@ -1,7 +1,6 @@
-"""What each command takes: one dataclass a command, whose docstring and comments are its `--help`.
+"""Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
 
-Owns names, types and defaults of flags, and how a flag's text becomes a value. Knows neither who splits the
-command line nor what the commands do.
+Also contains the conversion of a flag's text to a typed value. The command line is split in flags.py.
 """
 
 import difflib
@@ -15,279 +14,319 @@ from typing import Any, Literal, NoReturn
 
 from flaxformer_mt.config import Config
 
-# What a flag means that may stand without a value, and does.
+# Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
 
-_TRUTH = {"true": True, "false": False}
+_BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """What the commands share that start from a config."""
+    """Options of all commands that start from a config."""
 
-    # Run directory. Without --config, one that exists gives its own config.
+    # Run directory: config, checkpoints, logs and results. Without --config, the config of an existing run is
+    # used.
     run: Path
-    # The experiment.
+    # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """What the commands share that several processes can work on together, each started with these flags."""
+    """Options of all commands that several processes can run together, each started with these flags."""
 
-    # Several processes: HOST:PORT at which number 0 can be reached by all.
+    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
     coordinator: str | None = None
-    # Several processes: how many there are.
+    # Number of processes of a job. None: one process, or --distributed.
     processes: int | None = None
-    # Several processes: which one this is, from 0.
+    # Index of this process in a job of several, from 0. None: one process, or --distributed.
     process: int | None = None
-    # Several processes, as Slurm, GKE, a TPU pod or Open MPI describe them; instead of the three above.
+    # Read the number, the index and the coordinator of the processes from Slurm, GKE, a TPU pod or Open MPI
+    # instead of --coordinator, --processes and --process.
     distributed: bool = False
 
 
 @dataclass(frozen=True)
 class TrainOptions(ProcessOptions, ExperimentOptions):
-    """Trains the model that a config describes, or carries on where a run's last checkpoint is."""
+    """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Record a trace of so many updates in RUN/profile, for TensorBoard and Perfetto. None: no trace.
+    # Number of updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no
+    # trace.
     profile: int | None = None
 
 
 @dataclass(frozen=True)
 class ShowOptions(ExperimentOptions):
-    """Shows the resolved config, the parameters, and the FLOPs, memory and batch shapes of a step."""
+    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
 
 @dataclass(frozen=True)
 class PrepareOptions(ExperimentOptions):
-    """Prepares data set, vocabulary and token store, and reports on the data."""
+    """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What the commands share that search for translations."""
+    """Options of all commands that search for translations."""
 
     # Run directory of a trained model.
     run: Path
-    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
-    # Beam search, always the most probable token, or tokens drawn at random. None, here and below: as the
-    # run's config says.
+    # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
+    # None: as in the run's config.
     method: Literal["beam", "greedy", "sample"] | None = None
-    # beam: hypotheses that are kept.
+    # Beam search: number of hypotheses kept for each sentence, usually 4 or 5. None: as in the run's config.
     beam_size: int | None = None
-    # Exponent of the length penalty; 0: none.
+    # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
+    # translations. 0: none. None: as in the run's config.
     length_penalty: float | None = None
-    # gnmt: ((5 + length) / 6) ** A; length: length ** A.
+    # Length penalty: gnmt is ((5 + length) / 6) ** alpha, length is length ** alpha. None: as in the run's
+    # config.
     length_penalty_kind: Literal["gnmt", "length"] | None = None
-    # beam: weight of the coverage penalty; 0: none.
+    # Beam search: weight of the penalty for source tokens that receive little attention. 0: none. None: as in
+    # the run's config.
     coverage_penalty: float | None = None
-    # Decoder layer whose mean cross-attention is coverage, from 0; -1: the last.
+    # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
+    # None: as in the run's config.
     coverage_layer: int | None = None
-    # beam: go on while a better hypothesis is possible, or only until patience * beam_size have ended.
+    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact stops sooner,
+    # when patience * beam_size hypotheses are finished. None: as in the run's config.
     stopping: Literal["exact", "inexact"] | None = None
-    # See stopping.
+    # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
+    # None: as in the run's config.
     patience: float | None = None
-    # beam: groups of beams that are kept apart; 1: plain search.
+    # Number of groups of diverse beam search, a divisor of beam_size. 1: off. None: as in the run's config.
     diversity_groups: int | None = None
-    # How much a token loses for each beam of an earlier group that has it in the same place.
+    # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
+    # that chose that token at the same step. None: as in the run's config.
     diversity_strength: float | None = None
-    # sample: above 1 flattens the distribution, below 1 sharpens it.
+    # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
+    # None: as in the run's config.
     temperature: float | None = None
-    # sample: only the so many likeliest tokens; 0: all.
+    # Sampling: keep only the k most probable tokens. 0: all. None: as in the run's config.
     top_k: int | None = None
-    # sample: only the fewest likeliest tokens whose probabilities add up to this; 1: all.
+    # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all. None:
+    # as in the run's config.
     top_p: float | None = None
-    # sample: only tokens of at least this times the probability of the likeliest; 0: all.
+    # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all. None:
+    # as in the run's config.
     min_p: float | None = None
-    # sample: another seed, another sample; the same seed and line give the same one.
+    # Sampling: random seed; the same seed and source line give the same sample, whatever the batch. None: as
+    # in the run's config.
     seed: int | None = None
-    # No sequence of so many tokens occurs twice in a translation; 0: any may.
+    # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the
+    # run's config.
     no_repeat_ngram: int | None = None
-    # Pieces, or ids, that never occur in a translation, with commas between (a comma itself by its id).
+    # Pieces of the target vocabulary, or token ids, that translations never contain, separated by commas; a
+    # comma itself is given by its id. None: as in the run's config.
     suppress: tuple[str, ...] | None = None
-    # Whether translations may contain the symbol for what has no piece.
+    # Whether a translation may contain the unknown symbol. None: as in the run's config.
     allow_unknown: bool | None = None
-    # The shortest translation in tokens: this times the source's, plus min_length_offset.
+    # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset. None: as in
+    # the run's config.
     min_length_ratio: float | None = None
-    # See min_length_ratio.
+    # Number of tokens added to min_length_ratio * source length to give the minimum translation length. None:
+    # as in the run's config.
     min_length_offset: int | None = None
-    # The longest translation in tokens: this times the source's, plus max_length_offset.
+    # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset. None: as in
+    # the run's config.
     max_length_ratio: float | None = None
-    # See max_length_ratio.
+    # Number of tokens added to max_length_ratio * source length to give the maximum translation length. None:
+    # as in the run's config.
     max_length_offset: int | None = None
-    # Source and beam tokens that are searched together.
+    # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
+    # Halved automatically if the device runs out of memory. None: as in the run's config.
     batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class EvaluateOptions(ProcessOptions, SearchOptions):
-    """Translates a split, or a file, and scores it against its references."""
+    """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
-    # Which split of the run's data set. None: test, unless a file is given.
+    # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # Instead of a split: a file of sentences.
+    # File of source sentences to evaluate on instead of a split, one a line; needs --reference. None: a
+    # split.
     source: str | None = None
-    # The file of their translations, one line for each line of the source. Of a language model: the text to
-    # score, alone.
+    # File of reference translations, one line for each line of --source; for a language model, the text to
+    # score. None: a split.
     reference: str | None = None
-    # Score without regard to case. None: as the run's config says.
+    # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
-    # Samples of the bootstrap, for 95% confidence intervals and paired tests; 0: no intervals. None: 1000.
+    # Number of bootstrap samples for 95% confidence intervals and for paired bootstrap tests. 0: no
+    # intervals. None: 1000.
     bootstrap: int | None = None
-    # Runs (RUN or RUN@CHECKPOINT), or files of translations of the same sentences, with commas between: what
-    # the run is tested against.
+    # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
+    # or a file of translations of the same sentences. Empty: no comparison.
     against: tuple[str, ...] = ()
-    # The test: paired bootstrap resampling, or approximate randomization. None: bootstrap.
+    # Significance test with --against: paired bootstrap resampling or approximate randomization. None:
+    # bootstrap.
     paired: Literal["bootstrap", "approximate"] | None = None
-    # paired=approximate: how often sentences change sides at random. None: 10000.
+    # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
 
 
 @dataclass(frozen=True)
 class TranslateOptions(ProcessOptions, SearchOptions):
-    """Translates text, one sentence a line: one line out for each line in, in the same order."""
+    """Translates text, one sentence a line, and writes one line for each input line in the same order."""
 
-    # File to read; -: standard input.
+    # UTF-8 text file to translate, one sentence a line. `-`: standard input.
     input: str = "-"
-    # File to write, called FILE.partial until it is whole; -: standard output.
+    # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # A file with what each line's translation starts with, a line for each line; an empty one: anything.
+    # File with the beginning of each line's translation, one line for each input line; an empty line sets no
+    # prefix. None: no prefixes.
     prefix: str | None = None
-    # A file with the phrases that each line's translation contains, tabs between them; an empty line: none.
+    # File with phrases that each line's translation must contain, separated by tabs, one line for each input
+    # line; an empty line requires nothing. None: no required phrases.
     required: str | None = None
-    # Further runs that translate together with this one: RUN or RUN@CHECKPOINT, with commas between.
+    # Further models to translate with, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty:
+    # none.
     ensemble: tuple[str, ...] = ()
-    # The mean of an ensemble's log-probabilities or of its probabilities. None: as the run's config says.
+    # With --ensemble: average log-probabilities (geometric mean) or probabilities. None: as in the run's
+    # config.
     ensemble_mean: Literal["log_probs", "probs"] | None = None
-    # Write so many translations of a line as `i ||| text ||| score`, i counting lines from 0. None: the best.
+    # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
+    # only the best, as text alone.
     n_best: int | None = None
-    # Write `score<TAB>text`. A score is a log-probability over its length penalty.
+    # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
     scores: bool = False
-    # Write `score<TAB>log-probability<TAB>those of the tokens<TAB>text`.
+    # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.
     token_scores: bool = False
-    # Write which source position each target position looked at, as `i-j`, before the text: of words, or of
-    # pieces. --alignments alone: words.
+    # Write the word or piece alignment before the text, as pairs `i-j` of source and target positions from 0,
+    # found by attention. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
-    # Decoder layer whose attention aligns, from 0; -1: the last. None: the last but one.
+    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: last but one.
     alignment_layer: int | None = None
-    # Head of that layer. None: the mean of all.
+    # Attention head, from 0, that gives the alignment. None: the mean of all heads.
     alignment_head: int | None = None
-    # Write a JSON object a line with all of this, and the pieces.
+    # Write one JSON object a line: text, score, token log-probabilities, alignment, pieces and more.
     json: bool = False
-    # Lines longer than data.max_source_length: translate them in parts and join these, or only the beginning.
+    # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
+    # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
-    # Go on with FILE.partial where an interrupted run of the same command had got to.
+    # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
-    # Lines that are not UTF-8: end with an error, or replace what cannot be read by U+FFFD.
+    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
     invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Scores given translations, a line for each line, as the search would rank them."""
+    """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
     # Run directory of a trained model.
     run: Path
-    # File of their translations; -: standard input. Of a language model: the text to score, alone.
+    # File of the translations to score, one a line (for a language model, the text). `-`: standard input.
     target: str
-    # File of sentences; -: standard input. None: the run is a language model.
+    # File of the source sentences, one line for each line of --target. `-`: standard input. None: for a
+    # language model, which has no source.
     source: str | None = None
-    # File to write, called FILE.partial until it is whole; -: standard output.
+    # File for the scores, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
-    # Write `score<TAB>log-probability<TAB>those of the tokens` instead of the score alone.
+    # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
     tokens: bool = False
-    # Write a JSON object a line with all of this, and the pieces.
+    # Write one JSON object a line: source, target, score, token log-probabilities, pieces and more.
     json: bool = False
-    # Exponent of the length penalty; 0: none. None, here and below: as the run's config says.
+    # Exponent alpha of the length penalty that log-probabilities are divided by. 0: none. None: as in the
+    # run's config.
     length_penalty: float | None = None
-    # gnmt: ((5 + length) / 6) ** A; length: length ** A.
+    # Length penalty: gnmt is ((5 + length) / 6) ** alpha, length is length ** alpha. None: as in the run's
+    # config.
     length_penalty_kind: Literal["gnmt", "length"] | None = None
-    # Weight of the coverage penalty; 0: none.
+    # Weight of the penalty for source tokens that receive little attention. 0: none. None: as in the run's
+    # config.
     coverage_penalty: float | None = None
-    # Decoder layer whose mean cross-attention is coverage, from 0; -1: the last.
+    # Decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last. None: as in the
+    # run's config.
     coverage_layer: int | None = None
-    # Source and target tokens that are scored together.
+    # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
+    # the device runs out of memory. None: as in the run's config.
     batch_tokens: int | None = None
-    # Lines that are too long: end with an error, or score only the beginning, with a warning.
+    # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
-    # Lines that are not UTF-8: end with an error, or replace what cannot be read by U+FFFD.
+    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
     invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
 
 @dataclass(frozen=True)
 class AverageOptions:
-    """Averages the parameters of the last checkpoints into checkpoints/average."""
+    """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 
     # Run directory of a trained model.
     run: Path
-    # How many checkpoints, counted from the newest.
+    # Number of newest checkpoints to average.
     last: int
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Writes a trained model as another system reads it, and checks that it computes the same."""
+    """Writes a trained model in the format of another system and checks that its outputs agree."""
 
     # Run directory of a trained model.
     run: Path
-    # torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or ctranslate2.
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm or
+    # ctranslate2.
     format: str
-    # Folder for the files; it must not exist, or be empty.
+    # Folder for the exported files; it must be empty or not exist.
     output: Path
-    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
-    # ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16, int16, float16, bfloat16. none: float32.
+    # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
+    # int16, float16 or bfloat16. none: float32.
     quantization: str = "none"
-    # The largest difference of a logit or log-probability that counts as equal.
+    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted.
     tolerance: float = 1e-4
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Makes a run directory of a model of another system: to translate, to score, to train further."""
+    """Converts a model of another system to a run directory, to translate, score or train further."""
 
-    # torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, or hf-pre-norm.
+    # Format of the model: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm.
     format: str
-    # The model's folder, or the state dict in it.
+    # Folder of the model, or its state dict file.
     input: Path
-    # Run directory to make; it must not exist, or be empty.
+    # Run directory to create; it must be empty or not exist.
     run: Path
-    # A config file or recipe that describes the model, where its folder does not tell.
+    # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
-    # A folder with joint.model, or source.model and target.model, where the model's own has no vocabulary.
+    # Folder with joint.model, or with source.model and target.model (SentencePiece). None: the model's folder
+    # has the vocabulary.
     vocab: Path | None = None
-    # The largest difference of a logit from the other system's that counts as equal.
+    # Maximum absolute difference from the original model's logits that is accepted.
     tolerance: float = 1e-4
 
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """Draws positions and metrics of a run, and the attention over a sentence, as PNG files."""
+    """Plots position encodings and metrics of a run, and attention weights of a sentence, as PNG files."""
 
-    # Run directory.
+    # Run directory to plot.
     run: Path
-    # A sentence to translate; its attention is drawn. Empty: none.
+    # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
-    # Folder for the files. None: plots in the run directory.
+    # Folder for the PNG files. None: RUN/plots.
     output: Path | None = None
-    # Which checkpoint: best, last, average, or a step. None: as the run's config says.
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Tells versions and devices, what is missing, and how to get it."""
+    """Reports versions, devices and missing packages, with the command that installs each."""
 
 
 def read_value(text: str, kind: Any) -> Any:
-    """What a flag's text means for a field of a type: "1,2" for tuple[float, ...] is (1.0, 2.0).
+    """Converts a flag's text to a value of the field's type: "1,2" for tuple[float, ...] is (1.0, 2.0).
 
     Raises:
-      ValueError: it means nothing; the message says what would.
+      ValueError: the text is not a value of the type; the message continues the flag's name and gives the
+        text and, for a choice, the allowed values.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -298,13 +337,13 @@ def read_value(text: str, kind: Any) -> Any:
     if origin is tuple:
         return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
     if kind is bool:
-        return _refuse_choice(text, ("True", "False")) if text.lower() not in _TRUTH else _TRUTH[text.lower()]
+        return _refuse_choice(text, ("True", "False")) if text.lower() not in _BOOLS else _BOOLS[text.lower()]
     try:
         value = kind(text)
     except ValueError:
-        raise ValueError(f"is {text!r}, which is no {_NOUNS[kind]}") from None
+        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}") from None
     if kind is float and not math.isfinite(value):
-        raise ValueError(f"is {text!r}, which is no {_NOUNS[kind]}")
+        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}")
     return value
 
 
@@ -315,7 +354,7 @@ def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
 
 
 def describe_type(kind: Any) -> str:
-    """How `--help` writes a type: INT, {bucket,pack}, FLOAT|none."""
+    """Spells a type for `--help`: INT, {bucket,pack}, FLOAT|none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return "|".join(

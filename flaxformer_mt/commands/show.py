@@ -1,7 +1,7 @@
-"""What an experiment amounts to before it runs: parameters, FLOPs and memory of a step, shapes of batches.
+"""`show`: the size of an experiment before it runs, as parameters, FLOPs and memory of a step and batch shapes.
 
-Everything is found on shapes alone, by tracing the very functions that training runs; nothing is computed.
-What the model needs of floating-point operations comes from `accounting`, beside what the trace has.
+Traces the functions of training with abstract arrays, so that no arrays are computed or allocated. The FLOPs
+of the model are from `flops`; those of the traced program are reported beside them.
 """
 
 import math
@@ -27,18 +27,18 @@ from flaxformer_mt.training.update import make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
-    """Describes an experiment as JSON values.
+    """Describes the size and cost of an experiment as JSON values.
 
-    A step is one update from `optim.accumulation` batches of the longest shape, every position a token.
-    Of its operations, `teraflops` are those of the model, and `traced_teraflops` those of the program, which
-    has more where `model.remat` computes layers twice. `at_peak` is the time that a device like the one here
-    takes if nothing holds it up, and None where its peak is not known.
-    Where `run_dir` has been prepared, vocabulary sizes and batches are those of its data; elsewhere
-    vocabularies are taken to have `vocab.size` entries, and `batches` is None. A language model's source has
-    no vocabulary and no length.
+    A step is one update from `optim.accumulation` batches of the longest shape without padding. `teraflops`
+    counts the operations of the model, `traced_teraflops` those of the program, which are more if
+    `model.remat` computes layers twice. `at_peak` is the time of a device of the present kind at its peak
+    rate, or None if the peak rate is unknown.
+    If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
+    vocabularies are assumed to have `vocab.size` entries, and `batches` is None. For a language model, the
+    source vocabulary has size 0 and the source length is 0.
 
     Raises:
-      UserError: the data that was prepared can no longer be read.
+      UserError: the prepared data cannot be read.
     """
     source_size, target_size = config.vocab.size if config.data.source_language else 0, config.vocab.size
     batches = None
@@ -94,19 +94,19 @@ def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
 
 
 def longest_batch(config: Config) -> Batch:
-    """The shapes of the largest batch that the config allows: rows for the longest sentences."""
+    """The shapes and dtypes of the batch of the longest sentences, which has the largest padded lengths."""
     rows, source, target = make_longest_shape(config.data)
 
     def array(length: int, kind: Any) -> Any:
         return jax.ShapeDtypeStruct((rows, length), kind)
 
-    ids, truth = jnp.int32, jnp.bool_
+    ids, mask = jnp.int32, jnp.bool_
     plain = Batch(
         source=array(source, ids),
         target_in=array(target, ids),
         target_out=array(target, ids),
-        source_mask=array(source, truth),
-        target_mask=array(target, truth),
+        source_mask=array(source, mask),
+        target_mask=array(target, mask),
     )
     if config.data.batching == "bucket":
         return plain
@@ -119,7 +119,7 @@ def longest_batch(config: Config) -> Batch:
 
 
 def count_parameters(params: Any) -> dict[str, Any]:
-    """Parameters in all, in embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
+    """Parameter counts: total, embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
     params = jax.eval_shape(unstack_layers, params)
     modules: Counter[str] = Counter()
     embeddings = 0
@@ -131,10 +131,10 @@ def count_parameters(params: Any) -> dict[str, Any]:
 
 
 def count_product_flops(jaxpr: Jaxpr) -> int:
-    """Floating-point operations of all matrix products in a traced program, two for each multiply-add.
+    """Counts the floating-point operations of all matrix products in a traced program, two per multiply-add.
 
-    [3, 5] times [5, 7] are 2 * 3 * 5 * 7 = 210. A convolution is the products of its kernel at every place of
-    the result. Loops of unknown length (`while`) count once.
+    [3, 5] times [5, 7] has 2 * 3 * 5 * 7 = 210. A convolution multiplies its kernel at every position of the
+    result. A conditional counts its most expensive branch, a loop of unknown length (`while`) one iteration.
     """
     total = 0
     equation: Any
@@ -153,7 +153,7 @@ def count_product_flops(jaxpr: Jaxpr) -> int:
         inner = [part for value in equation.params.values() for part in _programs_in(value)]
         counts = [count_product_flops(part) for part in inner]
         if equation.primitive.name == "cond":
-            total += max(counts)  # one branch runs
+            total += max(counts)  # only one branch runs
         else:
             total += sum(counts) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
     return total
@@ -168,7 +168,7 @@ def _programs_in(value: Any) -> list[Jaxpr]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """MiB that a step holds on each device besides activations, which depend on what XLA makes of it."""
+    """MiB that a step needs on each device without activations, whose size depends on XLA's compilation."""
     optimizer = make_optimizer(
         config.optim,
         make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),

@@ -1,6 +1,7 @@
-"""Experiments as typed configs; config files import their sections from here.
+"""Typed configs of experiments; config files import the config classes from here.
 
-The fields are in `schema`, the checks that span fields in `checks`, reading and writing in `files`.
+The classes are defined in `schema` and validated in `checks`; `files` reads and writes configs, `find_config`
+locates them.
 """
 
 from flaxformer_mt.config.schema import (

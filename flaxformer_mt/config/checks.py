@@ -1,6 +1,7 @@
-"""What goes together in a config: facts that span fields, and bounds of single ones.
+"""Validation of a config: bounds of single fields and constraints between fields.
 
-Owns the check that every command makes before it works. Knows nothing of data on disk or of devices.
+Every command validates its config before it starts. Needs neither data nor devices: the number of devices is
+checked in parallel/device_layout.py, the data in corpus/.
 """
 
 import math
@@ -12,10 +13,10 @@ from flaxformer_mt.errors import UserError
 
 
 def validate(config: Config) -> None:
-    """Checks the facts that span fields or bound them, and reports every problem at once.
+    """Checks the bounds of fields and the constraints between them, and reports all problems together.
 
     Raises:
-      UserError: one line for each problem, with both values and the remedy.
+      UserError: the config is invalid; one line for each problem, with both values and the remedy.
     """
     problems = [
         *_model_problems(config.model),
@@ -46,11 +47,11 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
         near = max(1, round(model.model_dim / model.num_heads)) * model.num_heads
         yield (
             f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
-            f"the nearest that is: {near} (or set model.key_dim and model.value_dim)"
+            f"the nearest multiple is {near} (or set model.key_dim and model.value_dim)"
         )
     key_dim = model.key_dim or model.model_dim // max(model.num_heads, 1)
     if model.positions == "rotary" and key_dim % 2:
-        yield f"model.positions rotary needs heads of an even key size, not {key_dim}; set model.key_dim"
+        yield f"model.positions rotary needs an even key size per head, not {key_dim}; set model.key_dim"
     if model.max_positions is not None and model.max_positions < 1:
         yield f"model.max_positions is {model.max_positions}; it must be at least 1, or none"
     if model.max_positions is not None and model.longest_input is None and model.positions == "rotary":
@@ -67,13 +68,13 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
-    """An attention that is asked for by name and could never be used."""
+    """Finds problems of a fused attention that is requested by name: it could never be used."""
     if model.attention not in ("xla", "cudnn"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
     if rate:
         yield (
-            f"model.attention {model.attention} has no weights to drop, but they are dropped at {rate}; set "
+            f"model.attention {model.attention} does not support the attention dropout rate {rate}; set "
             "model.attention_dropout_rate=0, or model.attention=auto"
         )
     if model.attention == "cudnn" and model.dtype != "bfloat16":
@@ -91,23 +92,26 @@ def _data_problems(config: Config) -> Iterator[str]:
     if data.weights and len(data.weights) != len(datasets):
         yield (
             f"data.weights has {len(data.weights)} numbers for {len(datasets)} data sets ({data.dataset}); "
-            "give one for each"
+            "give one number for each set"
         )
     if any(weight <= 0 for weight in data.weights):
-        yield f"data.weights {data.weights} must all be above 0; leave a set out of data.dataset instead"
+        yield f"data.weights {data.weights} must all be above 0; remove unwanted sets from data.dataset"
     longest = max(data.max_source_length if has_source else 0, data.max_target_length)
     if min(data.max_source_length, data.max_target_length) < 2:
-        yield "data.max_source_length and data.max_target_length must be at least 2: a token and its end"
+        yield (
+            f"data.max_source_length is {data.max_source_length} and data.max_target_length is "
+            f"{data.max_target_length}; both must be at least 2, for one token and the end symbol"
+        )
     if data.batch_tokens < longest * data.row_multiple:
         yield (
-            f"data.batch_tokens {data.batch_tokens} does not hold data.row_multiple {data.row_multiple} rows "
-            f"of the longest {longest} tokens; raise it to {longest * data.row_multiple} or lower "
+            f"data.batch_tokens {data.batch_tokens} is too small for data.row_multiple {data.row_multiple} "
+            f"rows of the maximum length {longest}; raise it to {longest * data.row_multiple} or lower "
             "data.max_*_length"
         )
     if data.batch_pairs and data.batching == "pack":
         yield f"data.batch_pairs {data.batch_pairs} has no effect with data.batching=pack; set it to 0"
     if config.model.padding_mask == "none" and data.batching == "pack":
-        yield "model.padding_mask none attends to everything in a row; use data.batching=bucket with it"
+        yield "model.padding_mask none cannot separate the pairs of a packed row; use data.batching=bucket"
     if data.batch_pairs < 0 or data.batch_pairs % data.row_multiple:
         yield (
             f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
@@ -115,7 +119,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     if len(set(ids.values())) < 4 or not all(0 <= i < vocab.size for i in ids.values()):
-        yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, got {ids}"
+        yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, but they are {ids}"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
     if not 0 <= vocab.sampling <= 1:
@@ -131,41 +135,41 @@ def _architecture_problems(config: Config) -> Iterator[str]:
     elif not data.source_language:
         longest = data.max_target_length
     if model.longest_input is not None and longest > model.longest_input:
-        what = "source and target of the longest pair" if decoder_only else "the longest sentence"
+        what = "the maximum length of source plus target" if decoder_only else "the maximum sentence length"
         yield (
             f"model.max_positions {model.longest_input} is below {what}, {longest} tokens; raise it or lower "
             "data.max_*_length"
         )
     if not data.source_language and not decoder_only:
         yield (
-            "data.source_language is empty, which asks for a language model, but model.architecture is "
-            f"{model.architecture}; set it to decoder_only or name the language"
+            "data.source_language is empty, which means a language model, but model.architecture is "
+            f"{model.architecture}; set model.architecture=decoder_only or set data.source_language"
         )
     if not data.source_language and config.train.best_metric != "loss":
         yield (
             f"train.best_metric is {config.train.best_metric}, but a language model has no translations to "
-            "score (data.source_language is empty); set it to loss"
+            "score (data.source_language is empty); set train.best_metric=loss"
         )
     if decoder_only and model.tying == "embeddings":
-        yield "model.tying embeddings has no meaning for decoder_only, which has one; use none or all"
+        yield "model.tying embeddings needs two embeddings, but decoder_only has one; use none or all"
     if decoder_only and data.source_language and not vocab.joint:
-        yield "decoder_only reads source and target as one text, but vocab.joint is False; set it to True"
+        yield "decoder_only reads source and target as one sequence, but vocab.joint is False; set it to True"
     if model.tying in ("all", "embeddings") and not vocab.joint and not decoder_only:
         yield (
-            f"model.tying {model.tying} shares one embedding, but vocab.joint is False; use "
-            f"model.tying={'target_output' if model.tying == 'all' else 'none'}"
+            f"model.tying {model.tying} needs a joint vocabulary, but vocab.joint is False; set it to True, "
+            f"or use model.tying={'target_output' if model.tying == 'all' else 'none'}"
         )
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    """Checks the options of a search, and reports every problem at once.
+    """Checks the search options and reports all problems together.
 
     Args:
-      model: the network that is searched with, if that is known.
-      where: what goes before the names of fields in messages: "search." or "--".
+      model: config of the model, to check coverage_layer against. None: that check is skipped.
+      where: prefix of the field names in messages, "search." or "--".
 
     Raises:
-      UserError: one line for each problem.
+      UserError: the options are invalid; one line for each problem.
     """
     if problems := list(_search_problems(search, model, where)):
         raise UserError("\n".join(problems))
@@ -192,7 +196,7 @@ def _search_problems(search: SearchConfig, model: ModelConfig | None, where: str
     ]
     for name, bound in at_least:
         value = getattr(search, name)
-        if not math.isfinite(value):  # so is not-a-number
+        if not math.isfinite(value):  # infinite or NaN
             yield f"{where}{name} is {value}; it must be a finite number of at least {bound}"
         elif value < bound:
             yield f"{where}{name} is {value}; it must be at least {bound}"
@@ -200,9 +204,9 @@ def _search_problems(search: SearchConfig, model: ModelConfig | None, where: str
         if not 0 < getattr(search, name) < math.inf:
             yield f"{where}{name} is {getattr(search, name)}; it must be a finite number above 0"
     if not 0 < search.top_p <= 1:
-        yield f"{where}top_p is {search.top_p}; it must be above 0 and at most 1, which keeps all tokens"
+        yield f"{where}top_p is {search.top_p}; it must be above 0 and at most 1 (1 keeps all tokens)"
     if not 0 <= search.min_p <= 1:
-        yield f"{where}min_p is {search.min_p}; it must be from 0, which keeps all tokens, to 1"
+        yield f"{where}min_p is {search.min_p}; it must be from 0 (keeps all tokens) to 1"
     if not 0 <= search.seed < 2**32:
         yield f"{where}seed is {search.seed}; it must be from 0 to {2**32 - 1}"
     yield from _search_conflicts(search, where)
@@ -230,17 +234,18 @@ def _search_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
         near = max(1, round(search.beam_size / groups)) * groups
         yield (
             f"{where}beam_size {search.beam_size} is not divisible by {where}diversity_groups {groups}; the "
-            f"nearest that is: {near}"
+            f"nearest multiple is {near}"
         )
-    # Straight lines over the source's length: who is below at one token and no steeper is below everywhere.
+    # Both limits are linear in the source length: a minimum that is within the maximum at one token and does
+    # not rise faster is within it at every length.
     steeper = search.min_length_ratio > search.max_length_ratio
     shortest = search.min_length_ratio + search.min_length_offset
     if steeper or (shortest > 1 and shortest > search.max_length_ratio + search.max_length_offset):
         yield (
-            f"the shortest translation, {where}min_length_ratio {search.min_length_ratio} times the source "
-            f"and {where}min_length_offset {search.min_length_offset}, is above the longest of some, "
-            f"{where}max_length_ratio {search.max_length_ratio} times and {where}max_length_offset "
-            f"{search.max_length_offset}; lower the one or raise the other"
+            f"the minimum translation length ({where}min_length_ratio {search.min_length_ratio} * source + "
+            f"{where}min_length_offset {search.min_length_offset}) is above the maximum of some sources ("
+            f"{where}max_length_ratio {search.max_length_ratio} * source + {where}max_length_offset "
+            f"{search.max_length_offset}); lower the minimum or raise the maximum"
         )
 
 
@@ -278,8 +283,8 @@ def _training_problems(config: Config) -> Iterator[str]:
             yield f"{name} is {share}; it must be at least 0 and below 1"
     if config.model.scan_layers and optim.optimizer == "muon":
         yield (
-            "optim.optimizer muon takes the axes of single layers for those of matrices, but "
-            "model.scan_layers is True; set it to False, or use another optimizer"
+            "optim.optimizer muon needs a separate matrix for each layer, but model.scan_layers is True; set "
+            "it to False, or use another optimizer"
         )
     if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
         yield (
@@ -287,11 +292,11 @@ def _training_problems(config: Config) -> Iterator[str]:
             "use adamw, lion or muon"
         )
     if optim.schedule in ("cosine", "linear") and optim.warmup_steps >= train.steps:
-        yield f"optim.warmup_steps {optim.warmup_steps} leaves nothing of train.steps {train.steps}; lower it"
+        yield f"optim.warmup_steps {optim.warmup_steps} must be below train.steps {train.steps}; lower it"
     if train.average_last > train.keep_checkpoints:
         yield (
             f"train.average_last {train.average_last} is more than train.keep_checkpoints "
-            f"{train.keep_checkpoints} keeps; raise keep_checkpoints"
+            f"{train.keep_checkpoints}; raise train.keep_checkpoints"
         )
     if train.final_checkpoint == "average" and train.average_last < 2:
         yield f"train.final_checkpoint is average, but average_last is {train.average_last}; raise it to 2"

@@ -1,7 +1,4 @@
-"""Configs as files: Python that describes an experiment, JSON that a run keeps of it, and what differs.
-
-Owns the way from and to both. Knows nothing of what a field means.
-"""
+"""Configs on disk: Python config files, the config.json of a run, and the comparison of two configs."""
 
 import dataclasses
 import difflib
@@ -17,10 +14,10 @@ from flaxformer_mt.errors import UserError
 
 
 def load_config(path: str | Path) -> Config:
-    """Runs a config file (Python with `get_config() -> Config`) and returns what it describes.
+    """Runs a config file (Python with `get_config() -> Config`) and returns its config.
 
     Raises:
-      UserError: the file is absent, fails, or has no `get_config` that returns a Config.
+      UserError: the file is missing, raises an exception, or has no `get_config` that returns a Config.
     """
     path = Path(path)
     if not path.is_file():
@@ -36,7 +33,7 @@ def load_config(path: str | Path) -> Config:
         config = module.get_config()
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own Python raises is his to read, in one line
+    except Exception as error:  # any exception in the user's file is a user error: one line, no traceback
         raise UserError(f"config file {path} fails: {type(error).__name__}: {error}") from error
     if not isinstance(config, Config):
         raise UserError(
@@ -46,15 +43,20 @@ def load_config(path: str | Path) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dicts of JSON values."""
+    """Converts a config to nested dicts of JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: dict[str, Any], *, kind: type = Config, where: str = "config") -> Any:
-    """Builds a config (or a section) from nested dicts; a field that is absent takes its default.
+    """Builds a config, or a section of one, from nested dicts; missing fields take their defaults.
+
+    Args:
+      values: the dict of a config or section, as `to_dict` gives it.
+      kind: the dataclass to build.
+      where: dotted name of the section in messages, "config.model".
 
     Raises:
-      UserError: an unknown field (the near one is named) or a value of the wrong type.
+      UserError: an unknown field (the message suggests the most similar one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(kind)
     built = {}
@@ -93,22 +95,22 @@ def _read_value(value: Any, hint: Any, where: str) -> Any:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes the config as JSON."""
+    """Writes a config as JSON."""
     path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(path: Path) -> Config:
-    """Reads a config that `save_config` wrote. Raises UserError if it is absent or damaged."""
+    """Reads a config that `save_config` wrote. Raises UserError if the file is missing or damaged."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged; restore the file, which is not valid JSON: {error}") from error
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """All fields by their dotted names, as {"data.clean.empty": "drop", ...}."""
+    """Returns all fields by dotted name: {"data.clean.empty": "drop", ...}."""
 
     def walk(node: dict[str, Any], prefix: str) -> typing.Iterator[tuple[str, Any]]:
         for name, value in node.items():
@@ -121,6 +123,6 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def compare_configs(old: Config, new: Config) -> list[str]:
-    """Fields that differ, one line each: `model.model_dim: 256 in the old, 512 in the new`."""
+    """Lists the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
     before, after = flatten(old), flatten(new)
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]

@@ -1,6 +1,7 @@
-"""Where config files are found: as paths, in the working directory's configs/, or among those of the package.
+"""Which config a command uses: resolves the values of `--config` and `--run`.
 
-Owns what `--config=NAME` and a run directory without `--config` mean. Knows nothing of flags.
+A config file is found by its path, in configs/ of the working directory, or among the recipes, which are the
+config files that come with the package.
 """
 
 import difflib
@@ -15,40 +16,41 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def list_recipes() -> dict[str, Path]:
-    """The config files that come with the package, by name."""
-    # A wheel holds configs/ inside the package; a checkout beside it.
+    """Returns the config files that come with the package, by name."""
+    # An installed wheel has configs/ inside the package, a checkout has it next to the package.
     installed, checkout = PACKAGE / "configs", PACKAGE.parent / "configs"
     folder = installed if installed.is_dir() else checkout
     return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
 
 
 def find_config(name: str) -> Path:
-    """A path as it is given, else configs/NAME.py in the working directory, else the recipe of that name.
+    """Finds a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
 
     Raises:
-      UserError: it is none of the three; the nearest recipe is named.
+      UserError: `name` is none of the three; the message suggests the most similar recipe.
     """
     given, recipes = Path(name).expanduser(), list_recipes()
     if given.is_file() or given.parent != Path("."):
-        return given  # load_config says what is wrong with it
+        return given  # load_config reports a missing file
     local = Path("configs") / f"{given.stem}.py"
     if given.suffix in ("", ".py") and local.is_file():
         return local
     if given.suffix in ("", ".py") and given.stem in recipes:
         return recipes[given.stem]
     near = difflib.get_close_matches(given.stem, recipes, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipes)}"
+    hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
     raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
 
 
 def choose_config(name: str | None, run: str | None) -> tuple[Config, Path]:
-    """The config that `--config` and `--run` ask for, and its run directory.
+    """Returns the config that `--config` and `--run` select, and its run directory.
 
-    A run directory that exists gives its own config unless another is named; without both it is the default
-    recipe's. (None, None) -> (toy_de_en, runs/toy_de_en); ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
+    Without `name`, an existing run directory provides its own config.json, else the default recipe is used.
+    Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
+    ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
 
     Raises:
-      UserError: the config cannot be found or read.
+      UserError: the config file is missing or invalid.
     """
     run_dir = Path(run).expanduser() if run else None
     if name is None and run_dir is not None and (run_dir / "config.json").is_file():

@@ -101,13 +101,13 @@ def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Sha
 
 def write_facts(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
     """Writes config.json: the fields that the foreign system reads, and the entry of this package."""
-    ours = {
+    entry = {
         "format": format_name,
         "checkpoint": weights.checkpoint,
         "step": weights.step,
         "config": to_dict(weights.config),
     }
-    text = json.dumps({**theirs, OUR_KEY: ours}, indent=2, ensure_ascii=False)
+    text = json.dumps({**theirs, OUR_KEY: entry}, indent=2, ensure_ascii=False)
     (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
@@ -137,13 +137,13 @@ def find_config(folder: Path, given: Given) -> Config:
     """
     if given.config is not None:
         return given.config
-    ours = read_facts(folder).get(OUR_KEY)
-    if ours is None:
+    entry = read_facts(folder).get(OUR_KEY)
+    if entry is None:
         raise UserError(
             f"{folder / CONFIG_NAME} does not describe the model; give --config=FILE, whose model section "
             "describes it"
         )
-    return from_dict(ours["config"])
+    return from_dict(entry["config"])
 
 
 def find_vocabs(folder: Path, given: Given) -> Vocabs:

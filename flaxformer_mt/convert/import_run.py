@@ -54,7 +54,9 @@ def import_run(
         raise UserError(f"{path} does not exist; give the folder of the {format_name} model as --input=PATH")
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
-    weights = source.read(path, Given(config, None if vocab is None else load_vocabs(Path(vocab).expanduser())))
+    weights = source.read(
+        path, Given(config, None if vocab is None else load_vocabs(Path(vocab).expanduser()))
+    )
     validate(weights.config)
     _check_finite(weights)
     folder = path if path.is_dir() else path.parent

@@ -177,7 +177,9 @@ class Table:
                     unequal.append(f"{name}: tied to {first_name} by the config, but their values differ")
                 view[...] = values
         if unequal:
-            raise UserError(f"{origin} is not a {self._what} model of this config:\n  " + "\n  ".join(unequal))
+            raise UserError(
+                f"{origin} is not a {self._what} model of this config:\n  " + "\n  ".join(unequal)
+            )
         return leaves
 
     def _compare(self, tensors: Tensors, tied: Sequence[str]) -> list[str]:
@@ -231,7 +233,7 @@ def _broadcast_zeros(shape: Shape) -> np.ndarray:
 
 
 def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> list[Rule]:
-    """Repeats rules add_prefixes several pairs of a Flax path prefix and a foreign name prefix.
+    """Repeats rules under several pairs of a Flax path prefix and a foreign name prefix.
 
     [("encoder/", "enc.")] and Rule("a", "b") give Rule("encoder/a", "enc.b").
     """

@@ -211,6 +211,7 @@ def read_stamp(path: Path) -> tuple[int, ...]:
 def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, most_bytes: int) -> list[tuple[int, int]]:
     """Cuts the first `lines` lines into ranges [start, stop) of whole BLOCKs with at most `most_bytes` each.
 
+    A larger block is a range of its own.
     Three blocks of 60, 30 and 40 bytes with most_bytes 100 give [(0, 2 * BLOCK), (2 * BLOCK, lines)].
     """
     sizes = [sum(sizes) for sizes in itertools.zip_longest(*(s.block_bytes for s in scans), fillvalue=0)]

@@ -26,7 +26,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def tfds_dir(config: DataConfig) -> Path:
-    """The folder of TFDS's own data sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    """The folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
     return Path(given).expanduser() if given else Path.home() / "tensorflow_datasets"
 

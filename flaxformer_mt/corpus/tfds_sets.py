@@ -123,7 +123,7 @@ def _build(name: str, folder: Path) -> Any:
         return build_once(lambda: _make_builder(plain, folder))
     except UserError:
         raise
-    except Exception as error:  # of any type: a download, an archive or a full disk; the user needs the message
+    except Exception as error:  # TFDS raises many types, for a download, an archive, a full disk
         raise UserError(
             f"TFDS could not build {name} in {folder}: {type(error).__name__}: {error}"
         ) from error
@@ -156,7 +156,7 @@ def _unknown(name: str, folder: Path) -> str:
 
 
 def _identify(folder: Path) -> str:
-    """Digest of a prepared set, the same in any folder: its info file, and size, start and end of each shard."""
+    """Digest of a prepared set, wherever it is stored: its info, and size, start and end of each shard."""
     content = hashlib.blake2b((folder / _INFO).read_bytes(), digest_size=16)
     for path in sorted(folder.glob("*.array_record-*")):
         size = path.stat().st_size

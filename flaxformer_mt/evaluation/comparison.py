@@ -99,7 +99,7 @@ def make_resamples(
     *,
     compared: Sequence[str],
 ) -> Resamples:
-    """Builds the options from the flags of the same names; None: 1000 samples, paired bootstrap, 10000 trials.
+    """Builds the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
 
     Args:
       compared: the names given to --against.
@@ -195,7 +195,7 @@ def keep_differences(
     *,
     lowercase: bool,
 ) -> None:
-    """Writes the sentences whose chrF differs most between the run and each compared system, at most 100 each.
+    """Writes the sentences whose chrF differs most between the run and each other system, at most 100 each.
 
     Omits sentences with identical translations.
     """
@@ -223,7 +223,7 @@ def keep_differences(
 
 
 def report_confidence(resampling: Resampling, *, samples: int) -> dict[str, Any]:
-    """Mean and half-width of the 95% confidence interval of each score of the first system, as JSON values."""
+    """Mean and half-width of the 95% confidence interval of each score of the first system, as JSON."""
     return {"level": 95, "samples": samples} | {
         metric: {"mean": found.mean, "ci": found.ci, "signature": resampling.signatures[metric]}
         for metric, found in resampling.systems[0].items()

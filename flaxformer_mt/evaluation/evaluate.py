@@ -104,8 +104,8 @@ def evaluate_run(
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature
     (scores are comparable only if their signatures are equal), and scores by source length; with `resamples`
-    confidence intervals, and with `against` paired tests. For a language model, the result contains loss (nats
-    per token, end symbols included) and perplexity instead, and no file is written.
+    confidence intervals, and with `against` paired tests. For a language model, the result contains loss
+    (nats per token, end symbols included) and perplexity instead, and no file is written.
 
     Args:
       split: the split of the run's data set to score, unless files are given.
@@ -206,9 +206,9 @@ def _resample(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
-    """Formats the result of `evaluate_run` as tables: scores of `name` and the compared systems, and by length.
+    """Formats the result of `evaluate_run` as tables: scores of all systems, and scores by source length.
 
-    Returns "" for a language model.
+    `name` is the name of the run in the tables. Returns "" for a language model.
     """
     if "by_length" not in result:
         return ""

@@ -1,7 +1,7 @@
 """The evaluation set: sources and references from a split of a run's data set, or from a user's files.
 
-Contains the name of the set, the check that each source has one reference, and the check that a split is the same
-set for two runs.
+Contains the name of the set, the check that each source has one reference, and the check that a split is the
+same set for two runs.
 """
 
 from dataclasses import dataclass

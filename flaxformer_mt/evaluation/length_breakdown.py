@@ -1,7 +1,7 @@
 """Scores by source length: how translation quality changes with the length of the sentence.
 
-Contains the length buckets and their table. Length is the number of words between spaces, so that the buckets are
-the same for every vocabulary; in a language without spaces, all sentences fall into the shortest bucket.
+Contains the length buckets and their table. Length is the number of words between spaces, so that the buckets
+are the same for every vocabulary; in a language without spaces, all sentences fall into the shortest bucket.
 """
 
 from collections.abc import Sequence

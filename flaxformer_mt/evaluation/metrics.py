@@ -92,9 +92,9 @@ def score_sentences(
 class Resampled(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 
-    score: on the original set. mean: over the samples. ci: half the width of the 95% confidence interval around
-    this mean. p_value: the probability of a difference this large from the first system if both were equally
-    good.
+    score: on the original set. mean: over the samples. ci: half the width of the 95% confidence interval
+    around this mean. p_value: the probability of a difference this large from the first system if both were
+    equally good.
     """
 
     score: float
@@ -228,8 +228,9 @@ def _make_ter() -> Any:
 class MetricSums:
     """Running sums of (sum, weight) pairs by name.
 
-    The scalars stay on their device until `result` is called, so that adding the metrics of a step does not wait
-    for that step. The sums are computed in float64, which stays accurate for any number of steps or tokens.
+    The scalars stay on their device until `result` is called, so that adding the metrics of a step does not
+    wait for that step. The sums are computed in float64, which stays accurate for any number of steps or
+    tokens.
 
         sums.add("loss", value_sum=12.0, weight=4); sums.add("loss", value_sum=3.0, weight=1)
         sums.result() -> {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
@@ -239,14 +240,14 @@ class MetricSums:
         self._pairs: dict[str, list[tuple[Any, Any]]] = {}
 
     def add(self, name: str, *, value_sum: Array | float, weight: Array | float) -> None:
-        """Adds a pair of scalars, on a device or on the host. Raises ValueError if one of them is no scalar."""
+        """Adds a pair of scalars, on a device or on the host. Raises ValueError if one is no scalar."""
         for part, value in (("value_sum", value_sum), ("weight", weight)):
             if np.shape(value) != ():
                 raise ValueError(f"{part} of {name} should be a scalar, got shape {np.shape(value)}")
         self._pairs.setdefault(name, []).append((value_sum, weight))
 
     def result(self) -> dict[str, float]:
-        """Returns `NAME_sum`, `NAME_weight` and `NAME_mean` of every name; the mean is nan if the weight is 0."""
+        """Returns `NAME_sum`, `NAME_weight` and `NAME_mean` of each name; the mean of weight 0 is nan."""
         totals = {}
         for name, pairs in jax.device_get(self._pairs).items():
             total = float(np.sum([np.float64(value_sum) for value_sum, _ in pairs]))

@@ -1,6 +1,7 @@
 """Likelihood of text under a model with teacher forcing: loss, token accuracy and perplexity.
 
-Contains the evaluation step, the sums over a set of batches, and the scoring of text with a language model's run.
+Contains the evaluation step, the sums over a set of batches, and the scoring of text with a language model's
+run.
 """
 
 import math
@@ -28,8 +29,8 @@ from flaxformer_mt.vocab import Vocab
 class Likelihood(NamedTuple):
     """The likelihood of a set of sentences under a model.
 
-    tokens: number of target tokens, end symbols included. loss: mean negative log-likelihood per token, in nats.
-    accuracy: fraction of target tokens to which the model assigns the highest probability.
+    tokens: number of target tokens, end symbols included. loss: mean negative log-likelihood per token, in
+    nats. accuracy: fraction of target tokens to which the model assigns the highest probability.
     """
 
     tokens: int

@@ -22,11 +22,11 @@ Model = EncoderDecoder | DecoderOnly
 
 
 def make_model(config: ModelConfig, *, source_size: int, target_size: int, platform: str = "cpu") -> Model:
-    """The model that the config describes, for vocabularies of the given sizes.
+    """Build the model that the config describes, for vocabularies of the given sizes.
 
     Args:
-      platform: the platform that programs are compiled for; `model.attention=auto` chooses its kernel by it.
-        The default's kernel runs on every platform.
+      platform: the platform that programs are compiled for, which determines the kernel of
+        `model.attention=auto`. The kernel of the default runs on every platform.
     """
     config = dataclasses.replace(config, attention=resolve_attention(config.attention, platform))
     if config.architecture == "decoder_only":
@@ -35,7 +35,10 @@ def make_model(config: ModelConfig, *, source_size: int, target_size: int, platf
 
 
 def init_params(model: Model, key: Array) -> dict:
-    """Initialise float32 parameters; the values of a key are equal, up to rounding, for both scan_layers."""
+    """Initialise random float32 parameters.
+
+    One key gives the same values, up to rounding, with and without `model.scan_layers`.
+    """
     plain = model.clone(config=dataclasses.replace(model.config, scan_layers=False, remat="none"))
     if not model.config.scan_layers:
         return _init_in_one_program(plain, key)

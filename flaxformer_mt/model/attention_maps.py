@@ -1,6 +1,6 @@
 """The attention weights of every layer, from the same forward pass that training and evaluation run.
 
-Knows under which paths the layers store them; figures.py draws them.
+Reads them from the collection `intermediates` of a model; figures.py draws them.
 """
 
 from typing import Any, NamedTuple

@@ -21,7 +21,7 @@ _CUDNN_LENGTH_MULTIPLE = 2
 
 
 def resolve_attention(preferred: str, platform: str) -> str:
-    """Replaces `auto` of `model.attention`: cudnn on GPUs and plain elsewhere.
+    """Resolve the value `auto` of `model.attention`: cudnn on GPUs, plain elsewhere.
 
     Args:
       platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
@@ -34,12 +34,12 @@ def resolve_attention(preferred: str, platform: str) -> str:
 def choose_attention(
     preferred: str, query: Array, keys: Array, values: Array, *, needs_weights: bool
 ) -> Kind:
-    """The kernel for attention of query [B, Q, H, K] over keys [B, M, H, K] and values [B, M, H, E].
+    """Choose the kernel for attention of query [B, Q, H, K] over keys [B, M, H, K] and values [B, M, H, E].
 
     Args:
       preferred: a result of `resolve_attention`; cudnn gives way to plain for lengths, head sizes or dtypes
         that its kernel does not support. An unresolved auto is plain.
-      needs_weights: attention weights are read or dropped out.
+      needs_weights: the caller reads the attention weights or applies dropout to them.
     """
     if needs_weights or preferred in ("plain", "auto") or keys.shape[-1] != values.shape[-1]:
         return "plain"

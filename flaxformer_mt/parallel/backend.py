@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Parallel(ABC):
-    """A set of devices that share the work: transfers arrays to and from them, and compiles programs for them.
+    """Devices that share the work: transfers arrays to and from them, and compiles programs for them.
 
     Arrays on the devices have their global shapes; only batches have a form that depends on the backend. With
     several processes, all processes make the same calls in the same order.
@@ -34,7 +34,7 @@ class Parallel(ABC):
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """Indices of the parts of a batch's rows that this process holds, out of `layout.row_parts` equal parts.
+        """Indices of the parts of a batch's rows that this process holds, of `layout.row_parts` equal parts.
 
         Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
         """
@@ -53,7 +53,7 @@ class Parallel(ABC):
 
     @property
     def counts_rows(self) -> bool:
-        """Whether this process is the first that holds its rows, so that each row is counted by one process."""
+        """Whether this process is the first that holds its rows: each row is counted by one process only."""
         blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
         return all(
             min(device.process_index for device in blocks[part]) == jax.process_index()
@@ -66,7 +66,7 @@ class Parallel(ABC):
 
     @abstractmethod
     def put(self, batch: Any) -> Any:
-        """Split a batch by rows over the devices; with several processes, each passes only its `row_share`."""
+        """Split a batch by rows over the devices; of several processes, each passes its `row_share` only."""
 
     @abstractmethod
     def compile(
@@ -84,10 +84,10 @@ class Parallel(ABC):
 
     @abstractmethod
     def describe_parameters(self, params: Any) -> list[str]:
-        """Return lines for the log on how parameters (arrays or shapes) are split; none if they are replicated."""
+        """Return lines for the log on how parameters (arrays or shapes) are split; none if replicated."""
 
     def shardings(self, tree: Any) -> Any:
-        """Return `sharding_of` for every leaf of a tree of arrays or shapes, as a tree of the same structure."""
+        """Return `sharding_of` for every leaf of a tree of arrays or shapes, as a tree of equal structure."""
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}

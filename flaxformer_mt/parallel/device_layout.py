@@ -120,8 +120,8 @@ def _indivisible(name: str, size: int, axis: str, parts: int, device_count: int)
     nearest_size = max(1, round(size / parts)) * parts
     candidates = set(_divisors(size)) & set(_divisors(device_count))
     return (
-        f"{name} {size} is not divisible by {axis} {parts}; nearest valid choice: {name}={near}, or {axis}="
-        f"{_nearest(parts, possible)}"
+        f"{name} {size} is not divisible by {axis} {parts}; nearest valid choice: {name}={nearest_size}, "
+        f"or {axis}={_nearest(parts, candidates)}"
     )
 
 

@@ -14,7 +14,7 @@ def default_device_kind() -> str:
 
 
 def default_platform() -> str:
-    """The platform of the device that JAX uses by default: cpu, gpu or tpu."""
+    """Return the platform of JAX's default device: cpu, gpu or tpu."""
     return jax.default_backend()
 
 
@@ -29,7 +29,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 
 
 def core_count() -> int:
-    """Return the number of CPU cores that this process may use, or of all cores where the system cannot tell."""
+    """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -99,9 +99,9 @@ def _explain_aborts() -> None:
 
     def explain(_: int) -> None:
         print(
-            f"error: JAX has ended process {me}, as it does when process 0, the coordinator of the job, "
-            "has died (messages of JAX are above). To resume from the last checkpoint, run the same "
-            "command on the processes that are available",
+            f"error: JAX has ended process {index}, as it does when process 0, the coordinator of the job, "
+            "has died (messages of JAX are above). To resume from the last checkpoint, start the same "
+            "command again with as many processes as are available",
             file=stream,
             flush=True,
         )
@@ -119,8 +119,9 @@ _callbacks: list[Any] = []
 def _end_this_process(process: int, what: str, stream: TextIO) -> NoReturn:
     """End this process at once, since its main thread may wait for the dead process forever."""
     print(
-        f"error: process {process} {what}: it or its machine has died, so this process ends too. To "
-        "resume from the last checkpoint, run the same command on the processes that are available",
+        f"error: process {process} {what}: it or its machine has died, so this process ends too. "
+        "To resume from the last checkpoint, start the same command again with as many processes as are "
+        "available",
         file=stream,
         flush=True,
     )
@@ -182,7 +183,7 @@ def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
       jax.errors.JaxRuntimeError: a process has not reached the barrier in time.
     """
     if jax.process_count() > 1:
-        barrier = f"flaxformer_mt/{name}/{_visits(name)}"
+        barrier = f"flaxformer_mt/{name}/{_count_visit(name)}"
         _client().wait_at_barrier(barrier, timeout_in_ms=int(1000 * seconds))
 
 
@@ -260,7 +261,7 @@ class _Watchdog:
         self._thread = threading.Thread(target=self._run, name="watch-processes", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; heartbeats stop when the interpreter ends, so that others notice an exception here."""
+        """Start the thread; heartbeats stop when the interpreter exits, so others notice exceptions here."""
         atexit.register(self._stop)
         self._thread.start()
 
@@ -288,7 +289,9 @@ class _Watchdog:
                 last_contact = now
             except jax.errors.JaxRuntimeError:
                 if now - last_contact > _HEARTBEAT_TIMEOUT / 3:  # process 0 stores the heartbeats
-                    _end_this_process(0, f"has sent no heartbeat for {now - heard:.0f} s", self._stream)
+                    _end_this_process(
+                        0, f"has sent no heartbeat for {now - last_contact:.0f} s", self._stream
+                    )
                 continue
             for i, heartbeat in heartbeats.items():
                 if i not in seen or seen[i][0] != heartbeat:

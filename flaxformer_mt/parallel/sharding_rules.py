@@ -97,5 +97,5 @@ def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str,
     for (pattern, spec, shape), (count, path) in rows.items():
         split = [f"{axis} {sizes[axis]}" if axis else "-" for axis in spec]
         sharding = ", ".join(split + ["-"] * (len(shape) - len(split))) if split else "whole on every device"
-        lines.append(f"  {pattern:<{width}}  {count:>4} x {list(shape)}: {lies} (as {path})")
+        lines.append(f"  {pattern:<{width}}  {count:>4} x {list(shape)}: {sharding} (as {path})")
     return lines

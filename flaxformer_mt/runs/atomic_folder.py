@@ -3,10 +3,10 @@
 Contains the manifest of a folder (file names, sizes and digests; written last) and the renames that publish a
 finished folder. The contents of the files are left to the caller.
 
-A folder NAME is written as `.writing-NAME`, sealed with its manifest, and renamed to NAME. An older NAME that it
-replaces is called `.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while
-its files are deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders`
-removes, and every visible folder is complete.
+A folder NAME is written as `.writing-NAME`, sealed with its manifest, and renamed to NAME. An older NAME that
+it replaces is called `.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME`
+while its files are deleted. A process killed at any moment therefore leaves hidden folders, which
+`sweep_folders` removes, and every visible folder is complete.
 """
 
 import hashlib
@@ -130,13 +130,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         digest = body.pop("blake2b")
     except FileNotFoundError:
         raise ValueError(f"file {MANIFEST_NAME} is missing") from None
-    except (ValueError, KeyError, AttributeError, TypeError):  # not UTF-8, not JSON, or not a JSON object with a digest
+    except (ValueError, KeyError, AttributeError, TypeError):  # not UTF-8, not JSON, or no digest
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
     if digest != _digest_body(body):
         raise ValueError(f"file {MANIFEST_NAME} has changed since it was written (its digest differs)")
     if body["format"] != MANIFEST_FORMAT:
         raise ValueError(
-            f"file {MANIFEST_NAME} has format {body['format']}, but this version reads format {MANIFEST_FORMAT}"
+            f"file {MANIFEST_NAME} has format {body['format']}, "
+            f"but this version of flaxformer_mt reads format {MANIFEST_FORMAT}"
         )
     return body
 

@@ -1,7 +1,7 @@
 """Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete.
 
-Contains the layout RUN/checkpoints/STEP/ and the messages about absent and damaged checkpoints. Reads the progress
-and the manifest of a checkpoint; the arrays are left to runs/checkpoints.py.
+Contains the layout RUN/checkpoints/STEP/ and the messages about absent and damaged checkpoints. Reads the
+progress and the manifest of a checkpoint; the arrays are left to runs/checkpoints.py.
 """
 
 import difflib
@@ -43,13 +43,13 @@ class CheckpointIndex:
         return self._best_of(self.steps())
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete once `step` is written: all up to `step` but the `keep_last` newest and the best.
+        """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
 
         An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
-        exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore keeps
-        (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a run that
-        was later resumed at an earlier step: they are ignored here, and overwritten when training reaches them
-        again.
+        exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore
+        keeps (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a
+        run that was later resumed at an earlier step: they are ignored here, and overwritten when training
+        reaches them again.
         """
         steps = [other for other in self.steps() if other <= step]
         interim = {other for other in steps if self._is_interim(other)}
@@ -93,7 +93,7 @@ class CheckpointIndex:
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_sound(self, folder: Path, parts: Iterable[str]) -> None:
-        """Raises UserError, naming the newest undamaged other checkpoint, if the progress or a part is damaged."""
+        """Raises UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
         wanted = {PROGRESS_NAME, *parts}
         damage = atomic_folder.find_damage(folder, lambda file: file.split("/")[0] in wanted)
         if not damage:
@@ -101,9 +101,9 @@ class CheckpointIndex:
         others = (step for step in reversed(self.steps()) if self.folder(step) != folder)
         good = next((step for step in others if not atomic_folder.find_damage(self.folder(step))), None)
         remedy = (
-            "no other checkpoint is undamaged"
+            "no undamaged checkpoint is left"
             if good is None
-            else f"the newest undamaged checkpoint is {good}; use --checkpoint={good}"
+            else f"the newest undamaged step is {good}; use --checkpoint={good}"
         )
         raise UserError(f"checkpoint {folder.name} of {self.directory} is damaged: {damage}; {remedy}")
 
@@ -119,12 +119,13 @@ class CheckpointIndex:
         for step in reversed(self.steps()):
             damage = atomic_folder.find_damage(self.folder(step))
             if not damage:
-                warning = f"{'; '.join(damages)}; the newest undamaged checkpoint is {step}" if damages else ""
+                warning = f"{'; '.join(damages)}; the newest undamaged step is {step}" if damages else ""
                 return step, warning
             damages.append(f"checkpoint {step} of {self.directory} is damaged: {damage}")
         if damages:
             raise UserError(
-                f"{'; '.join(damages)}; no checkpoint is undamaged: delete {self.directory} to train from step 0"
+                f"{'; '.join(damages)}; no undamaged checkpoint is left: "
+                f"delete {self.directory} to train from step 0"
             )
         return None, ""
 
@@ -152,7 +153,7 @@ class CheckpointIndex:
         if word == AVERAGE_NAME:
             return "there is no averaged checkpoint; the command `average` makes one"
         if word == "best" and steps:
-            return f"there is no best checkpoint: no step has the metric {self._best_metric} yet; use last or a step"
+            return f"there is no best checkpoint: no step has a {self._best_metric} yet; use last or a step"
         if word in _KEYWORDS or not steps:
             return f"there is no checkpoint {word}"
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"

@@ -52,8 +52,8 @@ class Checkpoints:
 
     `save` returns once the arrays are on the host, and a thread writes them; every other call waits for that
     thread and re-raises its exception. Only one process may write to a run at a time; others may read
-    meanwhile. With several JAX processes, all of them call `save`, `average` and `wait`; the first one writes,
-    to a folder that all of them can read.
+    meanwhile. With several JAX processes, all of them call `save`, `average` and `wait`; the first one
+    writes, to a folder that all of them can read.
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
@@ -150,8 +150,8 @@ class Checkpoints:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
         Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
-        taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps": [...],
-        "averaged_tree": "params" or "ema_params"}.
+        taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
+        [...], "averaged_tree": "params" or "ema_params"}.
 
         Raises:
           UserError: there are fewer checkpoints than `last`, or one of them is damaged or differs in shape.
@@ -249,7 +249,7 @@ class Checkpoints:
         lines = [f"  {name}/{line}" for name in wanted for line in compare_specs(stored[name], wanted[name])]
         if lines:
             raise UserError(
-                "\n".join([f"{what} does not match the config: {len(lines)} arrays differ; {_USE_ITS_CONFIG}", *lines])
+                "\n".join([f"{what} does not match: {len(lines)} arrays differ; {_USE_ITS_CONFIG}", *lines])
             )
 
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
@@ -258,8 +258,8 @@ class Checkpoints:
         name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
             raise UserError(
-                f"checkpoint {folder.name} of {self.directory} has neither of the trees of parameters "
-                f"{' and '.join(_INFERENCE_TREES)}; use another checkpoint"
+                f"checkpoint {folder.name} of {self.directory} has no parameters: params and ema_params are "
+                "absent; use another checkpoint"
             )
         self._index.check_sound(folder, [name])
         return name, stored[name]
@@ -268,7 +268,7 @@ class Checkpoints:
 def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
     folder = atomic_folder.begin_folder(final)
     for name, leaves in trees.items():
-        # orbax stores neither empty arrays nor empty trees; the specs in the manifest describe them completely
+        # orbax stores neither empty arrays nor empty trees; the manifest describes them completely
         filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
         if filled:
             _save_item(folder / name, filled)

@@ -1,7 +1,7 @@
 """Trained models: the config, the vocabularies and the parameters of one checkpoint of a run directory.
 
-Contains the choice of the default checkpoint, and the check that config, vocabularies and parameters match. The
-parameters always have one subtree per layer, also if they were trained with model.scan_layers.
+Contains the choice of the default checkpoint, and the check that config, vocabularies and parameters match.
+The parameters always have one subtree per layer, also if they were trained with model.scan_layers.
 """
 
 import dataclasses
@@ -70,8 +70,8 @@ def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn = w
     trained = TrainedModel(config, vocabs, params, which, progress)
     if problems := compare_shapes(trained.make_model(), params):
         raise UserError(
-            f"the checkpoint of {run_dir} does not match its config.json and vocab; restore both. Differing parameters:\n"
-            + "\n".join(problems)
+            f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "
+            "Differing parameters:\n" + "\n".join(problems)
         )
     return trained
 

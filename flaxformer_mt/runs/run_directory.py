@@ -15,7 +15,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import compare_configs, read_config, save_config
 from flaxformer_mt.errors import UserError
 
-# Fields that may change when a run is resumed: the computation of further updates stays the same.
+# Fields that may change when a run is resumed: the results of further updates are independent of them.
 _CHANGEABLE_FIELDS = (
     "data.cache_dir",
     "data.tfds_data_dir",
@@ -32,10 +32,11 @@ _CHANGEABLE_FIELDS = (
     "train.keep_checkpoints",
 )
 
-# The step of a checkpoint that `import` made. Until training, all fields but these groups may still change.
+# The step of the checkpoint that `import` writes.
 IMPORTED_STEP = 0
+# Groups of fields that `import` fixes; all other fields may change until the first update.
 _FIXED_BY_IMPORT = ("model.", "vocab.")
-# Fields of the model that may change all the same: they choose how its layers are run.
+# Fields of these groups that may change as well: they choose how the layers are run.
 _CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.scan_layers:")
 
 # Learning-rate schedules that are independent of train.steps, so that a run may be extended.
@@ -90,7 +91,7 @@ def open_run(run_dir: Path, config: Config) -> None:
 
 
 def _is_untrained_import(run_dir: Path) -> bool:
-    """Returns whether the imported model is the run's only checkpoint: training writes those of later steps."""
+    """Returns whether the imported model is the run's only checkpoint; training writes later steps."""
     checkpoints = run_dir / "checkpoints"
     steps = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return [name for name in steps if name.isdigit()] == [str(IMPORTED_STEP)]
@@ -114,7 +115,7 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
     except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
         reason = str(error)
     if reason:
-        raise UserError(f"{path} is damaged ({reason}); delete it, and the next training command writes it again")
+        raise UserError(f"{path} is damaged ({reason}); delete it, and `train` writes it again")
     return report
 
 

@@ -18,7 +18,7 @@ _SHORT, _LONG = 2, 3
 
 
 class Leaf(NamedTuple):
-    """One leaf of a packed state: its shape for source length 1 and token capacity 1, and its growing axes."""
+    """One leaf of a packed state: shape for source length 1 and token capacity 1, and the axes that grow."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -72,8 +72,10 @@ def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> Layout:
     if blanks.finished is not None:
         blanks = blanks._replace(finished=blanks.finished._replace(tokens=pad_id))
     leaves = []
-    for base, other_source, other_room, blank in zip(*map(jax.tree.leaves, (*shapes, blanks)), strict=True):
-        source, time = _axis(base.shape, other_source.shape), _axis(base.shape, other_room.shape)
+    for base, longer_source, larger_capacity, blank in zip(
+        *map(jax.tree.leaves, (*shapes, blanks)), strict=True
+    ):
+        source, time = _axis(base.shape, longer_source.shape), _axis(base.shape, larger_capacity.shape)
         shape = list(base.shape[1:])
         for axis in {source, time}:
             if axis is not None:

@@ -1,7 +1,7 @@
 """Input and output of text with one sentence per line, as byte streams.
 
-Contains the definition of a line (the text between two line feeds; no other character ends a line), and the rule
-that an output file gets its final name once it is complete.
+Contains the definition of a line (the text between two line feeds; no other character ends a line), and the
+rule that an output file gets its final name once it is complete.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _NAMED_LINES = 10
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """Opens a file for reading, or standard input for `-`. Raises UserError if the file is absent or a folder."""
+    """Opens a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
@@ -71,7 +71,7 @@ def read_lines(
 
 
 def count_lines(path: str) -> int | None:
-    """Counts the lines that `read_lines` yields; None for input readable only once, such as standard input."""
+    """Counts the lines that `read_lines` yields; None if they can be read only once, as in standard input."""
     file = Path(path).expanduser()
     if path == STANDARD or not file.is_file():
         return None
@@ -86,8 +86,8 @@ def count_lines(path: str) -> int | None:
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that writes one line to a file, or to standard output for `-`.
 
-    The file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks .partial is
-    always complete.
+    The file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
+    .partial is always complete.
 
     Raises:
       UserError: the parent folder does not exist, or the path is a folder.
@@ -103,7 +103,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def check_output(path: str) -> Path:
-    """Returns the path of an output file. Raises UserError if its parent folder is absent, or it is a folder."""
+    """Returns the path of an output file. Raises UserError if it is a folder, or its parent is absent."""
     file = Path(path).expanduser()
     if not file.parent.is_dir():
         raise UserError(f"output folder {file.parent} does not exist; create it with mkdir -p {file.parent}")

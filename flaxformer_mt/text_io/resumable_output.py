@@ -1,10 +1,10 @@
-"""A resumable output file: resumed after an interruption, a program writes the same bytes as without one.
+"""A resumable output file: an interrupted and resumed program writes the same bytes as an uninterrupted one.
 
-Contains the two files that are kept until the output is complete, and the check that a resumed run has the same
-inputs and options:
+Contains the two files that are kept until the output is complete, and the check that a resumed run has the
+same inputs and options:
 
     FILE.partial       complete lines, and possibly the beginning of one more
-    FILE.partial.json  the record: number of valid bytes, number and digests of the input lines, and the options
+    FILE.partial.json  the record: numbers of valid bytes and input lines, digests of the input, and options
 
 Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
 lines as an uninterrupted one, with the same floating-point rounding and the same bytes.
@@ -60,8 +60,8 @@ class ResumableOutput:
         for _ in range(self.done):
             if next(reader, None) is None:
                 raise UserError(
-                    f"{name} ends after {reader.count} lines, but {self.partial} is the output of {self.done}; "
-                    "give the same input, or leave out --resume to start over"
+                    f"{name} ends after {reader.count} lines, but {self.partial} is the output of "
+                    f"{self.done}; give the same input, or leave out --resume to start over"
                 )
         found, expected = reader.digest(self.done), self._digests.get(name, "absent")
         if self.done and found != expected:
@@ -109,7 +109,8 @@ class ResumableOutput:
             then, size = record["origin"] | {"step": record["step"]}, record["bytes"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{self.partial} has no record {self._record_file.name} of its inputs and options ({error}); {remedy}"
+                f"{self.partial} has no record {self._record_file.name} of its inputs and options "
+                f"({error}); {remedy}"
             ) from error
         now = self._origin | {"step": self._step}
         differing = [
@@ -161,7 +162,8 @@ def open_resumable(
     """Opens a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
 
     Raises:
-      UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be resumed.
+      UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be
+        resumed.
     """
     output = ResumableOutput(check_output(path), origin=origin, step=step, resume=resume)
     whole = False

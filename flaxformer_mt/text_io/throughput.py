@@ -1,8 +1,8 @@
 """Progress of line-by-line work on standard error: lines and tokens per second, and the time left.
 
-Contains the counters and the rules for printing: on a terminal one line that is overwritten, elsewhere a line every
-30 seconds, and no output at all for work that takes less than 5 seconds. Compile time is reported separately
-and excluded from the rates.
+Contains the counters and the rules for printing: on a terminal one line that is overwritten, elsewhere a line
+every 30 seconds, and no output at all for work that takes less than 5 seconds. Compile time is reported
+separately and excluded from the rates.
 """
 
 import math
@@ -66,7 +66,8 @@ class Throughput:
     def format(self, now: float) -> str:
         """Formats the counts and rates at time `now`, in seconds of the clock.
 
-        Example: `12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left`
+        Example:
+          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
         """
         working = max(1e-9, now - self._start - self._compiling)
         done = self._done + self._lines

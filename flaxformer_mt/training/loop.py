@@ -103,7 +103,7 @@ def _train(
     *,
     announce: bool,
 ) -> None:
-    """The loop: batch, update, log, validation and checkpoint when due, until training ends or is interrupted."""
+    """Runs the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
     train, progress, state = config.train, setup.progress, setup.state
     validate_params = None
     if setup.prepared.valid_pairs is not None:

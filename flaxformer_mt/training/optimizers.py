@@ -1,6 +1,6 @@
-"""Learning-rate schedules and optimizers, by the names that the config gives them.
+"""Learning-rate schedules and optimizers, selected by their names in the config.
 
-Pure functions of the config; knows nothing of models, losses or devices.
+Contains pure functions of `OptimConfig`; model, loss and devices are left to the caller.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Schedule = Callable[[Array | int], Array]
 
 
 def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> Schedule:
-    """The learning rate of the update number `step`, counted from 0.
+    """Builds the learning-rate schedule: a function from `step`, counted from 0, to the rate of that update.
 
     All schedules rise linearly over `warmup_steps` updates. noam is equation 3 of Vaswani et al. 2017,
     learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape
@@ -29,15 +29,15 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
         peak = peak * model_dim**-0.5 * warmup**-0.5
 
     def schedule(step: Array | int) -> Array:
-        number = jnp.asarray(step, jnp.float32) + 1  # the first update is number 1, not a wasted 0
+        number = jnp.asarray(step, jnp.float32) + 1  # from 1, since a rate of 0 would waste the first update
         rising = number / warmup
         if config.schedule in ("noam", "inverse_sqrt"):
             falling = jnp.sqrt(warmup / number)
         elif config.schedule == "constant":
             falling = jnp.ones(())
         else:
-            done = jnp.clip((number - warmup) / max(total_steps - warmup, 1), 0, 1)
-            left = 1 - done if config.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * done))
+            fraction = jnp.clip((number - warmup) / max(total_steps - warmup, 1), 0, 1)
+            left = 1 - fraction if config.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * fraction))
             falling = config.final_fraction + (1 - config.final_fraction) * left
         return peak * jnp.minimum(rising, falling)
 
@@ -45,9 +45,10 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
 
 
 def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """Clipping by the global norm, then the update rule that the config names.
+    """Builds the optimizer: gradient clipping by the global norm, then the update rule that the config names.
 
-    Weight decay is decoupled (Loshchilov and Hutter 2019) and leaves vectors (biases, norms) alone.
+    Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
+    parameters of normalization layers are exempt.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -64,8 +65,9 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=_matrices
         ),
         "muon": lambda: optax.chain(
-            # Its own decay would pass over the embeddings, which are matrices that it leaves to Adam; so it
-            # gives the direction alone (a rate of -1 undoes the turn of the sign), as for the other rules.
+            # Muon's own weight decay excludes the embeddings, since Muon leaves these matrices to Adam. So
+            # Muon computes only the direction (the rate -1 cancels its change of sign), and the decay of all
+            # matrices and the learning rate are applied after it.
             contrib.muon(
                 -1.0,
                 beta=config.b1,
@@ -73,7 +75,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
                 adam_b2=config.b2,
                 eps=config.epsilon,
                 muon_weight_dimension_numbers=_muon_dimensions,
-                # Updates as large as Adam's (Liu et al. 2025), so that one learning rate fits both.
+                # Scales updates to the RMS of Adam's (Liu et al. 2025), so that one learning rate fits both.
                 consistent_rms=0.2,
             ),
             optax.add_decayed_weights(config.weight_decay, _matrices),
@@ -85,7 +87,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
 
 
 def _matrices(params: dict) -> dict:
-    """True for parameters that are matrices by nature: kernels and embeddings, not biases and scales."""
+    """Marks the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:
         return path[-1].key in ("kernel", "embedding", "output_kernel")
@@ -94,9 +96,10 @@ def _matrices(params: dict) -> dict:
 
 
 def _muon_dimensions(params: dict) -> dict:
-    """Muon turns kernels as matrices from their inputs to their outputs; all else is left to Adam.
+    """The input and output axes of each kernel, which Muon treats as one matrix; None: left to Adam.
 
-    Projections into heads [D, H, K] map axis 0 to the others; the one out of them [H, E, D] the reverse.
+    A projection into heads [D, H, K] maps axis 0 to axes 1 and 2; the output projection [H, E, D] maps axes
+    0 and 1 to axis 2.
     """
 
     def dimensions(path: tuple, leaf: Array) -> contrib.MuonDimensionNumbers | None:

@@ -1,6 +1,6 @@
 """`train --profile`: a trace of some updates, for TensorBoard and Perfetto.
 
-Owns when it begins and ends, and where it lies. Knows nothing of what an update does.
+Decides when the trace starts and stops, and in which directory it is written:
 
     RUN/profile/plugins/profile/TIME/ HOST.xplane.pb · HOST.trace.json.gz · perfetto_trace.json.gz
 """
@@ -12,24 +12,24 @@ from typing import Any, Self
 
 import jax
 
-# Updates that are not recorded, for in them programs are compiled; fewer where the run ends too soon.
+# The number of updates before the trace, during which programs are compiled; fewer if the run is too short.
 WARM_UP = 10
 
 
 class Profile:
-    """Records a trace of some updates; a context manager, at whose end a trace that is still open ends too.
+    """Records a trace of some updates; a context manager that also stops an unfinished trace on exit.
 
-    Says where the trace is, or that there is none.
+    Reports the directory of the trace, or that no trace was recorded.
     """
 
     def __init__(self, directory: Path, updates: int, *, remaining: int, say: Callable[[str], None]) -> None:
-        """Records nothing yet.
+        """Stores the arguments; recording starts with `begin`.
 
         Args:
-          directory: made when there is a trace.
-          updates: how many to record; 0: none, and nothing is said.
-          remaining: how many updates the run has still to go, at most.
-          say: takes a line for the human.
+          directory: the directory of the trace, created when recording starts.
+          updates: the number of updates to record; 0: record nothing and report nothing.
+          remaining: the largest number of updates that the run can still take.
+          say: shows a line to the user.
         """
         self._directory = directory
         self._wanted = self._left = updates
@@ -41,16 +41,16 @@ class Profile:
         self._newest: Any = None
 
     def begin(self, step: int) -> None:
-        """Update number `step` begins, with the wait for its batch."""
+        """Marks the start of update number `step`, before the loop waits for its batch."""
         if not self._left:
             return
         if self._skip:
             self._skip -= 1
             return
         if not self._recording:
-            jax.block_until_ready(self._newest)  # what was asked for before is none of this trace's
+            jax.block_until_ready(self._newest)  # keeps earlier updates out of the trace
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # it would slow down the host, and so what is measured
+            options.python_tracer_level = 0  # tracing Python slows down the host and would distort the times
             jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
             self._recording, self._first = True, step
         self._last = step
@@ -58,7 +58,7 @@ class Profile:
         self._annotation.__enter__()
 
     def end(self, step: int, result: Any) -> None:
-        """Update number `step` has been handed to the devices; `result` is there when they are done."""
+        """Marks the dispatch of update number `step`; `result` is ready when the devices have finished it."""
         if not self._left:
             return
         self._newest = result
@@ -78,8 +78,8 @@ class Profile:
             self._recording, self._left, self._newest = False, 0, None
         traces = sorted((self._directory / "plugins" / "profile").iterdir(), key=lambda p: p.stat().st_mtime)
         self._say(
-            f"profile of updates {self._first} to {self._last}: {traces[-1]}; TensorBoard with its profile "
-            f"plugin opens {self._directory}, ui.perfetto.dev the perfetto_trace.json.gz"
+            f"profile of updates {self._first} to {self._last}: {traces[-1]}; TensorBoard with the profile "
+            f"plugin opens {self._directory}, and ui.perfetto.dev opens perfetto_trace.json.gz"
         )
 
     def __enter__(self) -> Self:
@@ -97,4 +97,4 @@ class Profile:
         if self._recording:
             self._stop()
         elif self._left:
-            self._say(f"training ended before any of the {self._wanted} updates to profile had begun")
+            self._say(f"no profile: training ended before the first of the {self._wanted} updates to record")

@@ -16,7 +16,13 @@ from flaxformer_mt.training.train_progress import TrainProgress
 
 
 def make_report(
-    config: Config, run_dir: Path, prepared: Prepared, progress: TrainProgress, *, parameters: int, hardware: str
+    config: Config,
+    run_dir: Path,
+    prepared: Prepared,
+    progress: TrainProgress,
+    *,
+    parameters: int,
+    hardware: str,
 ) -> dict[str, Any]:
     """Scores the final checkpoint on the test set, if there is one, and collects the facts of the run."""
     report: dict[str, Any] = {

@@ -41,7 +41,7 @@ TrainStep = Callable[[TrainState, list[Batch]], tuple[TrainState, StepMetrics]]
 
 
 class TrainingSetup(NamedTuple):
-    """What the training loop needs; `state` and `progress` are those of the newest checkpoint, or initial ones."""
+    """What the training loop needs; `state` and `progress` are those of the newest checkpoint, or initial."""
 
     parallel: Parallel
     prepared: Prepared
@@ -74,7 +74,12 @@ def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> 
     prepared = first_then_others(lambda: prepare(config, run_dir, own_store=own_store), name="prepare")
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size, platform=parallel.platform)
+    model = make_model(
+        config.model,
+        source_size=vocabs.source.size,
+        target_size=vocabs.target.size,
+        platform=parallel.platform,
+    )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
 
@@ -105,14 +110,14 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
         needs.append("train.final_checkpoint=best")
     if needs:
         raise UserError(
-            f"{' and '.join(needs)} need a validation set, but {config.data.dataset} has no split "
-            f"{config.data.valid_split}; name one with data.valid_split, or set train.final_checkpoint=last "
-            "and train.patience=0"
+            f"{config.data.dataset} has no split {config.data.valid_split}, but a validation set is required "
+            f"by {' and '.join(needs)}; name a split with data.valid_split, or set "
+            "train.final_checkpoint=last and train.patience=0"
         )
 
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
-    """Checks that the model has positions for all validation pairs, since none of them is left out or cut."""
+    """Checks that the model has positions for every validation pair: validation uses all pairs uncut."""
     if config.model.architecture == "decoder_only":
         longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
     else:
@@ -121,7 +126,7 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
     if bound is not None and longest > bound:
         raise UserError(
             f"the longest pair of the validation set has {longest} tokens, but model.max_positions is "
-            f"{bound}; raise it, or leave such pairs out of the set"
+            f"{bound}; raise model.max_positions, or remove the longer pairs from the validation set"
         )
 
 
@@ -151,11 +156,12 @@ def load_state(
         shardings,
     )
     trees, values = checkpoints.restore(step, to_trees(target))
-    return TrainState(**({"ema_params": None} | trees.pop("counters") | trees)), TrainProgress.from_dict(values)
+    state = TrainState(**({"ema_params": None} | trees.pop("counters") | trees))
+    return state, TrainProgress.from_dict(values)
 
 
 def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -> Any:
-    """The parameters that `import` wrote, one subtree per layer, converted to the structure and sharding of `like`."""
+    """The parameters that `import` wrote, one subtree per layer, in the structure and sharding of `like`."""
     if not is_stacked(like):
         return checkpoints.restore(IMPORTED_STEP, {"params": like})[0]["params"]
     single = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), jax.eval_shape(unstack_layers, like))
@@ -164,7 +170,7 @@ def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -
 
 
 def to_trees(state: TrainState) -> dict[str, Any]:
-    """The state as named trees, as a checkpoint stores it; without a moving average there is no `ema_params`."""
+    """The state as named trees, as a checkpoint stores it; `ema_params` only if there is a moving average."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     if state.ema_params is None:
         del fields["ema_params"]

@@ -1,4 +1,4 @@
-"""Stopping on request: after SIGTERM or Ctrl-C, training ends after the step in progress and saves a checkpoint."""
+"""Stopping on request: on SIGTERM or Ctrl-C, training finishes the current step and saves a checkpoint."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class StopRequest:
-    """A context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt at once.
+    """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
 
     with StopRequest() as stop:
         while stop.received is None: ...
@@ -48,7 +48,7 @@ class StopRequest:
             return
         # os.write, since print is not reentrant and the signal may have interrupted one.
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(2, f"\n{self.received.name}: saving after this step; once more ends at once\n".encode())
+            os.write(2, f"\n{self.received.name}: saving after this step; repeat to end at once\n".encode())
 
     @property
     def exit_status(self) -> int:

@@ -1,6 +1,6 @@
-"""The state of training: everything an update reads and writes, as one pytree.
+"""The training state: everything that an update reads and writes, as one pytree.
 
-The random key is not in it: dropout's key is a function of the seed and the step.
+The state contains no random key: the key of dropout is derived from the seed and the step.
 """
 
 from typing import Any
@@ -15,10 +15,11 @@ from flaxformer_mt.shapes import Array
 
 @struct.dataclass
 class TrainState:
-    """Parameters and what goes with them.
+    """Parameters, optimizer state, moving average and counters.
 
-    step: updates tried so far. ema_params: the moving average, or None. skipped: updates left out because
-    their gradient was not finite; skipped_in_a_row: those since the last good one.
+    step: the number of updates so far, skipped ones included. ema_params: the exponential moving average of
+    the parameters, or None. skipped: the number of updates that were skipped because of a non-finite loss or
+    gradient. skipped_in_a_row: the number of updates skipped since the last finite one.
     """
 
     step: Array
@@ -30,13 +31,13 @@ class TrainState:
 
     @property
     def inference_params(self) -> Any:
-        """What evaluation and translation use: the moving average where there is one."""
+        """The parameters for evaluation and translation: the moving average if there is one."""
         return self.params if self.ema_params is None else self.ema_params
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
     """The state before the first update."""
     zero = jnp.zeros((), jnp.int32)
-    # A copy, since the step donates its buffers and no buffer can be given away twice.
+    # A copy: an update donates the buffers of the state, and each buffer can be donated only once.
     ema_params = jax.tree.map(jnp.copy, params) if ema else None
     return TrainState(zero, params, optimizer.init(params), ema_params, jnp.copy(zero), jnp.copy(zero))

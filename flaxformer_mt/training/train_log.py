@@ -1,7 +1,7 @@
-"""What is measured of the updates themselves while training: the running log.
+"""The training log: mean loss, speed, padding and utilization of the updates between two log lines.
 
-Owns the arithmetic of speeds, shares and means, and turns them into what `tracking` shows. Knows nothing of
-the order of things in the loop.
+Computes the values from the metrics of updates; `tracking` records and shows them, and `training/loop.py`
+calls both.
 """
 
 import contextlib
@@ -29,7 +29,10 @@ from flaxformer_mt.training.update import StepMetrics
 
 @dataclass
 class _Totals:
-    """Loss and right predictions of updates, in float64, one after the other: a stop changes no bit."""
+    """Sums over the tokens of some updates: loss, number of tokens, number of correct predictions.
+
+    The sums are float64 and add one update at a time, so that resuming changes no bit of them.
+    """
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -41,39 +44,39 @@ class _Totals:
         self.correct_sum += correct_sum
 
     def means(self, config: TrainConfig) -> dict[str, float]:
-        """What a token of them cost, and with `log_accuracy` the share that was right; nan of nothing."""
+        """Mean loss per token, and with `log_accuracy` the share of correct tokens; nan without tokens."""
         weight = self.weight or math.nan
         accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
         return {"loss": self.loss_sum / weight, **accuracy}
 
 
 class DataWait:
-    """How long the devices had nothing to do because the loop waited for its next batch.
+    """Measures how long the devices were idle because the loop waited for its next batch.
 
-    The loop runs ahead of the devices, and its own waiting costs nothing while they are busy with updates
-    from before. So a thread notes when each update ends, and of a wait counts what lies after that.
+    The loop runs ahead of the devices: waiting for a batch costs nothing while the devices are busy with
+    earlier updates. So a thread records when each update ends, and only the part of a wait after that counts.
     """
 
     def __init__(self) -> None:
-        """Starts the thread, which ends with this object."""
+        """Starts the thread; it ends when this object is deleted."""
         self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
         self._busy_until: Future[float] | None = None
         self._waits: list[tuple[float, float, Future[float] | None]] = []
 
     def add_update(self, result: Any) -> None:
-        """An update has been handed to the devices; `result` is there when they are done with it."""
+        """Records the dispatch of an update; `result` is ready when the devices have finished it."""
         self._busy_until = self._watcher.submit(_time_when_ready, result)
 
     def add_wait(self, start: float, end: float) -> None:
-        """The loop waited from `start` to `end`, with nothing for the devices after the newest update."""
+        """Records that the loop waited for a batch from `start` to `end`, after the newest update."""
         self._waits.append((start, end, self._busy_until))
 
     def read(self) -> float:
-        """Seconds since the last time; waits for the updates before the last wait."""
+        """Returns the idle seconds since the last call; waits for the updates before the last wait."""
         seconds = 0.0
         for start, end, busy_until in self._waits:
-            idle = start if busy_until is None else max(start, busy_until.result())
-            seconds += max(0.0, end - idle)
+            idle_from = start if busy_until is None else max(start, busy_until.result())
+            seconds += max(0.0, end - idle_from)
         self._waits.clear()
         return seconds
 
@@ -84,9 +87,9 @@ def _time_when_ready(result: Any) -> float:
 
 
 class TrainingLog:
-    """Gathers the metrics of updates on their devices; reads them every `train.log_every` and each epoch.
+    """Collects the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
-    Between two reads the host never waits for a step.
+    The metrics stay on the devices until they are logged, so that the host waits for an update only then.
     """
 
     def __init__(
@@ -103,15 +106,15 @@ class TrainingLog:
         """Starts the clock.
 
         Args:
-          tracker: takes the lines.
-          schedule: of the learning rate.
-          config: of the run.
-          parallel: the devices that it runs on.
-          target_size: V, entries of the target vocabulary.
-          gathered: the `to_dict` of the sitting that this one goes on from.
-          target_tokens: that the sittings before have trained on.
+          tracker: records and shows the values.
+          schedule: the learning-rate schedule.
+          config: the config of the run.
+          parallel: the devices of the run.
+          target_size: V, the size of the target vocabulary.
+          gathered: the `to_dict` of the checkpoint from which training resumes; None: a new run.
+          target_tokens: the number of target tokens trained on before that checkpoint.
         """
-        # Real target tokens of all updates that have been read, on all devices.
+        # Target tokens, without padding, of all updates read so far, on all devices.
         self.target_tokens = target_tokens
         self._tracker = tracker
         self._schedule = schedule
@@ -126,19 +129,18 @@ class TrainingLog:
         self._data_wait = DataWait()
         self._epoch = self._updates = 0
         self._seconds = self._waited = 0.0
-        if gathered and "work" in gathered:  # else it is from a version that counted otherwise: begin anew
+        if gathered and "work" in gathered:  # older versions stored other sums: start from zero
             self._line, self._epoch_totals = (_Totals(**gathered[name]) for name in ("line", "epoch_totals"))
             self._shapes.update(tuple(shape) for shape in gathered["shapes"])
-            self._work = Work(**gathered["work"]) if is_first() else Work()  # it is that of all processes
+            self._work = Work(**gathered["work"]) if is_first() else Work()  # the sum over all processes
             self._epoch, self._updates = gathered["epoch"], gathered["updates"]
             self._seconds, self._waited = gathered["seconds"], gathered["waited"]
-        self._then = time.monotonic()
+        self._timed_until = time.monotonic()
 
     def to_dict(self) -> dict[str, Any]:
-        """What has been gathered since the last lines, as JSON values, for a checkpoint.
+        """The sums since the last log lines, as JSON values for a checkpoint; waits for the newest update.
 
-        So the first lines after a resume are over the same updates as they would have been without the stop.
-        Waits for the newest step.
+        With them, the first lines after resuming cover the same updates as in an uninterrupted run.
         """
         self._read()
         self._pool_work()
@@ -154,14 +156,14 @@ class TrainingLog:
         }
 
     def add(self, step: int, metrics: StepMetrics, batches: list[Batch], epoch: int) -> None:
-        """Takes in update number `step`; logs when a line is due, or the epoch's.
+        """Adds update number `step`; logs the updates when a line is due, and the epoch when it has ended.
 
         Args:
-          epoch: of the batch that comes next, from 0. An update whose microbatches are of two epochs counts
-            as the end of the first.
+          epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
+            first one and ends it.
 
         Raises:
-          UserError: the last train.max_nonfinite_steps updates all had to be skipped.
+          UserError: the last train.max_nonfinite_steps updates were all skipped.
         """
         self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum))
         self._newest = metrics
@@ -175,7 +177,7 @@ class TrainingLog:
             self._end_epoch(step, epoch)
 
     def _count(self, batch: Batch) -> None:
-        """Takes in what a batch holds: the one place where real tokens and padding are counted."""
+        """Adds a batch's tokens, padding and shape: the only place that counts tokens and padding."""
         self._work += real_work(
             batch.source_mask, batch.target_mask, batch.source_segments, batch.target_segments
         )
@@ -183,7 +185,7 @@ class TrainingLog:
         self._shapes.add((rows * self._parallel.row_factor, source_length, batch.target_in.shape[1]))
 
     def _pool_work(self) -> None:
-        """Gives the first process what all have counted: each has seen its own rows of the batches."""
+        """Sums the counts of all processes in the first one, since each process counts its own rows only."""
         if process_count() == 1:
             return
         own = self._work if self._parallel.counts_rows else Work()
@@ -202,25 +204,25 @@ class TrainingLog:
         """Stops the clock while something other than training runs, such as validation."""
         self._add_time()
         yield
-        self._then = time.monotonic()
+        self._timed_until = time.monotonic()
 
     def _add_time(self) -> None:
         """Adds the time since the clock was last read; waits for the newest update."""
         if self._newest is not None:
             jax.block_until_ready(self._newest.weight)
         now = time.monotonic()
-        self._seconds += now - self._then
-        self._then = now
+        self._seconds += now - self._timed_until
+        self._timed_until = now
 
     def flush(self, step: int) -> None:
-        """Logs what has been gathered since the last time, if anything."""
+        """Logs the updates since the last line, if there are any."""
         if self._newest is None or not self._updates:
             return
-        self._read()  # waits for the newest step
+        self._read()  # waits for the newest update
         self._pool_work()
         self._add_time()
         skipped = int(self._newest.skipped)
-        rate = float(self._schedule(max(0, step - 1 - skipped)))  # updates left out do not move the schedule
+        rate = float(self._schedule(max(0, step - 1 - skipped)))  # skipped updates do not count
         self._tracker.log(
             step,
             "train",
@@ -236,16 +238,16 @@ class TrainingLog:
         in_a_row, limit = int(self._newest.skipped_in_a_row), self._config.train.max_nonfinite_steps
         if in_a_row >= limit:
             raise UserError(
-                f"the last {in_a_row} updates up to step {step} had gradients that are not finite "
-                f"(train.max_nonfinite_steps is {limit}); the learning rate is {rate:.3g}: lower "
-                "optim.learning_rate or lengthen optim.warmup_steps. The checkpoints before are good"
+                f"the last {in_a_row} updates up to step {step} had non-finite gradients "
+                f"(train.max_nonfinite_steps is {limit}) at learning rate {rate:.3g}; lower "
+                "optim.learning_rate or raise optim.warmup_steps. The saved checkpoints are not affected"
             )
         self._line, self._work = _Totals(), Work()
         self._updates = 0
         self._seconds = self._waited = 0.0
 
     def _usage(self) -> dict[str, float]:
-        """Tokens, speeds and shares of a line; what is not known of the devices is absent."""
+        """Token counts, speeds and shares of a line; values unknown for the devices are absent."""
         seconds, work = max(self._seconds, 1e-9), self._work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {
@@ -265,18 +267,18 @@ class TrainingLog:
         return values
 
     def _read(self) -> None:
-        """Adds up what updates have reported since the last time; waits for the newest."""
+        """Adds the metrics of the updates since the last call to the sums; waits for the newest update."""
         self._waited += self._data_wait.read()
         for loss_sum, weight, correct_sum in jax.device_get(self._unread):
             numbers = float(loss_sum), float(weight), float(correct_sum or 0)
             self._line.add(*numbers)
             self.target_tokens += int(numbers[1])
-            if math.isfinite(numbers[0]):  # one bad batch does not void the mean of an epoch
+            if math.isfinite(numbers[0]):  # so that one bad batch does not make the mean of its epoch nan
                 self._epoch_totals.add(*numbers)
         self._unread.clear()
 
     def _end_epoch(self, step: int, epoch: int) -> None:
-        """Logs the means over the epoch that has just ended: the last of them if several ended at once."""
+        """Logs the means over the epoch that has ended; if an update ended several, they share one line."""
         self._read()
         totals = self._epoch_totals
         values = {"epoch": epoch, **totals.means(self._config.train), "target_tokens": int(totals.weight)}

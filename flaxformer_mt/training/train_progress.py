@@ -1,4 +1,4 @@
-"""The progress of a run: the plain values that a checkpoint stores beside the arrays, so that resuming is exact.
+"""The progress of a run: the plain values that a checkpoint stores beside the arrays for an exact resume.
 
 Contains the position in the data, the best score so far, and the evaluations since.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from flaxformer_mt.data.loader import Position
 
-# Keys of progress.json written by version 0.1 -> fields of today.
+# Keys of progress.json written by version 0.1 -> today's fields.
 _RENAMED = {"without_gain": "evaluations_since_best"}
 
 
@@ -18,9 +18,9 @@ _RENAMED = {"without_gain": "evaluations_since_best"}
 class TrainProgress:
     """The position in the data, the clock, and the scores of a run.
 
-    `epoch` and `index` name the next batch. `metrics` are those of the evaluation at `step`, if there was one.
-    `log` is what the next line of the training log has accumulated so far. `interim` marks a checkpoint that was
-    saved only because training was asked to stop.
+    `epoch` and `index` name the next batch. `metrics` are those of the evaluation at `step`, if there was
+    one. `log` is what the next line of the training log has accumulated so far. `interim` marks a checkpoint
+    that was saved only because training was asked to stop.
     """
 
     step: int = 0

@@ -1,8 +1,8 @@
 """The update of one batch, as pure functions.
 
 Row 9 of the data path. Gradients are sums over tokens. They are added over devices by `reduce` and over
-microbatches by `add_sums`, then divided once by the number of tokens, so neither the number of devices nor
-the number of microbatches changes the update.
+microbatches by `add_sums`, then divided once by the number of tokens, so the update is the same for any
+number of devices and of microbatches.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from flaxformer_mt.losses import (
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.state import TrainState
 
-
+# Values of train.prng -> names of JAX's random number generators.
 _PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
 
 
 class Sums(NamedTuple):
-    """Gradient and loss of some tokens, summed; weight is how many they are.
+    """Gradient and loss, summed over tokens; weight is the number of tokens.
 
-    correct_sum: how many of them were predicted rightly; None without `train.log_accuracy`.
+    correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`.
     """
 
     gradients: Any
@@ -43,9 +43,10 @@ class Sums(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What an update reports, as device scalars: reading one waits for the step.
+    """The metrics of an update, as device scalars: reading one waits for the update.
 
-    correct_sum is None without `train.log_accuracy`.
+    gradient_norm: before clipping. skipped, skipped_in_a_row: the counters of the new state.
+    correct_sum: None without `train.log_accuracy`.
     """
 
     loss_sum: Array
@@ -57,19 +58,19 @@ class StepMetrics(NamedTuple):
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
-    """The sums of two microbatches together."""
+    """Adds the sums of two microbatches."""
     return jax.tree.map(jnp.add, left, right)
 
 
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
-    """Builds the pure function from parameters and a batch to the sums of its gradients."""
+    """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
 
     def gradient_step(
         params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
         key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
         dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
-        if reduce.shard is not None:  # parts of a batch draw numbers of their own
+        if reduce.shard is not None:  # each shard of a batch has its own dropout masks
             dropout_key = jax.random.fold_in(dropout_key, reduce.shard)
 
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
@@ -107,9 +108,9 @@ def _training_loss(module: Any, hidden: Array, batch: Batch, config: Config) -> 
 def make_update(
     optimizer: optax.GradientTransformation, config: Config
 ) -> Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]:
-    """Builds the pure update: divide by the weight, clip, step, move the average.
+    """Builds the pure update: division by the weight, clipping, optimizer, moving average.
 
-    A gradient with a NaN or an infinity leaves everything but the counters as it was.
+    If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
     """
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
@@ -117,38 +118,38 @@ def make_update(
             return jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
 
         norm = optax.tree.norm(divide())
-        good = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
 
-        def move(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
+        def apply(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
             updates, opt_state = optimizer.update(divide(), opt_state, params)
             params = optax.apply_updates(params, updates)
             if ema_params is not None:
-                # Early averages forget faster, so that the start does not linger.
+                # The decay is lower in early updates, so that the initial parameters soon lose their weight.
                 number = state.step.astype(jnp.float32)
                 decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
                 ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
             return params, opt_state, ema_params
 
-        # A branch, not a choice between two results: so the donated arrays are overwritten where they are.
+        # lax.cond instead of jnp.where on two results, so that the donated arrays are updated in place.
         params, opt_state, ema_params = jax.lax.cond(
-            good, move, lambda *same: same, state.params, state.opt_state, state.ema_params
+            finite, apply, lambda *same: same, state.params, state.opt_state, state.ema_params
         )
-        skipped_now = jnp.where(good, 0, 1)
-        after = TrainState(
+        skipped_now = jnp.where(finite, 0, 1)
+        new_state = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
             ema_params=ema_params,
             skipped=state.skipped + skipped_now,
-            skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
+            skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
         )
-        # Copies: the state is donated to the next step, its counters must outlive it.
-        return after, StepMetrics(
+        # `+ 0` copies the counters: metrics are read after the next update has received the state's buffers.
+        return new_state, StepMetrics(
             sums.loss_sum,
             sums.weight,
             norm,
-            after.skipped + 0,
-            after.skipped_in_a_row + 0,
+            new_state.skipped + 0,
+            new_state.skipped_in_a_row + 0,
             sums.correct_sum,
         )
 
@@ -158,7 +159,10 @@ def make_update(
 def make_train_step(
     model: nn.Module, optimizer: optax.GradientTransformation, config: Config
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """Builds the pure update from one batch; `reduce` sums a pytree over devices (`keep` under jit)."""
+    """Builds the pure update from one batch.
+
+    `reduce` sums a pytree over devices; under jit it is `keep`, the identity.
+    """
     gradient_step = make_gradient_step(model, config)
     update = make_update(optimizer, config)
 

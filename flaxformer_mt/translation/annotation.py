@@ -1,6 +1,7 @@
-"""What a second look adds to translations: the probability of each token, and which words belong together.
+"""Additional output for translations: log-probabilities of tokens, and alignments.
 
-Owns what is asked of that look, and how its attention becomes an alignment. Knows nothing of search.
+Contains the options of this output, which needs a forward pass over source and translation in addition to the
+search, and the conversion of the attention weights of this pass to alignments.
 """
 
 import dataclasses
@@ -19,19 +20,20 @@ from flaxformer_mt.vocab import Vocab, Vocabs
 
 
 class Notes(NamedTuple):
-    """What is asked for beside the translations; nothing: no second look is taken."""
+    """Selects the additional output of each translation; with the defaults, the forward pass is skipped."""
 
+    # The log-probability of each token.
     token_log_probs: bool = False
-    # Of words, as white space separates them, or of pieces; None: no alignment.
+    # Alignments of words (separated by white space) or of pieces; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
-    # The decoder layer whose attention aligns, from 0; negative ones count from the last. None: the last but
-    # one, or the only one.
+    # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
+    # layer. None: the last layer but one, or the only layer.
     layer: int | None = None
-    # The head; None: the mean of all.
+    # Attention head; None: the mean of all heads.
     head: int | None = None
 
     def check(self, models: Sequence[ModelConfig]) -> None:
-        """Raises UserError if a model has no such layer or head."""
+        """Raises UserError if a model lacks the layer or the head."""
         for model in models:
             for name, chosen, count in (
                 ("layer", self.layer, model.num_decoder_layers),
@@ -44,7 +46,7 @@ class Notes(NamedTuple):
                     )
 
     def watched(self, models: Sequence[ModelConfig]) -> tuple[Watched, ...]:
-        """The attention that the alignments need."""
+        """Returns the attention weights that the alignments are computed from."""
         if self.alignments is None:
             return ()
         layer = self.layer
@@ -57,7 +59,7 @@ NO_NOTES = Notes()
 
 
 class Annotated(NamedTuple):
-    """A source as ids and as text, and what to look at again: its translations."""
+    """A source as ids and as text, and the translation to annotate."""
 
     ids: np.ndarray
     text: str
@@ -73,49 +75,49 @@ def annotate(
     vocabs: Vocabs,
     params: Sequence[Any],
 ) -> list[Translation]:
-    """The translations, and their alternatives, with what `notes` asks for."""
-    hypotheses = [(item, one) for item in items for one in item.translation.n_best]
-    pairs = [Pair(item.ids, one.tokens) for item, one in hypotheses]
+    """Returns the translations and their alternatives with the additional output that `notes` selects."""
+    hypotheses = [(item, hypothesis) for item in items for hypothesis in item.translation.n_best]
+    pairs = [Pair(item.ids, hypothesis.tokens) for item, hypothesis in hypotheses]
     readings = scorer.read_all(pairs, params=params, watched=notes.watched(models))
-    found = iter(
-        _write_notes(item, one, reading, notes, vocabs)
-        for (item, one), reading in zip(hypotheses, readings, strict=True)
+    annotated = iter(
+        _annotate_hypothesis(item, hypothesis, reading, notes, vocabs)
+        for (item, hypothesis), reading in zip(hypotheses, readings, strict=True)
     )
     results = []
     for item in items:
-        best, *others = [next(found) for _ in item.translation.n_best]
+        best, *others = [next(annotated) for _ in item.translation.n_best]
         results.append(dataclasses.replace(best, alternatives=tuple(others)))
     return results
 
 
-def _write_notes(
-    item: Annotated, one: Translation, reading: Reading, notes: Notes, vocabs: Vocabs
+def _annotate_hypothesis(
+    item: Annotated, hypothesis: Translation, reading: Reading, notes: Notes, vocabs: Vocabs
 ) -> Translation:
     if notes.token_log_probs:
-        one = dataclasses.replace(one, token_log_probs=tuple(reading.log_probs.tolist()))
+        hypothesis = dataclasses.replace(hypothesis, token_log_probs=tuple(reading.log_probs.tolist()))
     if notes.alignments is not None:
-        alignment = _align(item, one, reading.attention[0], notes.alignments == "words", vocabs)
-        one = dataclasses.replace(one, alignment=alignment)
-    return one
+        alignment = _align(item, hypothesis, reading.attention[0], notes.alignments == "words", vocabs)
+        hypothesis = dataclasses.replace(hypothesis, alignment=alignment)
+    return hypothesis
 
 
 def _align(
-    item: Annotated, one: Translation, attention: np.ndarray, words: bool, vocabs: Vocabs
+    item: Annotated, hypothesis: Translation, attention: np.ndarray, words: bool, vocabs: Vocabs
 ) -> Alignment:
-    """Pairs without end symbols, which are no part of the text."""
-    source, target = np.asarray(item.ids), np.asarray(one.tokens, np.int32)
-    read, written = source != vocabs.source.eos_id, target != vocabs.target.eos_id
-    weights = attention[written][:, read]
+    """Returns the alignment of words or of pieces, without eos, which is not part of the text."""
+    source, target = np.asarray(item.ids), np.asarray(hypothesis.tokens, np.int32)
+    in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
+    weights = attention[in_target][:, in_source]
     if not words:
         return align_pieces(weights)
     return align_words(
         weights,
-        _words(vocabs.source, source[read], item.text),
-        _words(vocabs.target, target[written], one.text),
+        _find_words(vocabs.source, source[in_source], item.text),
+        _find_words(vocabs.target, target[in_target], hypothesis.text),
     )
 
 
-def _words(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
+def _find_words(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
     def cut(words: list[str]) -> list[list[str]]:
         return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
 

@@ -1,7 +1,7 @@
-"""What text asks of a search: pieces that must not occur, beginnings and phrases that must.
+"""Constraints on translations: suppressed pieces, forced prefixes and required phrases.
 
-Owns the way from such text to ids, and what is said when it cannot be. Knows nothing of networks or of how a
-search does as it is told.
+Contains the conversion of constraints from text to ids, and the error messages for constraints that a search
+does not support. The search that satisfies them is in search/.
 """
 
 import difflib
@@ -17,23 +17,23 @@ from flaxformer_mt.search import Symbols
 from flaxformer_mt.vocab import Vocab
 
 
-class Demands(NamedTuple):
-    """What is asked of the lines of one call; None: nothing of the kind."""
+class Constraints(NamedTuple):
+    """The number of hypotheses and the constraints of one call; None: no constraint of this kind."""
 
     n_best: int = 1
-    # What each line's translation starts with; "" for nothing.
+    # The prefix of each line's translation; "": none.
     prefixes: Sequence[str] | None = None
     # The phrases that each line's translation contains.
     required: Sequence[Sequence[str]] | None = None
 
     def check(self, search: SearchConfig, num_lines: int, first_line: int) -> None:
-        """Raises UserError if there is not one demand for each line, or the search cannot meet it."""
+        """Raises UserError unless each line has one constraint of each kind, and the search supports them."""
         for what, given in (("prefixes", self.prefixes), ("lists of required phrases", self.required)):
             if given is not None and len(given) != num_lines:
                 before = first_line - 1
                 raise UserError(
                     f"there are {before + len(given)} {what} for {before + num_lines} lines; give one for "
-                    "each line, an empty one where there is nothing to ask"
+                    "each line, an empty one for a line without constraint"
                 )
         if self.required is not None and (search.method != "beam" or search.diversity_groups > 1):
             raise UserError(
@@ -42,14 +42,14 @@ class Demands(NamedTuple):
             )
 
     def phrases(self, index: int) -> list[str]:
-        """The required phrases of a line that have words."""
+        """Returns the required phrases of a line, without blank ones."""
         return [phrase for phrase in self.required[index] if phrase.strip()] if self.required else []
 
     def make_sentence(self, source: np.ndarray, index: int, *, vocab: Vocab, first_line: int) -> Sentence:
-        """A line's source ids with its demands as ids of the target vocabulary.
+        """Combines the source ids of a line with its constraints as ids of the target vocabulary.
 
         Raises:
-          UserError: a phrase has no ids; the line is named, counted from `first_line`.
+          UserError: a phrase has no tokens; the message names the line, counted from `first_line`.
         """
         prefix, phrases = self.prefixes[index] if self.prefixes else "", self.phrases(index)
         if not prefix.strip() and not phrases:
@@ -58,35 +58,36 @@ class Demands(NamedTuple):
         for phrase, tokens in zip(phrases, tokenized[1:], strict=True):
             if not tokens:
                 raise UserError(
-                    f"line {first_line + index} requires {phrase!r}, which has no tokens; drop it"
+                    f"line {first_line + index} requires {phrase!r}, which has no tokens in the target "
+                    "vocabulary; remove it"
                 )
         return Sentence(source, tokenized[0], tuple(tokenized[1:]))
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
-    """The symbols of a search, with what search.suppress and allow_unknown rule out.
+    """Returns the symbols of a search, with the ids that search.suppress and allow_unknown exclude.
 
     Raises:
-      UserError: search.suppress names what is not in the vocabulary, or the end symbol.
+      UserError: search.suppress contains eos, or a piece that is absent from the vocabulary.
     """
-    never = {_find_token(vocab, name) for name in search.suppress}
-    if vocab.eos_id in never:
+    suppressed = {_find_token(vocab, name) for name in search.suppress}
+    if vocab.eos_id in suppressed:
         raise UserError(
-            f"search.suppress has the end symbol (id {vocab.eos_id}), without which no translation ends; "
-            "leave it out, or raise search.min_length_offset"
+            f"search.suppress contains the end symbol (id {vocab.eos_id}), which ends every translation; "
+            "remove it, or raise search.min_length_offset for longer translations"
         )
     if not search.allow_unknown and vocab.unk_id >= 0:
-        never.add(vocab.unk_id)
-    return Symbols(vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(never)))
+        suppressed.add(vocab.unk_id)
+    return Symbols(vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)))
 
 
 def _find_token(vocab: Vocab, name: str) -> int:
-    """The id of a piece, or of an id that is written out; a piece goes first."""
+    """Returns the id of a piece, or the id that `name` spells in digits; a piece takes precedence."""
     pieces = vocab.pieces(range(vocab.size))
     if name in pieces:
         return pieces.index(name)
     if name.isascii() and name.isdigit() and int(name) < vocab.size:
         return int(name)
     near = difflib.get_close_matches(name, pieces, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"give a piece of it, or an id below {vocab.size}"
-    raise UserError(f"search.suppress has {name!r}, which is not in the target vocabulary; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"give one of its pieces, or an id below {vocab.size}"
+    raise UserError(f"search.suppress contains {name!r}, which is not in the target vocabulary; {hint}")

@@ -1,7 +1,7 @@
-"""How several processes translate one text: each searches its share of the sentences, and all get everything.
+"""Translation of one text by several processes: each translates a share of the sentences, and all get all results.
 
-Owns what is whose, and the form in which translations travel. Knows nothing of devices or of search. With one
-process everything here is free.
+Contains the assignment of sentences to processes, and the JSON encoding in which translations are exchanged.
+With one process, no data is exchanged.
 """
 
 import dataclasses
@@ -14,31 +14,34 @@ from flaxformer_mt.translation.result import Translation
 
 
 def own_share() -> slice:
-    """Which sentences of a list are this process's: of three, the second has numbers 1, 4, 7, ..."""
+    """Returns the slice of a list of sentences that this process translates.
+
+    Of three processes, the second has sentences 1, 4, 7, ...
+    """
     return slice(process_index(), None, process_count())
 
 
-def gather_translations(own: Sequence[Translation]) -> list[Translation]:
-    """The translations of all sentences, in order, from those of each `own_share`.
+def gather_translations(share: Sequence[Translation]) -> list[Translation]:
+    """Returns the translations of all sentences, in order, given those of this process's `own_share`.
 
-    All processes call it together; two of them with [a, c] and [b] both get [a, b, c].
+    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
     """
     if process_count() == 1:
-        return list(own)
-    message = json.dumps([dataclasses.asdict(translation) for translation in own]).encode()
-    shares = [[_read(values) for values in json.loads(text)] for text in exchange(message)]
-    everything: list[Translation] = [own_translation for share in shares for own_translation in share]
-    for number, share in enumerate(shares):
-        everything[number :: len(shares)] = share
-    return everything
+        return list(share)
+    message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
+    shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
+    all_translations: list[Translation] = [translation for part in shares for translation in part]
+    for number, part in enumerate(shares):
+        all_translations[number :: len(shares)] = part
+    return all_translations
 
 
-def _read(values: dict[str, Any]) -> Translation:
-    alternatives = tuple(_read(one) for one in values.pop("alternatives"))
-    plain = {name: _to_tuples(value) for name, value in values.items()}
-    return Translation(**plain, alternatives=alternatives)
+def _from_json(values: dict[str, Any]) -> Translation:
+    alternatives = tuple(_from_json(alternative) for alternative in values.pop("alternatives"))
+    fields = {name: _to_tuples(value) for name, value in values.items()}
+    return Translation(**fields, alternatives=alternatives)
 
 
 def _to_tuples(value: Any) -> Any:
-    """JSON has lists where we have tuples."""
+    """Converts lists to tuples: JSON has lists only."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

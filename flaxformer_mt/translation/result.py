@@ -1,7 +1,6 @@
-"""A translation: its text and what the search thought of it; and those of a line's parts as one.
+"""Translations with their scores, and the combination of the translations of a line's parts.
 
-Owns what is added up, and how, when a long line was translated in parts. Knows nothing of networks, of search
-or of files.
+Contains the sums of scores and the offsets of alignments for a long line that was translated in parts.
 """
 
 import dataclasses
@@ -18,26 +17,26 @@ from flaxformer_mt.translation.segmentation import Part, join_translations
 
 @dataclass(frozen=True)
 class Translation:
-    """One line's translation, and what the search thought of it."""
+    """The translation of one line, with its scores and its alternatives."""
 
     text: str
-    # Log-probability over the length penalty, less the coverage penalty, by which hypotheses are ranked.
+    # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
     score: float
     log_prob: float
-    # Of the target vocabulary; they end in eos unless the length limit cut them off.
+    # Ids of the target vocabulary; the last one is eos unless the length limit was reached.
     tokens: tuple[int, ...]
-    # The source was longer than data.max_source_length, and only its beginning was translated.
+    # Whether only the beginning was translated, because the source exceeds data.max_source_length.
     truncated: bool = False
-    # It contains every phrase that the line requires; without any, it does.
+    # Whether the translation contains every phrase that the line requires; True without such phrases.
     satisfied: bool = True
-    # The next best hypotheses, best first.
+    # The other hypotheses, best first.
     alternatives: tuple["Translation", ...] = ()
-    # Of each token, where asked for; they add up to log_prob.
+    # Log-probability of each token, if requested; they add up to log_prob.
     token_log_probs: tuple[float, ...] | None = None
-    # Pairs of source and target words (or pieces), where asked for, in the order of the target.
+    # Pairs of source and target words (or pieces), if requested, in the order of the target.
     alignment: Alignment | None = None
-    # How many parts a line that is too long was translated in: then tokens are those of all parts, each with
-    # its eos, and scores are added up.
+    # Number of parts in which the line was translated. For several parts, tokens are those of all parts, each
+    # with its eos, and scores are sums over parts.
     parts: int = 1
 
     @property
@@ -46,13 +45,13 @@ class Translation:
         return (self, *self.alternatives)
 
 
-# Of a line without words, and of one for which the model gave no numbers.
+# Translations of a line without words, and of a line for which the model's scores are NaN.
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=())
 FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
 class TranslatedPart(NamedTuple):
-    """A part of a line, how many pieces it has without eos, and its translations."""
+    """A part of a line, its number of pieces without eos, and its translation."""
 
     part: Part
     num_pieces: int
@@ -62,26 +61,27 @@ class TranslatedPart(NamedTuple):
 def combine_parts(
     line: str, parts: Sequence[TranslatedPart], *, n_best: int, words: bool, eos_id: int
 ) -> Translation:
-    """A line's translation from those of its parts, in order.
+    """Returns the translation of a line, given those of its parts in order.
 
-    Log-probabilities and scores are added up. The n_best are the best sums: with scores -1 and -3 of one
-    part, -2 and -2.5 of another, the best is -1 - 2 and the next -1 - 2.5.
+    Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
+    highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
+    the second best -1 - 2.5.
 
     Args:
-      words: whether alignments count words (of the line, of its translation) or pieces, without end symbols.
+      words: whether alignments are between words (of the line and of its translation) or pieces without eos.
     """
-    chosen: list[tuple[Translation, ...]] = [()]
+    combinations: list[tuple[Translation, ...]] = [()]
     for part in parts:
-        longer = [(*some, one) for some in chosen for one in part.translation.n_best]
-        chosen = heapq.nlargest(n_best, longer, key=lambda some: sum(one.score for one in some))
-    best, *others = [_add_up(line, parts, some, words=words, eos_id=eos_id) for some in chosen]
+        longer = [(*combination, one) for combination in combinations for one in part.translation.n_best]
+        combinations = heapq.nlargest(n_best, longer, key=lambda chosen: sum(one.score for one in chosen))
+    best, *others = [_add_up(line, parts, chosen, words=words, eos_id=eos_id) for chosen in combinations]
     return dataclasses.replace(best, alternatives=tuple(others))
 
 
 def _add_up(
     line: str, parts: Sequence[TranslatedPart], chosen: Sequence[Translation], *, words: bool, eos_id: int
 ) -> Translation:
-    each = [one.token_log_probs for one in chosen]
+    log_probs = [one.token_log_probs for one in chosen]
     aligned = all(one.alignment is not None for one in chosen)
     return Translation(
         text=join_translations([one.text for one in chosen]),
@@ -90,7 +90,9 @@ def _add_up(
         tokens=tuple(itertools.chain.from_iterable(one.tokens for one in chosen)),
         truncated=any(one.truncated for one in chosen),
         satisfied=all(one.satisfied for one in chosen),
-        token_log_probs=None if None in each else tuple(itertools.chain.from_iterable(filter(None, each))),
+        token_log_probs=None
+        if None in log_probs
+        else tuple(itertools.chain.from_iterable(filter(None, log_probs))),
         alignment=(_shift_words(line, parts, chosen) if words else _shift_pieces(parts, chosen, eos_id))
         if aligned
         else None,
@@ -99,25 +101,25 @@ def _add_up(
 
 
 def _shift_words(line: str, parts: Sequence[TranslatedPart], chosen: Sequence[Translation]) -> Alignment:
-    """The parts' alignments of words, each behind the words of the line and of its translation before it."""
+    """Returns the word alignments of all parts, offset by the words before each part in line and translation."""
     pairs: list[tuple[int, int]] = []
     text = ""
     for part, one in zip(parts, chosen, strict=True):
-        read = _words_before(line, part.part.start + _leading_space(part.part.text))
+        source_offset = _word_index(line, part.part.start + _leading_space(part.part.text))
         text = join_translations([text, one.text])
-        written = _words_before(text, len(text) - len(one.text.strip()))
-        pairs += [(i + read, j + written) for i, j in one.alignment or ()]
+        target_offset = _word_index(text, len(text) - len(one.text.strip()))
+        pairs += [(i + source_offset, j + target_offset) for i, j in one.alignment or ()]
     return tuple(pairs)
 
 
 def _shift_pieces(parts: Sequence[TranslatedPart], chosen: Sequence[Translation], eos_id: int) -> Alignment:
-    """The same of pieces."""
+    """Returns the piece alignments of all parts, offset by the pieces before each part."""
     pairs: list[tuple[int, int]] = []
-    read = written = 0
+    source_offset = target_offset = 0
     for part, one in zip(parts, chosen, strict=True):
-        pairs += [(i + read, j + written) for i, j in one.alignment or ()]
-        read += part.num_pieces
-        written += len(one.tokens) - one.tokens.count(eos_id)
+        pairs += [(i + source_offset, j + target_offset) for i, j in one.alignment or ()]
+        source_offset += part.num_pieces
+        target_offset += len(one.tokens) - one.tokens.count(eos_id)
     return tuple(pairs)
 
 
@@ -125,8 +127,8 @@ def _leading_space(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _words_before(text: str, start: int) -> int:
-    """The number of the word that a character is of: in "ab cd", of "d" 1, of "a" 0."""
+def _word_index(text: str, start: int) -> int:
+    """Returns the index of the word of the character at `start`: in "ab cd", 0 for "a" and 1 for "d"."""
     before = text[:start]
     inside = bool(before) and not before[-1].isspace()
     return len(before.split()) - inside

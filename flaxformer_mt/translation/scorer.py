@@ -1,7 +1,7 @@
-"""What a model thinks of translations that are given to it: the score by which its search would rank them.
+"""Scores of given translations: the scores by which a search with the same model would rank them.
 
-Owns the way from pairs of lines to scores, one for each, in order, and the rules for empty and for overlong
-lines. Knows nothing of search, nor of scores against references.
+Contains the conversion of pairs of lines to scores, one for each pair, in order, and the rules for lines that
+are empty or too long. Scores against references are in evaluation/metrics.py.
 """
 
 import dataclasses
@@ -29,21 +29,21 @@ from flaxformer_mt.vocab import Vocab, Vocabs
 
 @dataclass(frozen=True)
 class PairScore:
-    """What a model thinks of one translation."""
+    """The score of one given translation."""
 
-    # Log-probability over the length penalty, less the coverage penalty, by which hypotheses are ranked.
+    # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
     score: float
     log_prob: float
-    # Of each token; they add up to log_prob.
+    # Log-probability of each token; they add up to log_prob.
     token_log_probs: tuple[float, ...]
-    # Of the target vocabulary.
+    # Ids of the target vocabulary.
     tokens: tuple[int, ...]
-    # The source or the target was too long, and only the beginning was scored.
+    # Whether only the beginning was scored, because the source or the target is too long.
     truncated: bool = False
 
 
 class TokenScorer:
-    """Scores pairs of ids with one model, or with several of one vocabulary, as the search does."""
+    """Scores pairs of token ids as the search does, with one model or an ensemble that shares a vocabulary."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class TokenScorer:
         longest: tuple[int, int],
         warn: Warn,
     ) -> None:
-        """Makes the networks.
+        """Builds the networks.
 
         Args:
-          longest: source and target, in tokens with eos; none is longer.
-          warn: is told when batches had to be made smaller than search.batch_tokens.
+          longest: maximum source and target length, in tokens with eos.
+          warn: receives a warning if the device runs out of memory with batches of search.batch_tokens.
         """
         self.options = search
         self.decoder = ForcedDecoder(
@@ -76,7 +76,10 @@ class TokenScorer:
     def read_all(
         self, pairs: Sequence[Pair], *, params: Sequence[Any], watched: Sequence[Watched] = ()
     ) -> list[Reading]:
-        """The readings of pairs, in order; see `ForcedDecoder.read_all`. Too little memory halves batches."""
+        """Returns the readings of pairs in order; see `ForcedDecoder.read_all`.
+
+        If the device runs out of memory, this call and all later ones use smaller batches.
+        """
 
         def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, Reading]]:
             chosen = [pairs[index] for index in indices]
@@ -88,7 +91,7 @@ class TokenScorer:
         return [found[index] for index in range(len(pairs))]
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
-        """The scores of pairs, in order; a target without any token scores 0."""
+        """Returns the scores of pairs in order; a target without tokens has the score 0."""
         readings = self.read_all(pairs, params=params, watched=self._coverage)
         log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
         scores = log_probs / self._penalties(pairs)
@@ -109,7 +112,7 @@ class TokenScorer:
         return np.asarray(length_penalty(lengths, self.options))
 
     def _coverage_penalties(self, readings: Sequence[Reading]) -> np.ndarray:
-        """Of attention summed over target tokens, all sources side by side."""
+        """Returns the coverage penalty of each reading, from its attention summed over target tokens."""
         sums = [reading.attention[0].sum(axis=0) for reading in readings]
         coverage = np.zeros((len(sums), 1, max(map(len, sums), default=0)), np.float32)
         mask = np.zeros((len(sums), coverage.shape[2]), bool)
@@ -119,7 +122,7 @@ class TokenScorer:
 
 
 class Scorer:
-    """Scores translations, or the text of a language model, with one set of vocabularies and parameters."""
+    """Scores translations, or the text of a language model, with one model and its vocabularies."""
 
     def __init__(
         self,
@@ -131,15 +134,15 @@ class Scorer:
         long_lines: Literal["refuse", "cut"] = "refuse",
         warn: Warn = warn_user,
     ) -> None:
-        """Takes the length penalty, and what else a score is made of, from `config.search`.
+        """Places the parameters on the device; `config.search` gives the length penalty and the other penalties.
 
         Args:
-          checkpoint: the name of what the parameters come from, for reports.
-          long_lines: whether a line that is too long ends the work, or only its beginning is scored.
-          warn: is told, once a call or window, of lines that were cut.
+          checkpoint: name of the checkpoint that the parameters come from, for reports.
+          long_lines: refuse: a line that is too long raises UserError; cut: only its beginning is scored.
+          warn: receives one warning per call or window that names the lines that were cut.
 
         Raises:
-          UserError: search options that cannot be.
+          UserError: invalid search options.
         """
         check_search(config.search, model=config.model)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
@@ -159,7 +162,7 @@ class Scorer:
         long_lines: Literal["refuse", "cut"] = "refuse",
         warn: Warn = warn_user,
     ) -> "Scorer":
-        """Loads what a run directory holds, a translator's or a language model's; see `Translator.load`."""
+        """Loads the translation model or the language model of a run directory; see `Translator.load`."""
         trained = load_trained(Path(run_dir).expanduser(), checkpoint=checkpoint, warn=warn)
         config = trained.config
         enable_compilation_cache(cache_dir(config.data) / "compiled")
@@ -173,17 +176,17 @@ class Scorer:
         )
 
     def score(self, sources: Sequence[str] | None, targets: Sequence[str]) -> list[PairScore]:
-        """Scores each line of targets as the translation of its source, in order.
+        """Scores each line of `targets` as the translation of its source, in order.
 
-        Text is cut into pieces as the vocabulary does it. A search may spell the same text in other pieces,
-        which have another probability: `score_tokens` scores them.
+        The vocabulary determines the pieces of the text. A search may write the same text with other pieces,
+        which have another probability; `score_tokens` scores these pieces.
 
         Args:
-          sources: None for a language model, which reads the targets alone.
+          sources: None for a language model, which scores the targets alone.
 
         Raises:
-          UserError: not as many sources as targets, none where the model needs them, or lines that are too
-            long while `long_lines` is refuse.
+          UserError: the numbers of sources and targets differ, a translation model has no sources, a language
+            model has sources, or a line is too long and `long_lines` is refuse.
         """
         self._check_sources(sources)
         return self._score_window(sources, targets, first_line=1)
@@ -191,30 +194,38 @@ class Scorer:
     def score_stream(
         self, sources: Iterable[str] | None, targets: Iterable[str], *, window: int = 2048
     ) -> Iterator[PairScore]:
-        """Scores lines as they come, `window` of them at a time: memory is bounded and order kept.
+        """Scores lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Raises:
-          UserError: as `score`; where one side has more lines, all that have a partner are scored before.
+          UserError: as `score`; if one side has more lines, all complete pairs are scored first.
         """
         self._check_sources(sources)
-        read, written = None if sources is None else iter(sources), iter(targets)
+        source_lines, target_lines = None if sources is None else iter(sources), iter(targets)
         done, full = 0, True
         while full:
-            theirs = list(itertools.islice(written, window))
-            ours = None if read is None else list(itertools.islice(read, window))
-            both = len(theirs) if ours is None else min(len(ours), len(theirs))
-            chosen = None if ours is None else ours[:both]
-            yield from self._score_window(chosen, theirs[:both], first_line=done + 1)
-            if read is not None and ours is not None and len(ours) != len(theirs):
-                _refuse_counts(done + len(ours) + _count(read), done + len(theirs) + _count(written))
-            done, full = done + both, both == window
+            target_window = list(itertools.islice(target_lines, window))
+            source_window = None if source_lines is None else list(itertools.islice(source_lines, window))
+            num_pairs = (
+                len(target_window) if source_window is None else min(len(source_window), len(target_window))
+            )
+            chosen = None if source_window is None else source_window[:num_pairs]
+            yield from self._score_window(chosen, target_window[:num_pairs], first_line=done + 1)
+            if source_lines is not None and source_window is not None and len(source_window) != len(target_window):
+                _refuse_counts(
+                    done + len(source_window) + _count(source_lines),
+                    done + len(target_window) + _count(target_lines),
+                )
+            done, full = done + num_pairs, num_pairs == window
 
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
     ) -> list[PairScore]:
-        """Scores ids, as `Translation.tokens` has them: without bos, with the eos that is part of a source.
+        """Scores token ids in the form of `Translation.tokens`: without bos; sources end in eos.
 
-        Scores and log-probabilities of a search's own translations are those that the search found.
+        For the result of a search with this model, scores and log-probabilities equal those of the search.
+
+        Raises:
+          UserError: the numbers of sources and targets differ, or a source or target is too long.
         """
         self._check_sources(sources)
         sources = [()] * len(targets) if sources is None else sources
@@ -222,59 +233,59 @@ class Scorer:
             _refuse_counts(len(sources), len(targets))
         pairs = [Pair(source, target) for source, target in zip(sources, targets, strict=True)]
         for side, longest in zip(Pair._fields, self._longest, strict=True):
-            long = [n for n, pair in enumerate(pairs, start=1) if len(getattr(pair, side)) > longest]
-            if long:
-                raise UserError(_too_long(side, long, longest))
+            too_long = [n for n, pair in enumerate(pairs, start=1) if len(getattr(pair, side)) > longest]
+            if too_long:
+                raise UserError(_too_long(side, too_long, longest))
         return self.tokens.score_all(pairs, params=(self._params,))
 
     def _score_window(
         self, sources: Sequence[str] | None, targets: Sequence[str], *, first_line: int
     ) -> list[PairScore]:
         cut: set[int] = set()
-        written = self._tokenize("target", self.vocabs.target, targets, first_line, cut)
-        read: list[Any] = [()] * len(targets)
+        target_ids = self._tokenize("target", self.vocabs.target, targets, first_line, cut)
+        source_ids: list[Any] = [()] * len(targets)
         if sources is not None:
-            read = self._tokenize("source", self.vocabs.source, sources, first_line, cut)
-        if len(read) != len(written):
-            _refuse_counts(len(read), len(written))
-        pairs = [Pair(source, target) for source, target in zip(read, written, strict=True)]
-        found = self.tokens.score_all(pairs, params=(self._params,))
+            source_ids = self._tokenize("source", self.vocabs.source, sources, first_line, cut)
+        if len(source_ids) != len(target_ids):
+            _refuse_counts(len(source_ids), len(target_ids))
+        pairs = [Pair(source, target) for source, target in zip(source_ids, target_ids, strict=True)]
+        scores = self.tokens.score_all(pairs, params=(self._params,))
         return [
-            dataclasses.replace(one, truncated=True) if index in cut else one
-            for index, one in enumerate(found)
+            dataclasses.replace(score, truncated=True) if index in cut else score
+            for index, score in enumerate(scores)
         ]
 
     def _tokenize(
         self, side: str, vocab: Vocab, lines: Sequence[str], first_line: int, cut: set[int]
     ) -> list[np.ndarray]:
-        """The ids of lines; those that are too long are cut and added to `cut`, or refused."""
+        """Returns the ids of lines; cuts lines that are too long and adds their indices to `cut`, or refuses them."""
         longest = self._longest[Pair._fields.index(side)]
         ids = vocab.tokenize_all(lines)
-        long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
-        if long:
-            numbers = [first_line + index for index in long]
+        too_long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
+        if too_long:
+            numbers = [first_line + index for index in too_long]
             if self._long_lines == "refuse":
                 raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
             self.warn(
                 f"{side} {name_lines(numbers)}: longer than {longest} tokens; only the beginning is scored"
             )
-        for index in long:
+        for index in too_long:
             ids[index] = np.append(ids[index][: longest - 1], vocab.eos_id)
-        cut.update(long)
+        cut.update(too_long)
         return ids
 
     def _check_sources(self, sources: object) -> None:
         if self.is_language_model and sources is not None:
             raise UserError("a language model scores text alone; leave out the source")
         if not self.is_language_model and sources is None:
-            raise UserError("the score of a translation needs its source; give it with --source=FILE")
+            raise UserError("scoring a translation needs its source; give it with --source=FILE")
 
 
 def find_longest(config: Config) -> tuple[int, int]:
-    """The longest source and target, in tokens with eos, that a run's model is asked to score.
+    """Returns the maximum source and target length, in tokens with eos, for the scores of a run's model.
 
-    Sources as for translation; targets that a search could produce or training saw; a language model's text
-    is bounded by the model's positions alone.
+    Sources have the limit of translation. Targets may be as long as those of a search or of training. The text
+    of a language model is limited by the model's positions alone.
     """
     source, bound = config.data.max_source_length, config.model.longest_input or UNBOUNDED
     if not config.data.source_language:

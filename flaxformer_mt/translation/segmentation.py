@@ -1,22 +1,32 @@
-"""Text that is too long for a model, cut into parts that are not, and their translations put together.
+"""Segmentation of source lines: long lines are split into parts, and the translations of the parts are joined.
 
-Owns where a text may be cut: after sentences, after clauses, between words, and only then within one. Pure
-functions of strings; what is too long is for a function to say that the caller gives. Knows no vocabulary.
+Contains pure functions of strings (the boundaries at which a text may be split: after sentences, after clauses,
+between words, and as a last resort within a word), followed by the conversion of lines, whole or in parts, to
+the ids that a model reads.
 """
 
+import collections
 import functools
 import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-# Marks that end a sentence where white space follows; those of East Asian scripts need none.
+import numpy as np
+
+from flaxformer_mt.text_io.lines import name_lines
+from flaxformer_mt.vocab import Vocab
+
+# Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
+LongLines = Literal["split", "cut"]
+
+# Marks that end a sentence if white space follows; the wide marks of East Asian scripts need no white space.
 _STOPS = ".!?\u2026\u203c\u2047\u2048\u2049\u037e\u061f\u06d4\u0964\u0965\u0589\u1362\u17d4\u104b"
 _WIDE_STOPS = "\u3002\uff01\uff1f\uff0e\uff61"
 _CLAUSE_MARKS = ",;:\u060c\u061b\u2013\u2014\u1363\u1364"
 _WIDE_CLAUSE_MARKS = "\u3001\uff0c\uff1b\uff1a"
-# Quotes and brackets that belong to the sentence before them.
+# Closing quotes and brackets, which belong to the sentence before them.
 _CLOSING = (
     "\"')\\]}\u2019\u201d\u201c\u00bb\u203a\u300d\u300f\u3011\u3015\u3009\u300b\uff09\uff3d\u00ab\u2039"
 )
@@ -28,8 +38,8 @@ _CLAUSE_END = re.compile(rf"(?:[{_CLAUSE_MARKS}]+[{_CLOSING}]*\s+|[{_WIDE_CLAUSE
 _WORD_END = re.compile(r"\s+")
 _LAST_WORD = re.compile(r"[^\s(\[{\"'\u201e\u201c\u00ab\u00bf\u00a1-]*\Z")
 
-# Words before a full stop that something follows as a rule, even where the next word has a capital: so not
-# "etc.", and no words that are also whole ones, in lower case.
+# Abbreviations, in lower case, after whose full stop a sentence usually continues, even if the next word has a
+# capital letter. "etc." and abbreviations that are also words are therefore absent.
 _ABBREVIATIONS = frozenset(
     """
     mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres vs nos fig figs vol pp eds cf al
@@ -45,41 +55,42 @@ _ABBREVIATIONS = frozenset(
     """.split()
 )
 
-# How many of the first units are tried together before it is known how many fit.
+# Initial number of units in the search for the number of units that fit into one part.
 _FIRST_GUESS = 4
 
+# Returns whether a text is short enough for one part.
 Fits = Callable[[str], bool]
 
 
 class Part(NamedTuple):
-    """A stretch of a text, with white space at its ends, and where its first character stands."""
+    """A part of a text, including the white space at its ends, and the index of its first character."""
 
     start: int
     text: str
 
 
 def split_text(text: str, fits: Fits) -> list[Part]:
-    """Cuts a text into parts that fit; put in a row they are the text again.
+    """Splits a text into parts that fit; the concatenation of the parts is the text.
 
-    A text that fits is one part. One that does not is cut after every sentence, since sentences are what
-    models are trained on. A sentence that does not fit is cut into as few parts as its clauses allow, a
-    clause likewise between words, and a word between characters. Only a single character is a part whether
-    it fits or not. With room for three words, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
+    A text that fits is one part. A longer text is split after every sentence, because models are trained on
+    sentences. A sentence that is still too long is split into as few parts as possible after its clauses, a
+    clause likewise between words, and a word between characters. A single character is a part even if it is
+    too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
 
     Args:
-      fits: whether a text, without white space at its ends, is short enough.
+      fits: returns whether a text, without white space at its ends, is short enough.
     """
     texts = [text] if fits(text.strip()) else [p for s in split_sentences(text) for p in _split(s, 0, fits)]
-    ends = itertools.accumulate(map(len, texts), initial=0)
-    return [Part(start, part) for start, part in zip(ends, texts, strict=False)]
+    starts = itertools.accumulate(map(len, texts), initial=0)
+    return [Part(start, part) for start, part in zip(starts, texts, strict=False)]
 
 
 def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
-    """Gives the parts of a text whose cuts are those of `level` and finer."""
-    if level == len(_CUTS) or fits(text.strip()):
+    """Yields the parts of a text that is split by the functions `_SPLITTERS[level:]`."""
+    if level == len(_SPLITTERS) or fits(text.strip()):
         yield text
         return
-    units, first = _CUTS[level](text), 0
+    units, first = _SPLITTERS[level](text), 0
     while first < len(units):
         count = _count_fitting(units, first, fits)
         if count:
@@ -90,36 +101,37 @@ def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
 
 
 def _count_fitting(units: Sequence[str], first: int, fits: Fits) -> int:
-    """How many units from the first one on fit together: the number doubles until they do not, then halves.
+    """Returns how many units, starting with `first`, fit into one part, by doubling and then by bisection.
 
-    The answer is a number that was tried, so they do fit, even where a longer text has fewer tokens.
+    The result was tested itself, so it is correct even if a longer text has fewer tokens than a shorter one.
     """
 
-    def together(count: int) -> bool:
+    def fit_together(count: int) -> bool:
         return fits("".join(units[first : first + count]).strip())
 
     most = len(units) - first
     low, high = 0, min(_FIRST_GUESS, most)
-    while together(high):
+    while fit_together(high):
         low = high
         if high == most:
             return most
         high = min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if together(middle) else (low, middle)
+        low, high = (middle, high) if fit_together(middle) else (low, middle)
     return low
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cuts after sentences, with the white space that follows; put in a row they are the text again.
+    """Splits a text after sentences and the white space that follows; the concatenation is the text.
 
-    A sentence ends in a full stop, a question or exclamation mark or an ellipsis of some script, and the
-    quotes and brackets that close after it. Marks of most scripts end one only before white space, so 3.14
-    and www.example.org stay whole; not after a known abbreviation, an initial or a one- or two-digit number
-    ("Dr. Smith", "J. Smith", "am 3. Mai"), and not before a lower-case letter.
+    A sentence ends in a full stop, a question or exclamation mark or an ellipsis of any known script, and the
+    closing quotes and brackets after it. East Asian marks always end a sentence. Other marks need white space
+    after them, so that 3.14 and www.example.org stay whole, and no lower-case letter after the white space;
+    and a full stop after a known abbreviation, an initial or a number of one or two digits ("Dr. Smith",
+    "J. Smith", "am 3. Mai") is part of the sentence.
     """
-    return _cut(text, _SENTENCE_END, _ends_sentence)
+    return _split_after(text, _SENTENCE_END, _ends_sentence)
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
@@ -140,20 +152,20 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
 
 
 def _is_alphabetic(letter: str) -> bool:
-    """Whether a letter is of a script with capitals, where a single one is an initial or an abbreviation."""
+    """Returns whether a letter has a capital form; a single such letter is an initial or an abbreviation."""
     return letter.lower() != letter.upper()
 
 
 def _split_clauses(text: str) -> list[str]:
-    return _cut(text, _CLAUSE_END)
+    return _split_after(text, _CLAUSE_END)
 
 
 def _split_words(text: str) -> list[str]:
-    return _cut(text, _WORD_END)
+    return _split_after(text, _WORD_END)
 
 
 def _split_clusters(text: str) -> list[str]:
-    """Characters as they are seen: a letter with its accents, an emoji with what is joined to it."""
+    """Splits a text into visible characters: a letter with its accents, an emoji with all joined emoji."""
     clusters: list[str] = []
     for character in text:
         if clusters and (_extends(character) or clusters[-1][-1] == "\u200d"):
@@ -164,7 +176,7 @@ def _split_clusters(text: str) -> list[str]:
 
 
 def _extends(character: str) -> bool:
-    """Whether a character belongs to the one before it: marks, joiners, variation and skin-tone selectors."""
+    """Returns whether a character extends the one before: a mark, joiner, variation or skin-tone selector."""
     return (
         unicodedata.category(character).startswith("M")
         or character == "\u200d"
@@ -172,10 +184,10 @@ def _extends(character: str) -> bool:
     )
 
 
-def _cut(
+def _split_after(
     text: str, end: re.Pattern[str], accept: Callable[[str, re.Match[str]], bool] | None = None
 ) -> list[str]:
-    """Cuts after every match that is accepted."""
+    """Splits a text after every match of `end` that `accept` accepts."""
     units, start = [], 0
     for match in end.finditer(text):
         if accept is None or accept(text, match):
@@ -184,12 +196,12 @@ def _cut(
     return [*units, text[start:]] if start < len(text) else units
 
 
-# From coarse to fine; each gives units that are the text again when put in a row.
-_CUTS: tuple[Callable[[str], list[str]], ...] = (_split_clauses, _split_words, _split_clusters, list)
+# From coarse to fine; the concatenation of the units that each returns is the text.
+_SPLITTERS: tuple[Callable[[str], list[str]], ...] = (_split_clauses, _split_words, _split_clusters, list)
 
 
 def join_translations(translations: Sequence[str]) -> str:
-    """The translations of a text's parts as one: a space between two, but none beside Chinese or Japanese.
+    """Joins the translations of a text's parts with spaces, but without a space beside Chinese or Japanese.
 
     ["A b.", "", "C d."] gives "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
     """
@@ -202,11 +214,11 @@ def _join(left: str, right: str) -> str:
 
 
 def is_unspaced(character: str) -> bool:
-    """Whether a character is Chinese or Japanese, or a mark of theirs: they are written without spaces."""
+    """Returns whether a character is Chinese or Japanese, punctuation included: written without spaces."""
     return any(first <= ord(character) <= last for first, last in _UNSPACED)
 
 
-# Blocks of Unicode: CJK marks and kana, bopomofo, ideographs with their extensions, full-width forms.
+# Unicode blocks: CJK punctuation and kana, bopomofo, ideographs with their extensions, full-width forms.
 _UNSPACED = (
     (0x2E80, 0x312F),
     (0x3190, 0x9FFF),
@@ -215,3 +227,67 @@ _UNSPACED = (
     (0x1B000, 0x1B16F),
     (0x20000, 0x3FFFF),
 )
+
+
+class SourcePart(NamedTuple):
+    """A sentence to translate: a part of the line with index `line`, and its ids, which end in eos."""
+
+    line: int
+    part: Part
+    ids: np.ndarray
+    # Whether `ids` contain only the beginning of the part.
+    cut: bool = False
+
+
+def read_sources(
+    lines: Sequence[str], *, vocab: Vocab, longest: int, long_lines: LongLines
+) -> list[SourcePart]:
+    """Returns the parts of lines in order: none of a blank line, several of a split line, one of any other.
+
+    Args:
+      longest: maximum number of tokens of a part, with eos.
+      long_lines: split: a longer line is split into several parts; cut: only its beginning is kept.
+    """
+    nonblank = [index for index, line in enumerate(lines) if line.strip()]
+    parts: list[SourcePart] = []
+    for index, ids in zip(nonblank, vocab.tokenize_all([lines[index] for index in nonblank]), strict=True):
+        if len(ids) > longest and long_lines == "split":
+            parts += _split_line(index, lines[index], vocab, longest)
+        elif len(ids) > 1:  # a line that normalization empties has eos alone, and is blank too
+            parts.append(_make_part(index, Part(0, lines[index]), ids, vocab, longest))
+    return parts
+
+
+def _split_line(index: int, line: str, vocab: Vocab, longest: int) -> list[SourcePart]:
+    parts = split_text(line, lambda text: len(vocab.tokenize_all([text])[0]) <= longest)
+    all_ids = vocab.tokenize_all([part.text.strip() for part in parts])
+    return [
+        _make_part(index, part, ids, vocab, longest)
+        for part, ids in zip(parts, all_ids, strict=True)
+        if len(ids) > 1
+    ]
+
+
+def _make_part(index: int, part: Part, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:
+    if len(ids) <= longest:
+        return SourcePart(index, part, ids)
+    return SourcePart(index, part, np.append(ids[: longest - 1], vocab.eos_id), cut=True)
+
+
+def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest: int) -> list[str]:
+    """Returns warnings that name the lines that were split or cut, counted from `first_line`."""
+    counts = collections.Counter(first_line + part.line for part in parts)
+    split = [number for number, count in counts.items() if count > 1]
+    cut = sorted({first_line + part.line for part in parts if part.cut})
+    messages = []
+    if split:
+        messages.append(
+            f"{name_lines(split)}: longer than data.max_source_length {longest} tokens, so translated in "
+            "parts, which are joined again"
+        )
+    if cut:
+        messages.append(
+            f"{name_lines(cut)}: longer than data.max_source_length {longest} tokens, so only the beginning "
+            "was translated; split long lines into sentences"
+        )
+    return messages

@@ -1,8 +1,7 @@
-"""From strings to strings: tokenize, batch, search, detokenize.
+"""Translation of text: lines are tokenized, searched in batches, and detokenized.
 
-Row 12 of the data path. Owns that every line gives exactly one line, in order; all of them go through
-`Translator._translate_window`. Knows nothing of how sentences are batched or searched, nor of scores against
-references.
+Row 12 of the data path. Every line gives exactly one line, in order; all lines pass through
+`Translator._translate_window`. Batches and search are in decoding/, scores against references in evaluation/.
 """
 
 import collections
@@ -28,21 +27,21 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_tra
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import name_lines
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
-from flaxformer_mt.translation.constraints import Demands, make_symbols
+from flaxformer_mt.translation.constraints import Constraints, make_symbols
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.scorer import TokenScorer
-from flaxformer_mt.translation.source_lines import LongLines, SourcePart, read_sources, warn_of_long_lines
+from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.vocab import Vocabs
 
-# Everything that some program takes for the end of a line. A translation is one line for all of them.
+# All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
 class Translator:
-    """Translates lines with one set of vocabularies, search options and (unless overridden) parameters.
+    """Translates lines with fixed vocabularies and search options, and with its own or given parameters.
 
-    Compiles once for each shape of batch; other parameters of the same shapes need no compilation.
+    Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
     """
 
     def __init__(
@@ -57,20 +56,22 @@ class Translator:
         spread: bool = False,
         warn: Warn = warn_user,
     ) -> None:
-        """Takes search options from `config.search`.
+        """Builds the search and the scorer from `config`, whose `search` section gives the search options.
 
         Args:
-          params: None if every call brings its own.
-          checkpoint: the name of what the parameters come from, for reports.
-          ensemble: models that have a say in every token beside this one.
-          long_lines: whether lines of more than data.max_source_length tokens are translated in parts, or
-            only their beginning.
-          spread: every local device searches a part of each batch; a call's params are from place_locally.
-          warn: is told, once a call or window, of lines that were split or cut, or that lack what they
-            require; and once that batches had to be smaller than search.batch_tokens.
+          params: None if every call provides its own parameters.
+          checkpoint: name of the checkpoint that the parameters come from, for reports.
+          ensemble: further models, whose distributions of each token are averaged with those of this model.
+          long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
+            only their beginning is translated.
+          spread: whether each local device searches a part of each batch; parameters that are passed to a
+            call must then come from `place_locally`.
+          warn: receives one warning per call or window that names the lines that were split or cut, or whose
+            translations lack required phrases; and one when the device first runs out of memory with batches
+            of search.batch_tokens.
 
         Raises:
-          UserError: search options that cannot be, or an ensemble with other vocabularies.
+          UserError: invalid search options, or an ensemble with different vocabularies.
         """
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
@@ -114,25 +115,27 @@ class Translator:
         spread: bool = False,
         warn: Warn = warn_user,
     ) -> "Translator":
-        """Loads what a run directory holds.
+        """Loads a trained model from a run directory.
 
         Args:
-          checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or,
-            where there is none yet (training goes on, or was cut short), best or last, with a warning.
-          search: options instead of those of the run's config.
-          ensemble: further runs that translate together with this one, as RUN or RUN@CHECKPOINT.
-          long_lines, spread: see `Translator`.
+          checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if
+            that checkpoint is absent (training is still running, or was interrupted), best or last, with a
+            warning.
+          search: search options that replace those of the run's config.
+          ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
+          long_lines: see `Translator`.
+          spread: see `Translator`.
 
         Raises:
-          UserError: no run directory, no such checkpoint, parameters that do not fit the config, or an
-            ensemble of different vocabularies.
+          UserError: the run directory or the checkpoint is absent, the parameters do not match the config, the
+            run is a language model, the search options are invalid, or the vocabularies of an ensemble differ.
         """
         run_dir = Path(run_dir).expanduser()
         config = read_config(run_dir / "config.json")
         if not config.data.source_language:
             raise UserError(
-                f"{run_dir} is a language model (its data.source_language is empty) and has nothing to "
-                f"translate; evaluate measures its perplexity: evaluate --run={run_dir} --reference=FILE"
+                f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
+                f"to measure its perplexity, use evaluate --run={run_dir} --reference=FILE"
             )
         enable_compilation_cache(cache_dir(config.data) / "compiled")
         check_search(config.search if search is None else search, model=config.model)
@@ -151,7 +154,7 @@ class Translator:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What every translation depends on, as JSON values: the same description, the same translations."""
+        """Returns all that translations depend on, as JSON values; equal descriptions give equal translations."""
         digest = hashlib.blake2b(digest_size=16)
         for leaf in jax.tree.leaves((self._params, self._others)):
             digest.update(np.ascontiguousarray(leaf).tobytes())
@@ -166,11 +169,11 @@ class Translator:
         }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The pieces of a translation's tokens, as the target vocabulary spells them."""
+        """Returns the pieces of a translation's tokens in the target vocabulary."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
-        """The same as `translate`."""
+        """Calls `translate`."""
         return self.translate(lines, **options)
 
     def translate(
@@ -183,22 +186,23 @@ class Translator:
         notes: Notes = NO_NOTES,
         params: Any = None,
     ) -> list[Translation]:
-        """Translates lines: one translation each, in the same order.
+        """Translates lines; returns one translation for each, in the same order.
 
         Args:
-          n_best: how many hypotheses each translation offers at most, itself included.
-          prefixes: what each line's translation starts with; "" for nothing.
-          required: the phrases that each line's translation contains (beam search only). Those of a line that
-            is translated in parts are not searched for, only looked for in the result.
-          notes: what to find out about the translations: log-probabilities of tokens, alignments.
-          params: parameters to use instead of this translator's own.
+          n_best: maximum number of hypotheses of each line, the translation itself included.
+          prefixes: prefix that each line's translation starts with; "": none.
+          required: phrases that each line's translation contains (beam search only). For a line that is
+            translated in parts, they have no effect on the search; the result is only checked for them.
+          notes: additional output: log-probabilities of tokens, alignments.
+          params: parameters that replace the translator's own.
 
         Raises:
-          UserError: n_best is more than the search's hypotheses, `lines` is not a sequence of strings, or
-            prefixes or required phrases are not one for each line.
+          UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
+            strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
+            cannot be met.
         """
-        demands = Demands(n_best, prefixes, required)
-        return self._translate_window(lines, demands, notes, first_line=1, params=params)
+        constraints = Constraints(n_best, prefixes, required)
+        return self._translate_window(lines, constraints, notes, first_line=1, params=params)
 
     def translate_stream(
         self,
@@ -212,76 +216,77 @@ class Translator:
         window: int = 2048,
         first_line: int = 1,
     ) -> Iterator[Translation]:
-        """Translates lines as they come, `window` of them at a time: memory is bounded and order kept.
+        """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
-        Sentences share batches within a window, so a wide one is faster, and a narrow one answers sooner. The
-        next window is read when all of the one before was taken. Warnings count lines from `first_line`.
+        Sentences share batches within a window: a large window has a higher throughput, a small window a lower
+        latency. A window is read when all translations of the window before have been consumed. Warnings count
+        lines from `first_line`.
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
         lines = iter(lines)
-        starts = None if prefixes is None else iter(prefixes)
-        phrases = None if required is None else iter(required)
+        prefix_lines = None if prefixes is None else iter(prefixes)
+        required_lines = None if required is None else iter(required)
         while chunk := list(itertools.islice(lines, window)):
-            demands = Demands(n_best, _take(starts, len(chunk)), _take(phrases, len(chunk)))
-            yield from self._translate_window(chunk, demands, notes, first_line=first_line, params=params)
+            constraints = Constraints(n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk)))
+            yield from self._translate_window(chunk, constraints, notes, first_line=first_line, params=params)
             first_line += len(chunk)
-        for what, rest in (("prefixes", starts), ("lists of required phrases", phrases)):
-            if rest is not None and next(rest, None) is not None:
+        for what, remaining in (("prefixes", prefix_lines), ("lists of required phrases", required_lines)):
+            if remaining is not None and next(remaining, None) is not None:
                 raise UserError(
                     f"there are more {what} than the {first_line - 1} lines; give one for each line"
                 )
 
     def _translate_window(
-        self, lines: Sequence[str], demands: Demands, notes: Notes, *, first_line: int, params: Any
+        self, lines: Sequence[str], constraints: Constraints, notes: Notes, *, first_line: int, params: Any
     ) -> list[Translation]:
-        """The one way that all lines go, one translation for each."""
-        self._check_call(lines, demands, first_line)
+        """Translates one window of lines; returns one translation for each."""
+        self._check_call(lines, constraints, first_line)
         notes.check(self.models)
         params = self._params if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
-        everything, longest = (params, *self._others), self.config.data.max_source_length
+        all_params, longest = (params, *self._others), self.config.data.max_source_length
         parts = read_sources(lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines)
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
-        sentences = self._make_sentences(parts, demands, first_line)
-        mine = own_share()
-        translations = self._search(sentences[mine], demands.n_best, everything)
+        sentences = self._make_sentences(parts, constraints, first_line)
+        share = own_share()
+        translations = self._search(sentences[share], constraints.n_best, all_params)
         if notes != NO_NOTES:
-            own = zip(parts[mine], translations, strict=True)
-            items = [Annotated(p.ids, p.part.text, t) for p, t in own]
-            known: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **known, params=everything)
+            pairs = zip(parts[share], translations, strict=True)
+            items = [Annotated(p.ids, p.part.text, t) for p, t in pairs]
+            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
+            translations = annotate(items, notes, **options, params=all_params)
         translations = gather_translations(translations)
-        self._tell_failed(
+        self._warn_of_failures(
             [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         )
-        results = self._join(lines, parts, translations, n_best=demands.n_best, notes=notes)
-        return self._mark_lacking(results, parts, demands, first_line)
+        results = self._join(lines, parts, translations, n_best=constraints.n_best, notes=notes)
+        return self._mark_unsatisfied(results, parts, constraints, first_line)
 
     def _make_sentences(
-        self, parts: Sequence[SourcePart], demands: Demands, first_line: int
+        self, parts: Sequence[SourcePart], constraints: Constraints, first_line: int
     ) -> list[Sentence]:
-        """What is searched for each part: the first of a line has its prefix, the only one its phrases."""
+        """Adds constraints to the parts: a line's prefix to its first part, required phrases to an only part."""
         count = collections.Counter(part.line for part in parts)
-        sentences, begun = [], -1
+        sentences, previous_line = [], -1
         for line, _, ids, _ in parts:
-            if line == begun:
+            if line == previous_line:
                 sentences.append(Sentence(ids))
                 continue
-            asked = demands if count[line] == 1 else demands._replace(required=None)
-            sentence = asked.make_sentence(ids, line, vocab=self.vocabs.target, first_line=first_line)
+            applicable = constraints if count[line] == 1 else constraints._replace(required=None)
+            sentence = applicable.make_sentence(ids, line, vocab=self.vocabs.target, first_line=first_line)
             self.search.check(sentence, f"line {first_line + line}")
             sentences.append(sentence)
-            begun = line
+            previous_line = line
         return sentences
 
     def _search(self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...]) -> list[Translation]:
-        """The translation of each sentence, `FAILED` where the model gave no numbers."""
+        """Returns the translation of each sentence; `FAILED` if the model's scores are NaN."""
         translations = [FAILED] * len(sentences)
-        for index, found in self.search.search_all(sentences, n_best=n_best, params=params):
-            hypotheses = [self._read(found, rank) for rank in range(n_best) if found.lengths[rank]]
+        for index, result in self.search.search_all(sentences, n_best=n_best, params=params):
+            hypotheses = [self._detokenize(result, rank) for rank in range(n_best) if result.lengths[rank]]
             best, *others = hypotheses or [FAILED]
             translations[index] = dataclasses.replace(best, alternatives=tuple(others))
         return translations
@@ -295,72 +300,72 @@ class Translator:
         n_best: int,
         notes: Notes,
     ) -> list[Translation]:
-        """One translation a line from those of its parts; a line without parts has an empty one."""
-        nothing = dataclasses.replace(
+        """Joins the translations of parts to one translation per line; a line without parts has an empty one."""
+        empty = dataclasses.replace(
             EMPTY,
             token_log_probs=() if notes.token_log_probs else None,
             alignment=None if notes.alignments is None else (),
         )
-        results = [nothing] * len(lines)
-        both = zip(parts, translations, strict=True)
-        for line, group in itertools.groupby(both, key=lambda pair: pair[0].line):
-            own = [TranslatedPart(part.part, len(part.ids) - 1, t) for part, t in group]
-            results[line] = own[0].translation
-            if own[0].part.text != lines[line]:
+        results = [empty] * len(lines)
+        pairs = zip(parts, translations, strict=True)
+        for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
+            translated = [TranslatedPart(part.part, len(part.ids) - 1, t) for part, t in group]
+            results[line] = translated[0].translation
+            if translated[0].part.text != lines[line]:
                 words, eos_id = notes.alignments != "pieces", self.vocabs.target.eos_id
-                results[line] = combine_parts(lines[line], own, n_best=n_best, words=words, eos_id=eos_id)
+                results[line] = combine_parts(lines[line], translated, n_best=n_best, words=words, eos_id=eos_id)
         for part in parts:
             if part.cut:
                 results[part.line] = dataclasses.replace(results[part.line], truncated=True)
         return results
 
-    def _mark_lacking(
-        self, results: list[Translation], parts: Sequence[SourcePart], demands: Demands, first_line: int
+    def _mark_unsatisfied(
+        self, results: list[Translation], parts: Sequence[SourcePart], constraints: Constraints, first_line: int
     ) -> list[Translation]:
-        """Says which translations lack phrases that their lines require."""
-        if demands.required is None:
+        """Marks translations that lack required phrases as not satisfied, and warns of them."""
+        if constraints.required is None:
             return results
         count = collections.Counter(part.line for part in parts)
-        lacking = []
+        unsatisfied = []
         for index, result in enumerate(results):
-            phrases = demands.phrases(index)
+            phrases = constraints.phrases(index)
             found = result.satisfied if count[index] == 1 else all(p.strip() in result.text for p in phrases)
             if phrases and not found:
                 results[index] = dataclasses.replace(result, satisfied=False)
-                lacking.append(first_line + index)
-        if lacking:
+                unsatisfied.append(first_line + index)
+        if unsatisfied:
             self.warn(
-                f"{name_lines(lacking)}: the translation lacks some of the required phrases; require less, "
-                "or allow longer translations or a wider beam"
+                f"{name_lines(unsatisfied)}: the translation lacks some of the required phrases; require "
+                "fewer phrases, or allow longer translations or a larger beam"
             )
         return results
 
-    def _tell_failed(self, numbers: list[int]) -> None:
+    def _warn_of_failures(self, numbers: list[int]) -> None:
         if numbers:
             self.warn(
-                f"{name_lines(sorted(set(numbers)))}: the model's scores are not numbers, so the translation "
-                "is empty; try an earlier checkpoint"
+                f"{name_lines(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so the "
+                "translation is empty; try an earlier checkpoint"
             )
 
-    def _check_call(self, lines: Sequence[str], demands: Demands, first_line: int) -> None:
+    def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
         search = self.config.search
-        check_n_best(search, demands.n_best)
+        check_n_best(search, constraints.n_best)
         if isinstance(lines, str):
-            raise UserError("translate takes a list of lines, but got one string; put it in a list")
+            raise UserError("translate takes a list of lines, but got one string; put the string in a list")
         for number, line in enumerate(lines, start=first_line):
             if not isinstance(line, str):
-                raise UserError(f"line {number} is {type(line).__name__}, not str; decode it first")
-        demands.check(search, len(lines), first_line)
+                raise UserError(f"line {number} is {type(line).__name__}, not str; convert it to str")
+        constraints.check(search, len(lines), first_line)
 
-    def _read(self, found: SearchResult, rank: int) -> Translation:
-        tokens = tuple(found.tokens[rank, : found.lengths[rank]].tolist())
+    def _detokenize(self, result: SearchResult, rank: int) -> Translation:
+        tokens = tuple(result.tokens[rank, : result.lengths[rank]].tolist())
         text = self.vocabs.target.detokenize(tokens).translate(_LINE_ENDS)
         return Translation(
             text,
-            float(found.scores[rank]),
-            float(found.log_probs[rank]),
+            float(result.scores[rank]),
+            float(result.log_probs[rank]),
             tokens,
-            satisfied=found.satisfied is None or bool(found.satisfied[rank]),
+            satisfied=result.satisfied is None or bool(result.satisfied[rank]),
         )
 
 
@@ -371,9 +376,9 @@ def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
 def _check_ensemble(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
     for number, member in enumerate(members, start=2):
         for side in ("source", "target"):
-            own, other = getattr(vocabs, side), getattr(member.vocabs, side)
-            if own.fingerprint != other.fingerprint:
+            first, other = getattr(vocabs, side), getattr(member.vocabs, side)
+            if first.fingerprint != other.fingerprint:
                 raise UserError(
                     f"model {number} of the ensemble has another {side} vocabulary ({other.size} pieces, not "
-                    f"the {own.size} of the first); combine models that were trained with one vocabulary"
+                    f"the {first.size} of the first model); combine models that share one vocabulary"
                 )

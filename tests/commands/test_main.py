@@ -135,25 +135,25 @@ def fail(capfd, *arguments) -> str:
         (["train", "now"], "unexpected argument 'now'; values are given to flags, as --flag=value"),
         (
             ["train", "--config.model.model_dim=abc"],
-            "--config.model.model_dim is 'abc', which is no whole number",
+            "--config.model.model_dim is 'abc', which is not a whole number",
         ),
         (
             ["train", "--config.model.model_dim=1.5"],
-            "--config.model.model_dim is '1.5', which is no whole number",
+            "--config.model.model_dim is '1.5', which is not a whole number",
         ),
         (
             ["train", "--config.model.key_dim=abc"],
-            "--config.model.key_dim is 'abc', which is no whole number",
+            "--config.model.key_dim is 'abc', which is not a whole number",
         ),
         (
             ["train", "--config.model.dropout_rate=x"],
-            "--config.model.dropout_rate is 'x', which is no number",
+            "--config.model.dropout_rate is 'x', which is not a number",
         ),
         (
             ["train", "--config.model.dropout_rate=nan"],
-            "--config.model.dropout_rate is 'nan', which is no number",
+            "--config.model.dropout_rate is 'nan', which is not a number",
         ),
-        (["train", "--config.data.weights=1,x"], "--config.data.weights is 'x', which is no number"),
+        (["train", "--config.data.weights=1,x"], "--config.data.weights is 'x', which is not a number"),
         (["train", "--config.vocab.joint=maybe"], "--config.vocab.joint is 'maybe' (allowed: True, False)"),
         (
             ["train", "--config.model.norm=leyer"],
@@ -178,7 +178,7 @@ def fail(capfd, *arguments) -> str:
         (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
         (["train", "--profile=0"], "--profile is 0; it must be at least 1: how many updates to record"),
         (["train", "--profile=-3"], "--profile is -3; it must be at least 1: how many updates to record"),
-        (["train", "--profile=x"], "--profile is 'x', which is no whole number"),
+        (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
         (["evaluate"], "--run must be given; see --help"),
         (["average"], "--run and --last must be given; see --help"),
         (["average", "--run=gone", "--last=2"], "gone is not a run directory: it has no config.json"),
@@ -198,7 +198,7 @@ def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
 def test_width_and_heads_are_both_named(capfd):
     message = fail(capfd, "train", CONFIG, "--config.model.model_dim=100", "--config.model.num_heads=8")
     assert message.startswith(
-        "model.model_dim 100 is not divisible by model.num_heads 8; the nearest that is: "
+        "model.model_dim 100 is not divisible by model.num_heads 8; the nearest multiple is "
     )
 
 

@@ -130,20 +130,20 @@ def test_flatten_and_compare_name_fields_with_dots():
         (Config(model=ModelConfig(norm_epsilon=-1e-5)), ["norm_epsilon is -1e-05"]),
         (Config(model=ModelConfig(max_positions=0)), ["max_positions is 0", "at least 1"]),
         (Config(model=ModelConfig(positions="rotary", max_positions=9)), ["9 has no effect"]),
-        (Config(model=ModelConfig(max_positions=100)), ["100 is below the longest sentence, 128"]),
+        (Config(model=ModelConfig(max_positions=100)), ["100 is below the maximum sentence length, 128"]),
         (
             Config(model=ModelConfig(architecture="decoder_only", max_positions=200)),
-            ["200 is below source and target of the longest pair, 256"],
+            ["200 is below the maximum length of source plus target, 256"],
         ),
-        (Config(data=DataConfig(source_language="")), ["set it to decoder_only"]),
+        (Config(data=DataConfig(source_language="")), ["set model.architecture=decoder_only"]),
         (
             Config(data=DataConfig(source_language=""), model=ModelConfig(architecture="decoder_only")),
-            ["best_metric is bleu", "set it to loss"],
+            ["best_metric is bleu", "set train.best_metric=loss"],
         ),
         (Config(model=ModelConfig(architecture="decoder_only", tying="embeddings")), ["use none or all"]),
         (
             Config(vocab=VocabConfig(joint=False), model=ModelConfig(architecture="decoder_only")),
-            ["reads source and target as one text"],
+            ["reads source and target as one sequence"],
         ),
         (Config(data=DataConfig(batching="pack", batch_pairs=8)), ["batch_pairs 8 has no effect"]),
         (Config(data=DataConfig(batch_pairs=12)), ["12", "row_multiple 8"]),
@@ -159,7 +159,7 @@ def test_flatten_and_compare_name_fields_with_dots():
         (Config(data=DataConfig(batch_tokens=1000)), ["batch_tokens 1000", "128", "1024"]),
         (Config(data=DataConfig(dataset="a,b", weights=(1.0,))), ["1 numbers for 2 data sets"]),
         (Config(data=DataConfig(weights=(0.0,))), ["above 0"]),
-        (Config(data=DataConfig(max_target_length=1)), ["at least 2"]),
+        (Config(data=DataConfig(max_target_length=1)), ["128", "max_target_length is 1", "at least 2"]),
         (
             Config(
                 data=DataConfig(max_source_length=600, batch_tokens=8000),
@@ -174,7 +174,7 @@ def test_flatten_and_compare_name_fields_with_dots():
         (Config(optim=OptimConfig(learning_rate=0.0)), ["learning_rate is 0.0", "above 0"]),
         (
             Config(optim=OptimConfig(schedule="cosine", warmup_steps=10), train=TrainConfig(steps=10)),
-            ["10 leaves nothing"],
+            ["warmup_steps 10", "below train.steps 10"],
         ),
         (Config(optim=OptimConfig(ema_decay=1.0)), ["ema_decay is 1.0"]),
         (Config(train=TrainConfig(steps=0)), ["train.steps is 0", "at least 1"]),
@@ -202,7 +202,7 @@ def test_the_width_that_is_proposed_is_accepted(width, heads):
     try:
         validate(Config(model=ModelConfig(model_dim=width, num_heads=heads)))
     except UserError as error:
-        proposed = int(re.search(r"the nearest that is: (\d+)", str(error))[1])
+        proposed = int(re.search(r"the nearest multiple is (\d+)", str(error))[1])
         assert proposed % heads == 0 and abs(proposed - width) < heads
     else:
         assert width % heads == 0

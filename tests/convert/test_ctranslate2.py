@@ -274,13 +274,13 @@ def test_a_model_that_it_cannot_express_is_refused_with_every_reason(vocabs_of):
         return FORMAT.problems(dataclasses.replace(weights.config, model=model))
 
     assert problems(positions="one_vector", embedding_bias=True, padding_mask="none") == [
-        "model.positions is one_vector; it has only sinusoidal and learned and rotary",
-        "model.embedding_bias is True; it has only False",
-        "model.padding_mask is none; it has only source and both",
+        "model.positions is one_vector; supported: sinusoidal, learned, rotary",
+        "model.embedding_bias is True; supported: False",
+        "model.padding_mask is none; supported: source, both",
     ]
     (reason,) = problems(architecture="decoder_only")
     assert "model.architecture is decoder_only" in reason and "--format=torch" in reason
-    with pytest.raises(UserError, match="int4 is not one of ctranslate2's: none, int8"):
+    with pytest.raises(UserError, match="ctranslate2 has no --quantization=int4; it has: none, int8"):
         check_expressible(FORMAT, weights, "int4")
 
 

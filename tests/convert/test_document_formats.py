@@ -382,73 +382,73 @@ def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_pat
         FORMATS[exported.case.format].make_format().read(folder, Given())
     message = str(refusal.value)
     assert "3 entries differ" in message and str(folder) in message
-    assert f"{missing}: missing, wanted [" in message
-    assert f"{misshaped}: has shape [1, 2, 3, 4], wanted [" in message
+    assert f"{missing}: missing, expected shape [" in message
+    assert f"{misshaped}: has shape [1, 2, 3, 4], expected [" in message
     assert "stray.weight: unexpected, has shape [2, 3]" in message
 
 
 REFUSALS = [
-    ("handbuilt", {"norm_position": "pre"}, "model.norm_position is pre; it has only post"),
-    ("handbuilt", {"norm": "rms"}, "model.norm is rms; it has only layer"),
-    ("handbuilt", {"norm_epsilon": 1e-6}, "model.norm_epsilon is 1e-06; it has only 1e-05"),
-    ("handbuilt", {"first_position": 0}, "model.first_position is 0; it has only 1"),
-    ("handbuilt", {"activation": "gelu"}, "model.activation is gelu; it has only relu"),
-    ("handbuilt", {"tying": "target_output"}, "model.tying is target_output; it has only none"),
-    ("handbuilt", {"padding_mask": "none"}, "model.padding_mask is none; it has only both and source"),
-    ("kokoyi", {"attention_bias": True}, "model.attention_bias is True; it has only False"),
-    ("kokoyi", {"final_norm": True}, "model.final_norm is True; it has only None and False"),
-    ("kokoyi", {"positions": "learned"}, "model.positions is learned; it has only sinusoidal"),
+    ("handbuilt", {"norm_position": "pre"}, "model.norm_position is pre; supported: post"),
+    ("handbuilt", {"norm": "rms"}, "model.norm is rms; supported: layer"),
+    ("handbuilt", {"norm_epsilon": 1e-6}, "model.norm_epsilon is 1e-06; supported: 1e-05"),
+    ("handbuilt", {"first_position": 0}, "model.first_position is 0; supported: 1"),
+    ("handbuilt", {"activation": "gelu"}, "model.activation is gelu; supported: relu"),
+    ("handbuilt", {"tying": "target_output"}, "model.tying is target_output; supported: none"),
+    ("handbuilt", {"padding_mask": "none"}, "model.padding_mask is none; supported: both, source"),
+    ("kokoyi", {"attention_bias": True}, "model.attention_bias is True; supported: False"),
+    ("kokoyi", {"final_norm": True}, "model.final_norm is True; supported: None, False"),
+    ("kokoyi", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
     (
         "kokoyi",
         {"padding_mask": "source"},
-        "model.padding_mask is source; it has only none: the class masks no",
+        "model.padding_mask is source; supported: none. The class does not mask",
     ),
     (
         "kokoyi",
         {"ffn_dim": 16},
-        "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; it has one number",
+        "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; they must be equal",
     ),
     (
         "kokoyi",
         {"num_encoder_layers": 1},
-        "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; it has one number",
+        "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; they must be equal",
     ),
     (
         "decoder-only",
         {"architecture": "encoder_decoder"},
-        "model.architecture is encoder_decoder; it has only decoder_only",
+        "model.architecture is encoder_decoder; supported: decoder_only",
     ),
-    ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; it has only gelu"),
-    ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; it has only 0"),
-    ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; it has only False"),
+    ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; supported: gelu"),
+    ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; supported: 0"),
+    ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; supported: False"),
     (
         "decoder-only",
         {"positions": "rotary"},
-        "model.positions is rotary; it has only one_vector and learned",
+        "model.positions is rotary; supported: one_vector, learned",
     ),
-    ("decoder-only", {"tying": "all"}, "model.tying is all; it has only none"),
+    ("decoder-only", {"tying": "all"}, "model.tying is all; supported: none"),
     (
         "decoder-only",
         {"padding_mask": "none"},
-        "model.padding_mask is none; with a source it has only source and both",
+        "model.padding_mask is none; supported with a source: source, both.",
     ),
-    ("aiayn", {"embedding_norm": False}, "model.embedding_norm is False; it has only True"),
-    ("aiayn", {"output_bias": True}, "model.output_bias is True; it has only False"),
-    ("aiayn", {"padding_mask": "none"}, "model.padding_mask is none; it has only both and source"),
+    ("aiayn", {"embedding_norm": False}, "model.embedding_norm is False; supported: True"),
+    ("aiayn", {"output_bias": True}, "model.output_bias is True; supported: False"),
+    ("aiayn", {"padding_mask": "none"}, "model.padding_mask is none; supported: both, source"),
     (
         "aiayn",
         {"embedding_scale": True},
-        "model.embedding_scale and model.logit_scale are both True; it has only one of the two or none",
+        "model.embedding_scale and model.logit_scale are both True; at most one of the two may be",
     ),
     (
         "aiayn",
         {"tying": "embeddings"},
-        "model.logit_scale is True with model.tying embeddings; it has only False there",
+        "model.logit_scale is True with model.tying embeddings; supported: False, as this system",
     ),
     (
         "aiayn",
         {"num_decoder_layers": 3},
-        "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; it has one number",
+        "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; they must be equal",
     ),
 ]
 
@@ -476,13 +476,15 @@ def test_an_import_with_a_config_of_another_model_is_refused(vocabs, tmp_path):
     with pytest.raises(UserError) as refusal:
         aiayn.FORMAT.read(tmp_path, given)
     assert str(refusal.value).split("\n") == [
-        "aiayn cannot express this config: model.norm is rms; it has only layer",
-        "aiayn cannot express this config: model.positions is rotary; it has only sinusoidal",
+        "aiayn cannot express this config: model.norm is rms; supported: layer",
+        "aiayn cannot express this config: model.positions is rotary; supported: sinusoidal",
     ]
 
 
 def test_aiayn_shares_no_embedding_between_two_vocabularies():
-    with pytest.raises(UserError, match=r"model\.tying all shares one embedding, but vocab\.joint is False"):
+    with pytest.raises(
+        UserError, match=r"model\.tying all needs a joint vocabulary, but vocab\.joint is False"
+    ):
         validate(make_config(Case("aiayn", {}, is_joint=False)))
 
 
@@ -492,7 +494,7 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
     assert len({state[name].data_ptr() for name in names}) == 1
     state["trg_word_prj.weight"] = state["trg_word_prj.weight"] + 1
     torch.save(state, tmp_path / STATE_NAME)
-    with pytest.raises(UserError, match="trg_word_prj.weight: tied to .*src_word_emb.* their numbers differ"):
+    with pytest.raises(UserError, match="trg_word_prj.weight: tied to .*src_word_emb.* their values differ"):
         aiayn.FORMAT.read(tmp_path, Given())
 
 

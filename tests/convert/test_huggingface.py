@@ -394,13 +394,13 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
 @pytest.mark.parametrize(
     ("name", "model", "message"),
     [
-        ("marian", {"norm_position": "pre"}, "model.norm_position is pre; it has only post"),
-        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; it has only relu and gelu"),
-        ("marian", {"norm": "rms"}, "model.norm is rms; it has only layer"),
-        ("marian", {"key_dim": 5}, "model.key_dim is 5; it has only None and 6"),
-        ("marian", {"first_position": 1}, "model.first_position is 1; it has only 0"),
-        ("marian", {"positions": "learned"}, "model.positions is learned; it has only sinusoidal"),
-        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; it has only all"),
+        ("marian", {"norm_position": "pre"}, "model.norm_position is pre; supported: post"),
+        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
+        ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
+        ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),
+        ("marian", {"first_position": 1}, "model.first_position is 1; supported: 0"),
+        ("marian", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
+        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; supported: all"),
         ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False"),
     ],
 )
@@ -420,14 +420,14 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "m2m_100"}, "is of model_type m2m_100; marian reads marian"),
+        ({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
         ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
         ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
-        ({"decoder_start_token_id": 0}, "decoder_start_token_id is eos_token_id"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
         ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
         ({"vocab_size": 20}, "outside the 20 rows"),
         ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
-        ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], wanted \[\d+, 18\]"),
+        ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], expected \[\d+, 18\]"),
     ],
 )
 def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):

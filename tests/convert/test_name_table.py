@@ -106,7 +106,7 @@ def test_heads_have_an_array_each():
     np.testing.assert_array_equal(tensors["0.heads.1.bias"], leaves["layers_0/bias"][1])
     assert_same(leaves, table.to_ours(tensors))
     del tensors["0.heads.0.bias"]
-    with pytest.raises(UserError, match=r"0\.heads\.0\.bias: missing, wanted \[3\]"):
+    with pytest.raises(UserError, match=r"0\.heads\.0\.bias: missing, expected shape \[3\]"):
         table.to_ours(tensors)
 
 
@@ -124,7 +124,7 @@ def test_tied_names_are_one_array_and_must_agree():
         table.to_ours(tensors, origin="file.pt")
     assert str(refusal.value) == (
         "file.pt is not a torch model of this config:\n"
-        "  output: tied to source by the config, but their numbers differ"
+        "  output: tied to source by the config, but their values differ"
     )
 
 
@@ -133,7 +133,7 @@ def test_tied_names_may_be_left_out_where_the_format_leaves_them_out():
     table = Table(shapes_of(leaves), TIED, what="x")
     alone = {"target": leaves["embedding"]}
     assert_same(leaves, table.to_ours(alone, tied=("source", "output")))
-    with pytest.raises(UserError, match=r"1 entries differ:\n  output: missing, wanted \[4, 3\]"):
+    with pytest.raises(UserError, match=r"1 entries differ:\n  output: missing, expected shape \[4, 3\]"):
         table.to_ours(alone, tied=("source",))
     with pytest.raises(UserError, match="3 entries differ"):
         table.to_ours({}, tied=("source", "target", "output"))
@@ -158,19 +158,28 @@ def test_constants_are_written_and_checked_within_their_tolerance():
     near = {"w": leaves["kernel"], "table": value + np.float32(5e-4)}
     assert_same(leaves, table.to_ours(near))
     for wrong, message in [
-        ({"table": value + np.float32(0.5)}, r"table: is not what this config computes; .* 0\.5"),
-        ({"zeros": np.array([0.0, 1e-9], np.float32)}, r"zeros: is not what this config computes; .* 1e-09"),
-        ({"table": value * np.float32(np.nan)}, r"table: is not what this config computes; .* nan"),
-        ({"table": numbers(4)}, r"table: has shape \[4\], wanted \[3\]"),
+        (
+            {"table": value + np.float32(0.5)},
+            r"table: differs from the value that this config implies by up to 0\.5",
+        ),
+        (
+            {"zeros": np.array([0.0, 1e-9], np.float32)},
+            r"zeros: differs from the value that this config implies by up to 1e-09",
+        ),
+        (
+            {"table": value * np.float32(np.nan)},
+            r"table: differs from the value that this config implies by up to nan",
+        ),
+        ({"table": numbers(4)}, r"table: has shape \[4\], expected \[3\]"),
     ]:
         with pytest.raises(UserError, match=message):
             table.to_ours(near | wrong)
-    with pytest.raises(UserError, match=r"table: missing, wanted \[3\]"):
+    with pytest.raises(UserError, match=r"table: missing, expected shape \[3\]"):
         table.to_ours({"w": leaves["kernel"]})
 
 
 def test_a_parameter_without_a_rule_is_refused():
-    with pytest.raises(UserError, match=r"^kokoyi has no place for encoder/norm/scale, output_bias$"):
+    with pytest.raises(UserError, match=r"^kokoyi has no counterpart for encoder/norm/scale, output_bias$"):
         Table(
             {"kernel": (2, 2), "encoder/norm/scale": (2,), "output_bias": (3,)},
             [Rule("kernel", "w")],
@@ -179,7 +188,7 @@ def test_a_parameter_without_a_rule_is_refused():
 
 
 def test_a_path_is_no_pattern():
-    with pytest.raises(UserError, match="no place for layersX0"):
+    with pytest.raises(UserError, match="no counterpart for layersX0"):
         Table({"layersX0": (2,)}, [Rule("layers.{n}", "w.{n}")], what="x")
 
 
@@ -196,8 +205,8 @@ def test_everything_that_differs_is_in_one_message():
         table.to_ours(tensors, origin="model.pt")
     assert str(refusal.value) == (
         "model.pt is not a torch model of this config; 3 entries differ:\n"
-        "  A: missing, wanted [2]\n"
-        "  B: has shape [3, 2], wanted [2, 3]\n"
+        "  A: missing, expected shape [2]\n"
+        "  B: has shape [3, 2], expected [2, 3]\n"
         "  stray: unexpected, has shape [4]"
     )
 

@@ -358,9 +358,9 @@ def test_dropout_is_for_training_alone(written):
 
 def test_an_input_longer_than_the_positions_is_refused(written):
     module = modeling.Transformer.load(written["post"].folder)
-    with pytest.raises(ValueError, match="41 tokens are more than the 40"):
+    with pytest.raises(ValueError, match="41 tokens exceed the 40"):
         module(torch.ones(1, 41, dtype=torch.long), torch.ones(1, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="41 tokens are more than the 40"):
+    with pytest.raises(ValueError, match="41 tokens exceed the 40"):
         module.greedy(torch.ones(1, 3, dtype=torch.long), max_length=41)
 
 
@@ -377,9 +377,9 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError) as error:
         TORCH.read(tmp_path / "model.safetensors", given)
-    assert "encoder.layers.0.feedforward.gate.weight: missing, wanted [12, 8]" in str(error.value)
+    assert "encoder.layers.0.feedforward.gate.weight: missing, expected shape [12, 8]" in str(error.value)
     assert "decoder.final_norm.weight: unexpected, has shape [8]" in str(error.value)
-    assert "output.weight: has shape [23, 7], wanted [23, 8]" in str(error.value)
+    assert "output.weight: has shape [23, 7], expected [23, 8]" in str(error.value)
     (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
     with pytest.raises(UserError, match="cannot be read as safetensors"):
         TORCH.read(tmp_path / "model.safetensors", given)
@@ -419,7 +419,7 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     assert not tensors[name].any()
     tensors[name] = tensors[name] + np.float32(1e-6)
     save_tensors(tensors, tmp_path / STATE_NAME)
-    with pytest.raises(UserError, match=f"{name}: is not what this config computes"):
+    with pytest.raises(UserError, match=f"{name}: differs from the value that this config implies"):
         NN.read(tmp_path / STATE_NAME, Given(weights.config, weights.vocabs))
 
 
@@ -441,4 +441,4 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
 def test_torch_nn_says_what_it_cannot_express(field, value):
     config = Config(model=dataclasses.replace(TINY, **{field: value}))
     (line,) = NN.problems(config)
-    assert line.startswith(f"model.{field} is {value}; it has only ")
+    assert line.startswith(f"model.{field} is {value}; supported: ")

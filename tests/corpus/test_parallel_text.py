@@ -158,8 +158,8 @@ def test_all_refusals_are_reported_together_with_counts():
     with pytest.raises(UserError) as error:
         clean(split, CleanConfig(empty="refuse", duplicates="refuse"), may_drop=True)
     empty, duplicates = str(error.value).split("\n")
-    assert "2 pairs are refused: an empty side (x.de line 1, x.en line 3)" in empty
-    assert "2 pairs are refused: seen before word for word (x.de line 4, x.de line 5)" in duplicates
+    assert "2 pairs are refused: one side is empty (x.de line 1, x.en line 3)" in empty
+    assert "2 pairs are refused: exact duplicates (x.de line 4, x.de line 5)" in duplicates
 
 
 def test_boundaries_of_the_length_rules():
@@ -206,7 +206,7 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_de": GERMAN, "train_tsv": b"a\tb\n"}, r"both train\.tsv and train\.de"),
         ({"train_tsv": b"a\tb\na b\n"}, r"train\.tsv line 2 has 1 columns; a \.tsv line has 2"),
         ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has 3 columns"),
-        ({"train_de": ["", " "], "train_en": ["", ""]}, r"of 2 none is left \(empty 2\)"),
+        ({"train_de": ["", " "], "train_en": ["", ""]}, r"0 of 2 are left \(empty 2\)"),
         (
             {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},
             r"not UTF-8 \(train\.de line 2\).*invalid_utf8=drop",
@@ -225,7 +225,7 @@ def test_a_damaged_gzip_file_is_named(config):
     for damaged in (b"not gzip", whole[:-9]):
         with open(os.path.join(config.text_dir, "train.de.gz"), "wb") as file:
             file.write(damaged)
-        with pytest.raises(UserError, match=r"train\.de\.gz is not a whole gzip file"):
+        with pytest.raises(UserError, match=r"train\.de\.gz is not a complete gzip file"):
             read_pairs(config, "train")
 
 

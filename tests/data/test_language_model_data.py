@@ -111,8 +111,8 @@ def test_an_absent_source_is_neither_empty_nor_too_short(config):
     }
     assert problems["too_long"]["examples"] == [{"where": "train.en line 3", "target": long}]
     for rule, message in [
-        ("empty", r"1 sentence is refused: without text \(train\.en line 2\)"),
-        ("too_long", r"1 sentence is refused: of too many characters \(train\.en line 3\)"),
+        ("empty", r"1 sentence is refused: no text \(train\.en line 2\)"),
+        ("too_long", r"1 sentence is refused: too many characters \(train\.en line 3\)"),
     ]:
         strict = dataclasses.replace(rules, **{rule: "refuse"})
         with pytest.raises(UserError, match=message):

@@ -196,7 +196,7 @@ def test_padding_masks_by_name():
 
 def test_an_input_beyond_the_last_position_is_refused():
     model, params, _ = build("paper")
-    with pytest.raises(UserError, match="17 tokens is longer than the 16 that .* sinusoidal reach; raise"):
+    with pytest.raises(UserError, match="17 tokens is longer than the 16 positions of .*sinusoidal; raise"):
         jax.eval_shape(lambda: model.apply({"params": params}, make_rows([0], 17, 4), deterministic=True))
 
 

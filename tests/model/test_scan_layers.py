@@ -214,7 +214,7 @@ def test_attention_maps_are_those_of_each_layer():
 
 def test_decoding_says_which_model_it_wants():
     batch = make_batch(packed=False)
-    with pytest.raises(ValueError, match="decode with the model of the same config and scan_layers=False"):
+    with pytest.raises(ValueError, match="make the model with scan_layers=False"):
         make_tiny(TINY, scan_layers=True).apply(
             {"params": stack_layers(params_of("pre"))},
             batch.source,

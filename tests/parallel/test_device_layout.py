@@ -38,11 +38,11 @@ def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
     ("parallel", "message"),
     [
         (ParallelConfig(data=3), r"data 3 .* = 3, but there are 8 devices; set parallel\.data=8 .*devices=3"),
-        (ParallelConfig(fsdp=3), r"fsdp 3 .* does not divide the 8 devices .*: parallel\.fsdp=2$"),
-        (ParallelConfig(fsdp=4, tensor=4), r"8 devices .*: parallel\.fsdp=2 or parallel\.tensor=2$"),
+        (ParallelConfig(fsdp=3), r"fsdp 3 .* does not divide the 8 available devices; .*: parallel\.fsdp=2$"),
+        (ParallelConfig(fsdp=4, tensor=4), r"8 available .*: parallel\.fsdp=2 or parallel\.tensor=2$"),
         (ParallelConfig(data=4, fsdp=4), r"= 16, but there are 8 devices; set parallel\.data=2"),
         (ParallelConfig(devices=9), r"parallel\.devices asks for 9 devices, but there are 8 \(cpu\)"),
-        (ParallelConfig(backend="pmap", fsdp=2), r"pmap keeps whole parameters .* parallel\.fsdp is 2"),
+        (ParallelConfig(backend="pmap", fsdp=2), r"pmap replicates parameters .* parallel\.fsdp is 2"),
     ],
 )
 def test_axes_that_do_not_multiply_to_the_devices_are_refused(parallel, message):
@@ -55,7 +55,7 @@ def test_sizes_that_axes_do_not_divide_are_refused_together():
     with pytest.raises(UserError) as error:
         choose_layout(config, device_count=8)
     heads, ffn, width = str(error.value).split("\n")
-    assert heads.startswith("model.num_heads 6 is not divisible by parallel.tensor 4; the nearest that is: ")
+    assert heads.startswith("model.num_heads 6 is not divisible by parallel.tensor 4; nearest valid choice: ")
     assert heads.endswith("model.num_heads=8, or parallel.tensor=2")
     assert "model.ffn_dim=32, or parallel.tensor=2" in ffn
     assert "model.model_dim 33 is not divisible by parallel.fsdp 2" in width
@@ -65,7 +65,7 @@ def test_sizes_that_axes_do_not_divide_are_refused_together():
 def test_rows_that_devices_cannot_share_are_refused():
     config = dataclasses.replace(Config(), data=DataConfig(row_multiple=12))
     with pytest.raises(
-        UserError, match=r"row_multiple 12 rows, which parallel\.data 8 .* = 8 cannot"
+        UserError, match=r"row_multiple 12, .* not divisible by parallel\.data 8 .* = 8; "
     ) as error:
         choose_layout(config, device_count=8)
     assert "data.row_multiple=16, or 6 for parallel.data x parallel.fsdp" in str(error.value)

@@ -190,7 +190,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_alone(config, tmp_p
     assert time.monotonic() - killed < 60
     assert first.returncode == 75 and not (run / "report.json").exists()
     (line,) = [line for line in said.split("\n") if line.startswith("error: ")]
-    assert "process 1 of 2 has not been heard of" in line and "goes on from the last checkpoint" in line
+    assert "process 1 of 2 has sent no heartbeat" in line and "resume from the last checkpoint" in line
     second.communicate()
     ((_, said),) = finish(start("train", *longer, f"--run={run}", devices=4))
     assert "resuming at step" in said

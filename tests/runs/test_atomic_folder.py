@@ -172,4 +172,6 @@ def test_another_format_is_not_read_as_if_it_were_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 2)
     write_folder(tmp_path / "x", "text")
     monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 1)
-    assert manifest.find_damage(tmp_path / "x") == "it has format 2, and this version reads format 1"
+    assert manifest.find_damage(tmp_path / "x") == (
+        "file manifest.json has format 2, but this version of flaxformer_mt reads format 1"
+    )

@@ -164,11 +164,11 @@ def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(
 
 
 def test_average_of_what_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="as there are none.*train first"):
+    with pytest.raises(UserError, match="checkpoints: there are none.*train first"):
         Checkpoints(tmp_path).average(2)
     checkpoints = save_steps(tmp_path, {5: 1.0, 6: 1.0})
     for last in (3, 0):
-        with pytest.raises(UserError, match=f"cannot average {last} checkpoints, only 1 to 2; .* has 5, 6"):
+        with pytest.raises(UserError, match=f"cannot average {last} checkpoints: choose 1 to 2; .* has 5, 6"):
             checkpoints.average(last)
     checkpoints.save(7, {"params": {"w": jnp.ones(3)}}, {})
     with pytest.raises(UserError, match=r"params/w: stored float32\[2\], wanted float32\[3\]"):
@@ -184,7 +184,7 @@ def test_absent_checkpoints_are_answered_with_those_there_are(tmp_path):
     checkpoints = save_steps(tmp_path, {100: None, 1400: None})
     with pytest.raises(UserError, match="no checkpoint 1000; the nearest is 1400; .* has 100, 1400$"):
         checkpoints.restore_params(1000)
-    with pytest.raises(UserError, match="no best checkpoint: none has a bleu yet; use last"):
+    with pytest.raises(UserError, match="no best checkpoint: no step has a bleu yet; use last"):
         checkpoints.resolve("best")
     with pytest.raises(UserError, match="no averaged checkpoint; the command `average` makes one"):
         checkpoints.resolve("average")
@@ -216,14 +216,17 @@ def test_damage_to_any_file_is_named_with_the_last_good_one(tmp_path, kind):
         content = path.read_bytes()
         damage_file(path, kind)
         name = path.relative_to(folder)
-        message = f"checkpoint 2 of .* is damaged: file {name} .*; last good: 1; use --checkpoint=1"
+        message = (
+            f"checkpoint 2 of .* is damaged: file {name} .*; the newest undamaged step is 1; "
+            "use --checkpoint=1"
+        )
         with pytest.raises(UserError, match=message):
             checkpoints.restore(2, target)
         with pytest.raises(UserError, match=message):
             checkpoints.restore_params("last")
         assert checkpoints.newest_good() == 1
         assert f"{path.name} " in checkpoints.warning
-        assert checkpoints.warning.endswith("the newest good one is 1")
+        assert checkpoints.warning.endswith("the newest undamaged step is 1")
         path.write_bytes(content)
     assert checkpoints.newest_good() == 2
     assert checkpoints.warning == ""
@@ -236,7 +239,7 @@ def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
     checkpoints.save(1, trees, {})
     damage_file(checkpoints.resolve(1) / "opt_state" / "_METADATA", "delete")
     np.testing.assert_array_equal(checkpoints.restore_params(1)[0]["w"], [1, 1])
-    with pytest.raises(UserError, match="opt_state/_METADATA is missing; no other checkpoint is good"):
+    with pytest.raises(UserError, match="opt_state/_METADATA is missing; no undamaged checkpoint is left"):
         checkpoints.restore(1, trees)
 
 
@@ -245,7 +248,7 @@ def test_newest_good_without_any_good_one(tmp_path):
     checkpoints = save_steps(tmp_path, {1: 1.0, 2: 1.0})
     for step in (1, 2):
         damage_file(checkpoints.resolve(step) / "progress.json", "truncate")
-    with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*none is good: delete"):
+    with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*no undamaged .* is left: delete"):
         checkpoints.newest_good()
 
 
@@ -288,7 +291,7 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
     try:
         checkpoints.save(2, {"params": {"w": np.random.default_rng(0).random(50_000)}}, {})
-        with pytest.raises(UserError, match="could not be written: .*File too large.*make room .* has 1 "):
+        with pytest.raises(UserError, match="could not be written: .*File too large.*free disk .* has 1 "):
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

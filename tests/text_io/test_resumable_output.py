@@ -100,7 +100,7 @@ def test_what_made_it_must_be_the_same(tmp_path, changes, words):
     before = (tmp_path / "out.partial").read_bytes()
     with pytest.raises(UserError) as error:
         run(tmp_path / "out", LINES, resume=True, **changes)
-    assert all(word in str(error.value) for word in [*words, "leave out --resume to begin anew"])
+    assert all(word in str(error.value) for word in [*words, "leave out --resume to start over"])
     assert (tmp_path / "out.partial").read_bytes() == before
     assert run(tmp_path / "out", LINES, resume=True) == 4
 
@@ -108,11 +108,11 @@ def test_what_made_it_must_be_the_same(tmp_path, changes, words):
 def test_the_lines_that_are_done_must_be_the_same(tmp_path):
     interrupted(tmp_path / "out", second=LINES)
     before = (tmp_path / "out.partial").read_bytes()
-    with pytest.raises(UserError, match="the first 4 lines of input are not those"):
+    with pytest.raises(UserError, match="the first 4 lines of input differ from those"):
         run(tmp_path / "out", ["A", *LINES[1:]], resume=True, second=LINES)
-    with pytest.raises(UserError, match="the first 4 lines of prefix are not those"):
+    with pytest.raises(UserError, match="the first 4 lines of prefix differ from those"):
         run(tmp_path / "out", LINES, resume=True, second=["A", *LINES[1:]])
-    with pytest.raises(UserError, match="input ends after 3 lines, but .* is of 4"):
+    with pytest.raises(UserError, match="input ends after 3 lines, but .* is the output of 4"):
         run(tmp_path / "out", LINES[:3], resume=True, second=LINES)
     assert (tmp_path / "out.partial").read_bytes().startswith(before[:20])
     run(tmp_path / "out", LINES, resume=True, second=LINES)

@@ -43,7 +43,7 @@ def test_now_and_then_a_line_and_one_at_the_end(clock):
             throughput.add(lines=2, tokens=30)
     first, last = stream.getvalue().rstrip("\n").split("\n")
     assert first == "60/100 lines | 2.0 lines/s | 30 target tokens/s | 0:20 left"
-    assert last == "100/100 lines | 2.0 lines/s | 30 target tokens/s | 0:50 in all"
+    assert last == "100/100 lines | 2.0 lines/s | 30 target tokens/s | 0:50 in total"
 
 
 def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
@@ -55,7 +55,7 @@ def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
         throughput.add(lines=40, tokens=400)
     first, last = stream.getvalue().rstrip("\n").split("\n")
     assert first == "1,040/2,040 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:20 | 8:20 left"
-    assert last.endswith("0:40 in all")
+    assert last.endswith("0:40 in total")
 
 
 def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
@@ -82,4 +82,4 @@ def test_without_a_total_no_time_is_left(clock):
         throughput.add(lines=12, tokens=60)
     written = stream.getvalue()
     assert "12 lines | 2.0 lines/s | 10 target tokens/s" in written and "left" not in written
-    assert written.rstrip("\n").endswith("0:06 in all")
+    assert written.rstrip("\n").endswith("0:06 in total")

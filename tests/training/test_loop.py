@@ -14,26 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from made_up_text import write_text
+from tiny_experiment import change
 
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    SearchConfig,
-    TrainConfig,
-    VocabConfig,
-)
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.tracking import read_metrics
-from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.training import loop
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.optimizers import make_optimizer
+from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.training.setup import to_trees
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.train_log import TrainingLog
@@ -62,63 +54,15 @@ REPORT_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Config:
-    """The config of the reference run; vocabularies and token stores are made once for all tests."""
-    folder = tmp_path_factory.mktemp("text")
-    write_text(folder, "train", 64, seed=1)
-    write_text(folder, "valid", 6, seed=2)
-    write_text(folder, "test", 6, seed=3)
-    return Config(
-        seed=5,
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(folder),
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            source_language="xx",
-            target_language="yy",
-            max_source_length=16,
-            max_target_length=16,
-            batch_tokens=128,
-            num_shapes=1,
-        ),
-        vocab=VocabConfig(kind="bpe", size=40, byte_fallback=False, normalization="identity"),
-        model=ModelConfig(
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-            model_dim=16,
-            num_heads=2,
-            ffn_dim=16,
-            dropout_rate=0.1,
-        ),
-        optim=OptimConfig(learning_rate=0.02, warmup_steps=4, ema_decay=0.9),
-        train=TrainConfig(
-            steps=12,
-            log_every=5,
-            evaluate_every=8,
-            checkpoint_every=4,
-            keep_checkpoints=3,
-            tensorboard=False,
-            log_accuracy=True,
-            prng="threefry",
-        ),
-        parallel=ParallelConfig(devices=1),
-        search=SearchConfig(beam_size=2, max_length_offset=4),
-    )
-
-
-def change(config: Config, **sections: dict[str, Any]) -> Config:
-    """The config with fields of its sections set anew: change(config, train={"steps": 3})."""
-    changed = {
-        name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()
-    }
-    return dataclasses.replace(config, **changed)
+def base(tiny_config) -> Config:
+    """The config of the reference run."""
+    return tiny_config
 
 
 @pytest.fixture(scope="module")
-def reference(base, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def reference(tiny_run, tiny_report) -> tuple[Path, dict[str, Any]]:
     """A run that nothing disturbed, and its report."""
-    run_dir = tmp_path_factory.mktemp("runs") / "reference"
-    return run_dir, fit(base, run_dir)
+    return tiny_run, tiny_report
 
 
 def load_state(run_dir: Path, step: int) -> dict[str, Any]:
@@ -177,7 +121,7 @@ def at_step(monkeypatch):
 def test_a_profile_changes_nothing_but_leaves_a_trace(base, reference, tmp_path, capsys):
     """Of the last three updates of a run that is hardly longer; with a peak, the log has the utilization."""
     config = change(base, train={"peak_flops": 1e12})
-    fit(config, tmp_path / "run", profile=3)
+    fit(config, tmp_path / "run", profile=3, progress=sys.stderr)
     said = re.search(r"profile of updates 10 to 12: (\S+);", capsys.readouterr().err)
     assert said and said[1].startswith(str(tmp_path / "run" / "profile"))
     names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
@@ -260,13 +204,14 @@ def test_each_epoch_has_its_line(reference):
 
 def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, capsys, monkeypatch):
     run_dir, report = reference
-    monkeypatch.setattr(trainer, "set_up_training", None)  # whoever calls it fails
+    monkeypatch.setattr(loop, "set_up_training", None)  # whoever calls it fails
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "config.json"}
-    assert fit(base, run_dir) == report
+    assert fit(base, str(run_dir)) == report
+    assert capsys.readouterr().err == ""  # a library prints only on the stream that it is given
+    assert fit(base, run_dir, progress=sys.stderr) == report
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    told = capsys.readouterr().err
-    assert f"{run_dir} is finished, at step 12 of 12" in told
-    assert f"test BLEU {report['test']['bleu']:.2f}" in told
+    assert capsys.readouterr().err == f"{run_dir} is finished, at step 12 of 12.\n"
+    assert f"test BLEU {report['test']['bleu']:.2f}" in describe_report(report, run_dir)
 
 
 def test_another_config_is_refused_by_the_names_of_its_fields(base, reference):
@@ -281,8 +226,8 @@ def test_another_config_is_refused_by_the_names_of_its_fields(base, reference):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flaxformer_mt.runs import atomic_folder as manifest
-from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.training import loop
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.training.train_log import TrainingLog
 
@@ -303,8 +248,8 @@ def kill_in(owner, name, matters):
 if where == "update":
     kill_in(TrainingLog, "add", lambda *_: True)
 elif where == "save":
-    kill_in(manifest, "seal_folder", lambda folder, *_: folder.parent.name == "checkpoints")
-trainer.fit(read_config(config), run_dir)
+    kill_in(atomic_folder, "seal_folder", lambda folder, *_: folder.parent.name == "checkpoints")
+loop.fit(read_config(config), run_dir, progress=sys.stderr)
 """
 
 
@@ -353,15 +298,15 @@ def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sect
     run_dir = tmp_path / "stopped"
     at_step({3: lambda: signal.raise_signal(number)})
     capfd.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        fit(config, run_dir)
-    assert stopped.value.code == status
+    with pytest.raises(TrainingInterrupted) as stopped:
+        fit(config, run_dir, progress=sys.stderr)
+    assert (stopped.value.step, stopped.value.exit_status) == (3, status)
     assert Checkpoints(run_dir).steps() == [2, 3]
     assert not (run_dir / "report.json").exists()
     told = capfd.readouterr().err
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
-    assert fit(config, run_dir)["step"] == 4
+    assert fit(config, run_dir, progress=sys.stderr)["step"] == 4
     assert "resuming at step 3 of 4" in capfd.readouterr().err
     assert Checkpoints(run_dir).steps() == [2, 4]
     assert_same_run(run_dir, tmp_path / "undisturbed")
@@ -379,10 +324,9 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, refe
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    report = fit(base, run_dir)
-    told = capsys.readouterr().err
-    assert "warning: checkpoint 12" in told
-    assert "resuming at step 8 of 12" in told
+    with pytest.warns(FlaxformerWarning, match="checkpoint 12"):
+        report = fit(base, run_dir, progress=sys.stderr)
+    assert "resuming at step 8 of 12" in capsys.readouterr().err
     assert report["step"] == 12
     assert_same_run(run_dir, reference[0])
 
@@ -393,7 +337,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, refe
 def test_patience_ends_a_run_and_the_average_serves(base, tmp_path, monkeypatch, capsys):
     """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; on four devices, without a test set."""
     scores = iter([1.0, 3.0, 2.0, 3.0])
-    monkeypatch.setattr(Evaluation, "__call__", lambda self, params: {"loss": 1.0, "bleu": next(scores)})
+    monkeypatch.setattr(Validation, "__call__", lambda self, params: {"loss": 1.0, "bleu": next(scores)})
     text = tmp_path / "text"
     shutil.copytree(base.data.text_dir, text, ignore=shutil.ignore_patterns("test.*"))
     config = change(
@@ -423,7 +367,7 @@ def test_patience_ends_a_run_and_the_average_serves(base, tmp_path, monkeypatch,
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), averaged, mean)
     [line] = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
     assert line["step"] == 4  # what had been gathered when it ended
-    assert fit(config, tmp_path / "run") == report  # and it stays ended
+    assert fit(config, tmp_path / "run", progress=sys.stderr) == report  # and it stays ended
     assert "is finished, at step 4 of 12" in capsys.readouterr().err
 
 

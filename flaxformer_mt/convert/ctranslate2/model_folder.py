@@ -18,7 +18,7 @@ with the end symbol. This package has one limit per source, int(search.max_lengt
 search.max_length_offset); CTranslate2 has one limit per call. CTranslate2 raises an error for sequences
 longer than the model's position table. The other arguments replace defaults that differ from this package's
 search: min_decoding_length=1 forbids empty translations, max_input_length=1024 silently truncates long
-sources, and pad and bos, which this package's search never selects, are ordinary tokens. CTranslate2
+sources, and pad and bos, which this package's search never selects, are ordinary tokens there. CTranslate2
 renormalizes the probabilities after suppression, so its scores are slightly higher.
 
 Beam search differs. CTranslate2 divides a log-probability by length ** length_penalty (default 1), this

@@ -107,7 +107,9 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
         *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in _TABLES),
         *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
         *rules_for([(flax + "self_attention", foreign + "slf_attn") for flax, foreign in layers], _ATTENTION),
-        *rules_for([(flax + "cross_attention", foreign + "enc_attn") for flax, foreign in layers], _ATTENTION),
+        *rules_for(
+            [(flax + "cross_attention", foreign + "enc_attn") for flax, foreign in layers], _ATTENTION
+        ),
         *rules_for([(flax + "feedforward", foreign + "pos_ffn") for flax, foreign in layers], feedforward),
         output,
     ]

@@ -6,9 +6,9 @@ The folder is loaded by AutoModelForSeq2SeqLM and AutoTokenizer:
     tokenizer.batch_decode(model.generate(**tokenizer(lines, return_tensors="pt", padding=True)),
                            skip_special_tokens=True)
 
-Position tables have 512 rows, or more if the longest source or translation needs them. Models
-without a start symbol begin translations with the padding symbol, in both systems. Two flags of config.json
-tie the embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
+Position tables have 512 rows, or more if the longest source or translation needs them. Models without a start
+symbol begin translations with the padding symbol, in both systems. Two flags of config.json tie the
+embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
 embedding, which are equal until the model is trained further.
 """
 

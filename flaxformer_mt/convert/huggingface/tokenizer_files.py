@@ -76,7 +76,7 @@ def read_own_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
 
 
 def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
-    """Reads the vocabularies of a folder that another system wrote; ids become the rows of the embedding.
+    """Reads the vocabularies of a folder that another system wrote; ids become embedding row numbers.
 
     Args:
       facts: fields of config.json: vocabulary sizes and ids of special symbols.
@@ -181,7 +181,7 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read: {error.strerror}; the folder must contain {', '.join(_SPM.values())} and "
+            f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
             f"{_ID_FILES['source']}, or give --vocab=DIR"
         ) from error
 

@@ -1,28 +1,28 @@
 """A Transformer for translation in PyTorch, in one file that needs nothing but PyTorch.
 
-Owns the network that `export --format=torch` wrote into this file's folder, the reading of that folder, and
-greedy translation. Knows nothing of what trained it.
+Contains the network that `export --format=torch` wrote into the folder of this file, the loading of that
+folder, and greedy translation.
 
     model = Transformer.load("folder")
     logits = model(source, target_in)                # ids [B, S] and [B, T] -> [B, T, V]
-    ids = model.greedy(source, max_length=50)        # [B, at most 50], each row ending in eos, then padding
+    ids = model.greedy(source, max_length=50)        # [B, at most 50], each row ends in eos, then padding
 
     python modeling.py < text > translations         # with the package sentencepiece
-    python modeling.py --ids < ids > ids             # without: lines of ids, each ending in eos
+    python modeling.py --ids < ids > ids             # without it: lines of ids that end in eos
 
 Names in model.safetensors, all float32; matrices are [out, in], as in torch.nn.Linear:
 
-    target_embedding.weight                    [V, D], with .bias [D] or without
-    source_embedding.weight                    likewise, unless both languages share one; not in decoder_only
-    output.weight, output.bias                 [V, D] unless it is the embedding's; [V] if there is one
-    STACK.positions.weight                     [P, D] of learned positions, with .bias [D] or without
-    STACK.embedding_norm, STACK.final_norm     .weight and .bias [D], where there are such norms
-    STACK.layers.N.self_attention              .{query,key,value,output}.{weight,bias}; heads lie side by side
+    target_embedding.weight                    [V, D]; .bias [D] is optional
+    source_embedding.weight                    likewise, unless tied to the target's; not in decoder_only
+    output.weight, output.bias                 [V, D] unless tied to the target embedding; [V], optional
+    STACK.positions.weight                     [P, D], learned positions only; .bias [D] is optional
+    STACK.embedding_norm, STACK.final_norm     .weight and .bias [D]; both norms are optional
+    STACK.layers.N.self_attention              .{query,key,value,output}.{weight,bias}; heads are contiguous
     decoder.layers.N.cross_attention           likewise; not in decoder_only
-    STACK.layers.N.feedforward                 .{input,gate,output}.{weight,bias}; gate: of swiglu alone
+    STACK.layers.N.feedforward                 .{input,gate,output}.{weight,bias}; gate: swiglu only
     STACK.layers.N.SUBLAYER_norm               .{weight,bias}: self_attention_norm, feedforward_norm, ...
 
-STACK is encoder or decoder. `Transformer.ties` has the names left out because another has the same numbers.
+STACK is encoder or decoder. `Transformer.ties` maps each tied name, which the file omits, to its stored name.
 """
 
 import importlib
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Everything that some program takes for the end of a line. A translation is one line for all of them.
+# Characters that some program reads as a line end; every program must read a translation as one line.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,28 +51,28 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder, or one causal stack that reads source and target in a row (decoder_only).
+    """Encoder and decoder, or one causal stack that reads source and target as one sequence (decoder_only).
 
-    model: the section "model" of config.json. sizes: of the vocabularies, "source" and "target".
-    special_ids: "pad", "bos" and "eos" of the target vocabulary; padding is the same in both.
+    model: section "model" of config.json. sizes: vocabulary sizes, "source" and "target".
+    special_ids: "pad", "bos" and "eos" of the target vocabulary; both vocabularies have the same padding id.
     """
 
-    config: dict[str, Any]  # of a loaded one: how it was trained
+    config: dict[str, Any]  # training config; set by `load`
 
     def __init__(self, model: dict[str, Any], sizes: dict[str, int], special_ids: dict[str, int]) -> None:
         super().__init__()
-        self.facts = m = _fill_in(model)
+        self.facts = m = _set_defaults(model)
         self.special = SimpleNamespace(**special_ids)
         self.target_embedding = _Table(sizes["target"], m.model_dim, m.embedding_bias)
         self.ties: dict[str, str] = {}
         if not m.decoder_only:
-            shared = m.tying in ("all", "embeddings")
-            own = self.target_embedding if shared else _Table(sizes["source"], m.model_dim, m.embedding_bias)
-            self.source_embedding = own
-            self.encoder = _Stack(m, m.num_encoder_layers, crosses=False)
-            if shared:
-                self.ties = {f"source_embedding.{n}": f"target_embedding.{n}" for n in own.state_dict()}
-        self.decoder = _Stack(m, m.num_decoder_layers, crosses=not m.decoder_only)
+            tied = m.tying in ("all", "embeddings")
+            table = self.target_embedding if tied else _Table(sizes["source"], m.model_dim, m.embedding_bias)
+            self.source_embedding = table
+            self.encoder = _Stack(m, m.num_encoder_layers, has_cross=False)
+            if tied:
+                self.ties = {f"source_embedding.{n}": f"target_embedding.{n}" for n in table.state_dict()}
+        self.decoder = _Stack(m, m.num_decoder_layers, has_cross=not m.decoder_only)
         self.output = nn.Linear(m.model_dim, sizes["target"], bias=m.output_bias)
         if m.tying in ("all", "target_output") or m.decoder_only and m.tying != "none":
             self.output.weight = self.target_embedding.weight
@@ -80,12 +80,12 @@ class Transformer(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":
-        """The model of a folder, ready to use; any missing, unexpected or mis-shaped tensor raises."""
+        """Loads the model of a folder in eval mode; raises on missing, unexpected or mis-shaped tensors."""
         facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         config = facts["flaxformer_mt"]["config"]
         module = cls(config["model"], facts["sizes"], facts["special_ids"])
         tensors = read_safetensors(Path(folder) / "model.safetensors")
-        tensors |= {name: tensors[twin] for name, twin in module.ties.items() if twin in tensors}
+        tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
         module.load_state_dict(tensors, strict=True)
         module.config = config
         return module.eval()
@@ -93,9 +93,9 @@ class Transformer(nn.Module):
     def forward(
         self, source: Tensor, target_in: Tensor, source_mask: Any = None, target_mask: Any = None
     ) -> Tensor:
-        """Logits [B, T, V] of every next token, for ids [B, S] and [B, T]; targets start with bos.
+        """Next-token logits [B, T, V] for source ids [B, S] and target ids [B, T], which start with bos.
 
-        Masks are True at tokens; None: where the ids are not padding.
+        Masks are True at tokens; None: True at all ids except padding.
         """
         source_mask = source != self.special.pad if source_mask is None else source_mask
         target_mask = target_in != self.special.pad if target_mask is None else target_mask
@@ -103,73 +103,73 @@ class Transformer(nn.Module):
             target_mask = torch.ones_like(target_mask)
         if not self.facts.decoder_only:
             memory = self.encode(source, source_mask)
-            return self._logits(self._decode(target_in, _count(target_in), target_mask, memory, None))
-        positions = _count(torch.cat([source, target_in], dim=1))
+            return self._logits(self._decode(target_in, _indices(target_in), target_mask, memory, None))
+        positions = _indices(torch.cat([source, target_in], dim=1))
         if self.facts.padding_mask == "none":
             source_mask = torch.ones_like(source_mask)
-        else:  # padding between source and target takes no position
-            after = source_mask.sum(1, keepdim=True) + _count(target_in)
-            positions = torch.cat([_count(source).expand(source.shape), after], dim=1)
-        row, is_token = torch.cat([source, target_in], dim=1), torch.cat([source_mask, target_mask], dim=1)
-        return self._logits(self._decode(row, positions, is_token, None, None)[:, source.shape[1] :])
+        else:  # positions skip the padding between source and target
+            after = source_mask.sum(1, keepdim=True) + _indices(target_in)
+            positions = torch.cat([_indices(source).expand(source.shape), after], dim=1)
+        ids, is_token = torch.cat([source, target_in], dim=1), torch.cat([source_mask, target_mask], dim=1)
+        return self._logits(self._decode(ids, positions, is_token, None, None)[:, source.shape[1] :])
 
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The encoder's memory [B, S, D] of sources [B, S], and which of it may be attended to."""
+        """Encoder output [B, S, D] of source ids [B, S], and the attention mask over it (None: no mask)."""
         self._check_length(source.shape[1])
         mask = None if self.facts.padding_mask == "none" else source_mask[:, None, None, :]
-        return self.encoder(self.source_embedding(source), _count(source), mask, None, None), mask
+        return self.encoder(self.source_embedding(source), _indices(source), mask, None, None), mask
 
     @torch.no_grad()
     def greedy(self, source: Tensor, source_mask: Any = None, max_length: int | Tensor = 100) -> Tensor:
-        """The most probable token again and again: ids [B, T] that end in eos, then padding; without bos.
+        """Greedy search: ids [B, T] without bos; each row ends in eos, then padding.
 
-        max_length bounds them, eos included: one number, or one for each source, [B]. Keys and values of
-        earlier tokens are kept, so that each token is computed once.
+        max_length limits the length including eos: one number, or one per source [B]. The keys and values of
+        earlier tokens are cached, so that each token is computed once.
         """
         pad, bos = self.special.pad, self.special.bos
         limits = torch.as_tensor(max_length, device=source.device).expand(len(source))
-        longest = int(limits.max()) if len(source) else 0
-        seen = source != pad if source_mask is None else source_mask
+        max_steps = int(limits.max()) if len(source) else 0
+        is_token = source != pad if source_mask is None else source_mask
         caches: list[dict] = [{} for _ in self.decoder.layers]
         memory, offset = None, torch.zeros(1, 1, dtype=torch.long, device=source.device)
         if self.facts.decoder_only:
-            seen = torch.ones_like(seen) if self.facts.padding_mask == "none" else seen
-            self._decode(source, _count(source), seen, None, caches)
-            offset = seen.sum(1, keepdim=True)
+            is_token = torch.ones_like(is_token) if self.facts.padding_mask == "none" else is_token
+            self._decode(source, _indices(source), is_token, None, caches)
+            offset = is_token.sum(1, keepdim=True)
         else:
-            memory, seen = self.encode(source, seen), seen[:, :0]
-        self._check_length(seen.shape[1] + longest)
+            memory, is_token = self.encode(source, is_token), is_token[:, :0]
+        self._check_length(is_token.shape[1] + max_steps)
         last = torch.full((len(source), 1), bos, device=source.device)
-        found, done = [last[:, :0]], limits <= 0
-        for index in range(longest):
-            seen = functional.pad(seen, (0, 1), value=True)
-            scores = self._logits(self._decode(last, offset + index, seen, memory, caches))[:, -1]
-            scores[:, [pad, bos]] = -math.inf
-            last = scores.argmax(-1).masked_fill(done, pad)[:, None]
-            found.append(last)
+        tokens, done = [last[:, :0]], limits <= 0
+        for index in range(max_steps):
+            is_token = functional.pad(is_token, (0, 1), value=True)
+            logits = self._logits(self._decode(last, offset + index, is_token, memory, caches))[:, -1]
+            logits[:, [pad, bos]] = -math.inf
+            last = logits.argmax(-1).masked_fill(done, pad)[:, None]
+            tokens.append(last)
             done = done | (last[:, 0] == self.special.eos) | (index + 1 >= limits)
             if bool(done.all()):
                 break
-        return torch.cat(found, dim=1)
+        return torch.cat(tokens, dim=1)
 
     def _decode(self, ids: Tensor, positions: Tensor, is_token: Tensor, memory: Any, caches: Any) -> Tensor:
-        """[B, Q, D] of ids [B, Q], the last of the tokens [B, M], which are those in the caches and these."""
+        """Decoder output [B, Q, D] of ids [B, Q]; is_token [B, M] covers the cached tokens, then the ids."""
         queries, keys = ids.shape[1], is_token.shape[1]
         self._check_length(keys)
-        earlier = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)
-        mask = earlier & is_token[:, None, None, :]
+        causal = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)
+        mask = causal & is_token[:, None, None, :]
         return self.decoder(self.target_embedding(ids), positions, mask, memory, caches)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.output(x * self.facts.model_dim**-0.5 if self.facts.logit_scale else x)
 
     def _check_length(self, length: int) -> None:
-        if length > self.facts.longest:
-            raise ValueError(f"{length} tokens are more than the {self.facts.longest} this model can count")
+        if length > self.facts.length_limit:
+            raise ValueError(f"{length} tokens exceed the {self.facts.length_limit} positions of this model")
 
 
-def _fill_in(model: dict[str, Any]) -> SimpleNamespace:
-    """The section "model" of config.json with numbers for what is None there."""
+def _set_defaults(model: dict[str, Any]) -> SimpleNamespace:
+    """Section "model" of config.json with the defaults of fields that are None."""
     rates = {n: model["dropout_rate"] for n in model if n.endswith("dropout_rate") and model[n] is None}
     m = SimpleNamespace(**model | rates)
     m.decoder_only = m.architecture == "decoder_only"
@@ -177,13 +177,13 @@ def _fill_in(model: dict[str, Any]) -> SimpleNamespace:
     m.value_dim = m.value_dim or m.model_dim // m.num_heads
     m.final_norm = m.norm_position == "pre" if m.final_norm is None else m.final_norm
     rows = m.max_positions or (5000 if m.positions == "sinusoidal" else 512)
-    m.longest = rows if m.positions in ("sinusoidal", "learned") else math.inf
+    m.length_limit = rows if m.positions in ("sinusoidal", "learned") else math.inf
     m.rows = rows + m.first_position
     return m
 
 
 class _Table(nn.Embedding):
-    """Rows [N, D], with a bias [D] or not."""
+    """An embedding table [N, D] with an optional bias [D]."""
 
     bias: nn.Parameter | None
 
@@ -197,17 +197,17 @@ class _Table(nn.Embedding):
         return rows if self.bias is None else rows + self.bias
 
     def one_vector(self) -> Tensor:
-        """The sum [D] of all rows, each times its number."""
+        """The sum [D] of all rows, each multiplied by its index."""
         total = torch.arange(len(self.weight)).to(self.weight) @ self.weight
         return total if self.bias is None else total + self.bias
 
 
 class _Stack(nn.Module):
-    """Positions added to embeddings, layers, and the norms before the first and after the last."""
+    """Adds positions to embeddings and applies the layers, with optional norms before and after them."""
 
     sinusoids: Tensor
 
-    def __init__(self, m: SimpleNamespace, num_layers: int, *, crosses: bool) -> None:
+    def __init__(self, m: SimpleNamespace, num_layers: int, *, has_cross: bool) -> None:
         super().__init__()
         self.facts = m
         if m.positions in ("learned", "one_vector"):
@@ -216,12 +216,12 @@ class _Stack(nn.Module):
             self.register_buffer("sinusoids", _sinusoids(m.rows, m.model_dim), persistent=False)
         self.dropout = nn.Dropout(m.embedding_dropout_rate)
         self.embedding_norm = _norm(m) if m.embedding_norm else nn.Identity()
-        self.layers = nn.ModuleList(_Layer(m, crosses) for _ in range(num_layers))
+        self.layers = nn.ModuleList(_Layer(m, has_cross) for _ in range(num_layers))
         self.final_norm = _norm(m) if m.final_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor, mask: Any, memory: Any, caches: Any) -> Tensor:
-        """x [B, T, D] at positions [B, T] or [1, T]."""
-        m, turn = self.facts, None
+        """Maps x [B, T, D] at positions [B, T] or [1, T] to [B, T, D]."""
+        m, angles = self.facts, None
         x = x * m.model_dim**0.5 if m.embedding_scale else x
         positions = positions + m.first_position
         if m.positions == "sinusoidal":
@@ -231,44 +231,44 @@ class _Stack(nn.Module):
         elif m.positions == "one_vector":
             x = x + self.positions.one_vector()
         else:
-            turn = _angles(positions, m.key_dim)
+            angles = _angles(positions, m.key_dim)
         x = self.embedding_norm(self.dropout(x))
         for layer, cache in zip(self.layers, caches or [{} for _ in self.layers], strict=True):
-            x = layer(x, mask, turn, memory, cache)
+            x = layer(x, mask, angles, memory, cache)
         return self.final_norm(x)
 
 
 class _Layer(nn.Module):
-    """Self-attention, attention to a memory or not, feed-forward; each is added to what it reads."""
+    """Self-attention, optional cross-attention and feed-forward sublayers with residual connections."""
 
-    def __init__(self, m: SimpleNamespace, crosses: bool) -> None:
+    def __init__(self, m: SimpleNamespace, has_cross: bool) -> None:
         super().__init__()
-        self.norms_first = m.norm_position == "pre"
+        self.pre_norm = m.norm_position == "pre"
         self.self_attention, self.self_attention_norm = _Attention(m), _norm(m)
-        if crosses:
+        if has_cross:
             self.cross_attention, self.cross_attention_norm = _Attention(m), _norm(m)
         self.feedforward, self.feedforward_norm = _FeedForward(m), _norm(m)
         self.dropout = nn.Dropout(m.dropout_rate)
 
-    def forward(self, x: Tensor, mask: Any, turn: Any, memory: Any, cache: dict) -> Tensor:
+    def forward(self, x: Tensor, mask: Any, angles: Any, memory: Any, cache: dict) -> Tensor:
         def attend_self(y: Tensor) -> Tensor:
-            new = self.self_attention.project(y, turn)
-            old = cache.get("own")
-            cache["own"] = new if old is None else tuple(map(lambda *p: torch.cat(p, dim=2), old, new))
-            return self.self_attention(y, *cache["own"], mask, turn)
+            new = self.self_attention.project(y, angles)
+            old = cache.get("self")
+            cache["self"] = new if old is None else tuple(map(lambda *p: torch.cat(p, dim=2), old, new))
+            return self.self_attention(y, *cache["self"], mask, angles)
 
         def attend_memory(y: Tensor) -> Tensor:
             if "memory" not in cache:
                 cache["memory"] = self.cross_attention.project(memory[0])
             return self.cross_attention(y, *cache["memory"], memory[1])
 
-        x = self._add(x, attend_self, self.self_attention_norm)
+        x = self._residual(x, attend_self, self.self_attention_norm)
         if memory is not None:
-            x = self._add(x, attend_memory, self.cross_attention_norm)
-        return self._add(x, self.feedforward, self.feedforward_norm)
+            x = self._residual(x, attend_memory, self.cross_attention_norm)
+        return self._residual(x, self.feedforward, self.feedforward_norm)
 
-    def _add(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
-        if self.norms_first:
+    def _residual(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
+        if self.pre_norm:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
 
@@ -283,14 +283,14 @@ class _Attention(nn.Module):
         self.output = nn.Linear(m.num_heads * m.value_dim, m.model_dim, bias=bias)
         self.dropout = nn.Dropout(m.attention_dropout_rate)
 
-    def project(self, memory: Tensor, turn: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, M, K] and values [B, H, M, E] of a memory [B, M, D]."""
-        return _rotate(self._heads(self.key(memory)), turn), self._heads(self.value(memory))
+    def project(self, memory: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, M, K] and values [B, H, M, E] of memory [B, M, D]."""
+        return _rotate(self._heads(self.key(memory)), angles), self._heads(self.value(memory))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Any, turn: Any = None) -> Tensor:
-        query = _rotate(self._heads(self.query(x)), turn)
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Any, angles: Any = None) -> Tensor:
+        query = _rotate(self._heads(self.query(x)), angles)
         scores = query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
-        if mask is not None:  # a query that may attend to nothing gets equal weights, not NaN
+        if mask is not None:  # finite, so that a fully masked query gets equal weights, not NaN
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         mixed = self.dropout(scores.softmax(-1)) @ values
         return self.output(mixed.transpose(1, 2).flatten(2))
@@ -321,34 +321,34 @@ def _norm(m: SimpleNamespace) -> nn.Module:
     return kind(m.model_dim, eps=m.norm_epsilon, elementwise_affine=m.norm_affine)
 
 
-def _count(ids: Tensor) -> Tensor:
+def _indices(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device)[None]
 
 
 def _sinusoids(rows: int, width: int) -> Tensor:
-    """Sines and cosines in turn, of angles in float64."""
+    """Interleaved sines and cosines [rows, width] of angles in float64."""
     rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(rows, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()
 
 
 def _angles(positions: Tensor, size: int) -> Tensor:
-    """[B, 1, T, K / 2] of rotary positions [B, T]."""
+    """Rotation angles [B, 1, T, K / 2] of rotary embeddings at positions [B, T]."""
     rates = 10000.0 ** (-torch.arange(size // 2, dtype=torch.float64) / (size // 2))
     return positions[:, None, :, None].float() * rates.to(positions.device, torch.float32)
 
 
-def _rotate(vectors: Tensor, turn: Tensor | None) -> Tensor:
-    """Turns numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
-    if turn is None:
+def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
+    """Rotates numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
+    if angles is None:
         return vectors
     first, second = vectors.chunk(2, dim=-1)
-    sin, cos = turn.sin(), turn.cos()
+    sin, cos = angles.sin(), angles.cos()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name: eight bytes of length, a header in JSON, then the numbers."""
+    """Reads the tensors of a file by name. Format: 8 bytes of header length, a JSON header, the data."""
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(data[:8], "little")
@@ -361,35 +361,35 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _load_pieces(folder: Path) -> list[Any]:
-    """The SentencePiece processors of source and target."""
+def _load_processors(folder: Path) -> list[Any]:
+    """Loads the SentencePiece processors of source and target."""
     try:
         package = importlib.import_module("sentencepiece")
     except ImportError:
-        sys.exit("error: text needs the package sentencepiece; install it, or give --ids and lines of ids")
+        sys.exit("error: text needs the package sentencepiece; install it, or use --ids with lines of ids")
     names = ("joint", "joint") if (folder / "joint.model").is_file() else ("source", "target")
     return [package.SentencePieceProcessor(model_file=str(folder / f"{name}.model")) for name in names]
 
 
 def main(arguments: list[str]) -> None:
-    """Translates standard input line by line, text or, with --ids, ids; batches are faster: `greedy`."""
+    """Translates standard input line by line: text or, with --ids, ids. `greedy` on batches is faster."""
     if arguments not in ([], ["--ids"]):
         sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
     folder, as_ids = Path(__file__).resolve().parent, bool(arguments)
-    pieces = [] if as_ids else _load_pieces(folder / "vocab")
+    processors = [] if as_ids else _load_processors(folder / "vocab")
     model = Transformer.load(folder)
-    data, search, longest = model.config["data"], model.config["search"], model.facts.longest
-    most = longest - data["max_source_length"] if model.facts.decoder_only else longest
+    data, search, length_limit = model.config["data"], model.config["search"], model.facts.length_limit
+    bound = length_limit - data["max_source_length"] if model.facts.decoder_only else length_limit
     if not data["source_language"]:
-        sys.exit("error: this is a language model and has nothing to translate")
+        sys.exit("error: this model is a language model, which cannot translate")
     for line in (line.decode("utf-8").removesuffix("\n") for line in sys.stdin.buffer):
-        ids = [int(number) for number in line.split()] if as_ids else pieces[0].encode(line, add_eos=True)
+        ids = [int(number) for number in line.split()] if as_ids else processors[0].encode(line, add_eos=True)
         ids = [*ids[:-1][: data["max_source_length"] - 1], *ids[-1:]]
-        limit = max(1, min(most, int(search["max_length_ratio"] * len(ids) + search["max_length_offset"])))
+        limit = max(1, min(bound, int(search["max_length_ratio"] * len(ids) + search["max_length_offset"])))
         found: list[int] = []
         if len(ids) > 1 and line.strip():
             found = model.greedy(torch.tensor([ids]), max_length=limit)[0].tolist()
-        text = " ".join(map(str, found)) if as_ids else pieces[1].decode(found)
+        text = " ".join(map(str, found)) if as_ids else processors[1].decode(found)
         text = text.removeprefix("\u2581").replace("\u2581", " ").translate(_LINE_ENDS)
         sys.stdout.buffer.write(f"{text}\n".encode())
         sys.stdout.buffer.flush()

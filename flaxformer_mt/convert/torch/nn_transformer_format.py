@@ -1,10 +1,10 @@
-"""Format torch-nn: the state dict of a model around torch.nn.Transformer, and what that cannot express.
+"""Format torch-nn: state dict of a model that is built around torch.nn.Transformer.
 
-Owns the names and layouts, fused projections and the zeros where PyTorch has biases and we have none. The
-class itself is in torch_nn_module.
+Contains the table of names and layouts with PyTorch's fused projections, the models that the format supports,
+and zeros for biases that PyTorch has and the model lacks. The PyTorch class is in nn_transformer_module.py.
 
-Of dropout torch.nn.Transformer knows one rate; separate rates of ours, which do not change what a trained
-model computes, are not carried over.
+torch.nn.Transformer has a single dropout rate. The separate rates of a config, which do not affect the
+outputs of a trained model, are not exported.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ _STACKS = {
 
 
 def _problems(config: Config) -> list[str]:
-    """Heads of torch.nn.Transformer share the width among them, keys and values alike."""
+    """Reasons why the class cannot express the model; its heads all have the size d_model / nhead."""
     model = config.model
     size = model.model_dim / model.num_heads
     sizes = (None, int(size)) if size.is_integer() else (None,)
@@ -64,13 +64,13 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     ]
     rules: list[Rule | Constant] = [*_embedding_rules(model)]
     for stack, attentions in _STACKS.items():
-        theirs = f"transformer.{stack}"
-        rules += rules_for([(f"{stack}/final_norm", f"{theirs}.norm")], _NORM)
-        ours, theirs = f"{stack}/layers_{{n}}/", f"{theirs}.layers.{{n}}"
-        rules += rules_for([(ours + a, f"{theirs}.{b}") for a, b in attentions.items()], _ATTENTION)
-        rules += rules_for([(f"{ours}feedforward", theirs)], feedforward)
+        foreign = f"transformer.{stack}"
+        rules += rules_for([(f"{stack}/final_norm", f"{foreign}.norm")], _NORM)
+        flax, foreign = f"{stack}/layers_{{n}}/", f"{foreign}.layers.{{n}}"
+        rules += rules_for([(flax + a, f"{foreign}.{b}") for a, b in attentions.items()], _ATTENTION)
+        rules += rules_for([(f"{flax}feedforward", foreign)], feedforward)
         sublayers = [*attentions, "feedforward"]
-        norms = [(f"{ours}{name}_residual/norm", f"{theirs}.norm{i}") for i, name in enumerate(sublayers, 1)]
+        norms = [(f"{flax}{name}_residual/norm", f"{foreign}.norm{i}") for i, name in enumerate(sublayers, 1)]
         rules += rules_for(norms, _NORM)
     return [*rules, *_zeros(model)]
 
@@ -91,7 +91,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
 
 
 def _zeros(model: ModelConfig) -> list[Constant]:
-    """The biases that PyTorch's layers have and a model of ours without such biases has not."""
+    """Zeros for the biases that PyTorch's layers have and a model without biases lacks."""
     width, zeros = model.model_dim, []
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     for stack, attentions in _STACKS.items():

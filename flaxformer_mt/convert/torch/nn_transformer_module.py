@@ -1,7 +1,7 @@
-"""A model around torch.nn.Transformer, against which the format `torch-nn` is checked; copy it to start from.
+"""A model around torch.nn.Transformer with embeddings, positions, masks and an output layer.
 
-Owns what torch.nn.Transformer leaves to its user: embeddings, positions, masks and the output. Knows nothing
-of our names.
+The parity check of the format `torch-nn` loads exported weights into this class. The file may be copied as a
+starting point for other code.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class TransformerModel(nn.Module):
-    """Embeddings, torch.nn.Transformer (batch first) and an output layer: ids in, logits out.
+    """Embeddings, torch.nn.Transformer (batch first) and an output layer; maps ids to logits.
 
     activation: relu or gelu. positions: sinusoidal or learned, counted from first_position. tying: none,
-    embeddings, target_output or all, as tables that are one and the same. padding_mask: source, both or none.
-    final_norm: whether stacks end in a norm, as torch.nn.Transformer's own always do.
+    embeddings, target_output or all; tied matrices are the same parameter. padding_mask: source, both or
+    none. final_norm: whether both stacks end in a norm, as the default stacks of torch.nn.Transformer do.
     """
 
     def __init__(
@@ -67,25 +67,25 @@ class TransformerModel(nn.Module):
     def forward(self, source: Tensor, target: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
         """Logits [B, T, V] for ids [B, S] and [B, T]; masks are True at tokens, False at padding."""
         length = target.shape[1]
-        later = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
+        future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         source_padding = None if self.padding_mask == "none" else ~source_mask
         x = self.transformer(
             self._embed(source, self.source_embedding, self.source_positions),
             self._embed(target, self.target_embedding, self.target_positions),
-            tgt_mask=later,
+            tgt_mask=future,
             src_key_padding_mask=source_padding,
             tgt_key_padding_mask=~target_mask if self.padding_mask == "both" else None,
             memory_key_padding_mask=source_padding,
         )
         return self.output(x * self.logit_factor)
 
-    def _embed(self, ids: Tensor, words: nn.Module, places: nn.Module) -> Tensor:
+    def _embed(self, ids: Tensor, embedding: nn.Module, position_table: nn.Module) -> Tensor:
         positions = torch.arange(ids.shape[1], device=ids.device) + self.first_position
-        return self.dropout(words(ids) * self.embedding_factor + places(positions))
+        return self.dropout(embedding(ids) * self.embedding_factor + position_table(positions))
 
 
 class _Sinusoids(nn.Module):
-    """Sines and cosines in turn (interleaved), which are no part of the state dict."""
+    """Table of interleaved sines and cosines, which is not part of the state dict."""
 
     table: Tensor
 

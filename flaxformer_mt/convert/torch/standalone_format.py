@@ -1,7 +1,7 @@
-"""Format torch: safetensors and one file of Python that needs only PyTorch, for every model of ours.
+"""Format torch: a safetensors file and one Python file that needs only PyTorch; supports every model.
 
-Owns the names in model.safetensors (listed in `modeling`, which travels with it), and which of them are left
-out because another holds the same numbers. The network itself is in modeling.
+Contains the table of names in model.safetensors, which the docstring of modeling.py lists, and the tied names
+that the file omits. The network is in modeling.py, which is copied into each exported folder.
 """
 
 from pathlib import Path
@@ -53,7 +53,7 @@ _ATTENTION = [
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    """The table of a model, tied names included."""
+    """The name table of a model, including tied names."""
     model = config.model
     shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
@@ -67,12 +67,12 @@ def make_table(config: Config, vocabs: Vocabs) -> Table:
         rules += rules_for([(f"{stack}/positions", f"{stack}.positions")], _TABLE)
         for norm in ("embedding_norm", "final_norm"):
             rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], _NORM)
-    for ours, theirs in layers:
+    for flax, foreign in layers:
         for attention in ("self_attention", "cross_attention"):
-            rules += rules_for([(ours + attention, theirs + attention)], _ATTENTION)
-        rules += rules_for([(f"{ours}feedforward", f"{theirs}feedforward")], feedforward)
+            rules += rules_for([(flax + attention, foreign + attention)], _ATTENTION)
+        rules += rules_for([(f"{flax}feedforward", f"{foreign}feedforward")], feedforward)
         for sublayer in ("self_attention", "cross_attention", "feedforward"):
-            rules += rules_for([(f"{ours}{sublayer}_residual/norm", f"{theirs}{sublayer}_norm")], _NORM)
+            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], _NORM)
     return Table(shapes, rules, what=FORMAT.name)
 
 
@@ -86,7 +86,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
     rules = rules_for([(target, "target_embedding")], _TABLE)
     if model.architecture != "decoder_only":
         rules += rules_for([(source, "source_embedding")], _TABLE)
-    if "output.weight" in _ties(model):
+    if "output.weight" in _tied_names(model):
         rules.append(Rule(f"{target}/embedding", "output.weight", SAME))
     return [
         *rules,
@@ -95,8 +95,8 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
     ]
 
 
-def _ties(model: ModelConfig) -> list[str]:
-    """The names that the file leaves out: each has the numbers of target_embedding."""
+def _tied_names(model: ModelConfig) -> list[str]:
+    """The names that the file omits: each is tied to a tensor of target_embedding."""
     names = []
     decoder_only = model.architecture == "decoder_only"
     if model.tying in ("all", "embeddings") and not decoder_only:
@@ -109,7 +109,7 @@ def _ties(model: ModelConfig) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     tensors = make_table(weights.config, vocabs).to_theirs(weights.leaves)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in _ties(model)}
+    kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
     save_file(kept, folder / TENSORS_NAME, metadata={"format": "pt"})
     vocabs.save(folder / VOCAB_NAME)
     facts: dict[str, Any] = {
@@ -139,20 +139,18 @@ def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
-    leaves = make_table(config, vocabs).to_ours(tensors, tied=_ties(config.model), origin=str(path))
+    leaves = make_table(config, vocabs).to_ours(tensors, tied=_tied_names(config.model), origin=str(path))
     return Weights(config, vocabs, leaves)
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Reads a safetensors file as float32 arrays, whatever type it has.
+    """Reads a safetensors file as float32 arrays, converting other types.
 
     Raises:
       UserError: the file is absent or damaged.
     """
     if not path.is_file():
-        raise UserError(
-            f"{path} does not exist; give the folder that holds {TENSORS_NAME}, or the file itself"
-        )
+        raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -160,5 +158,5 @@ def load_tensors(path: Path) -> Tensors:
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
-# All that a ModelConfig can say has its place in modeling: nothing is refused.
+# modeling.py supports every value of every ModelConfig field, so that no config is refused.
 FORMAT = Format("torch", lambda config: [], _write, _open, _read)

@@ -1,7 +1,8 @@
-"""PyTorch state dicts: their files, and what the formats that consist of one have in common.
+"""PyTorch state dicts: their files, and the code that all formats based on one state dict share.
 
-Owns state_dict.pt, written by torch.save and read without unpickling anything but tensors, and the way from a
-table of names and a PyTorch module to a Format. Knows no format's names.
+Contains state_dict.pt, which is written by torch.save and read without unpickling anything but tensors, and
+StateDictFormat, which makes a Format of a name table and a PyTorch module. Each format lists the names of its
+arrays in a module of its own.
 """
 
 from collections.abc import Callable
@@ -35,15 +36,15 @@ STATE_NAME = "state_dict.pt"
 
 @dataclass(frozen=True)
 class StateDictFormat:
-    """A format that is a state dict of one PyTorch class.
+    """A format that consists of the state dict of one PyTorch class.
 
-    problems: from a config to what the class cannot express.
-    rules: from a config and the shapes of its parameters to the table.
-    arguments: of the class, for a config and its vocabularies; config.json holds them for whoever builds it.
-    make_module: the class, or a function of the same arguments.
-    run: logits [B, T, V] of the module for a batch; the third argument are all tensors of all files.
-    file_of: which file holds the tensor of a name.
-    write_more: further files, given the weights, the tensors and the folder.
+    problems: maps a config to the reasons why the class cannot express it.
+    rules: maps a config and the shapes of its parameters to the rules of the name table.
+    arguments: arguments of the class for a config and its vocabularies; config.json stores them.
+    make_module: the class, or a function with the same arguments.
+    run: logits [B, T, V] of the module for a batch; the third argument has the tensors of all files.
+    file_of: the file that stores the tensor of a name.
+    write_more: writes further files; arguments: weights, tensors and folder.
     """
 
     name: str
@@ -56,11 +57,11 @@ class StateDictFormat:
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
 
     def make_format(self) -> Format:
-        """The interface that the commands use."""
+        """The interface for the export and import commands."""
         return Format(self.name, self.problems, self._write, self._open, self._read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        """The table of a model."""
+        """The name table of a model."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
@@ -99,37 +100,37 @@ class StateDictFormat:
         table = self.make_table(config, vocabs)
         tensors: Tensors = {}
         for file in {self.file_of(name): None for name in table.names}:
-            named = path if file == STATE_NAME and path.is_file() else folder / file
-            tensors |= load_tensors(named)
+            file_path = path if file == STATE_NAME and path.is_file() else folder / file
+            tensors |= load_tensors(file_path)
         return Weights(config, vocabs, table.to_ours(tensors, origin=str(path)))
 
 
 def tensor_of(ids: Any) -> torch.Tensor:
-    """Ids of a batch as PyTorch wants them."""
+    """Ids of a batch as an int64 tensor."""
     return torch.from_numpy(np.asarray(ids, np.int64))
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes a state dict; the same array under two names is stored once, as PyTorch stores tied tensors."""
-    once: dict[int, torch.Tensor] = {}
+    """Writes a state dict; an array with several names is stored once, as PyTorch stores tied tensors."""
+    by_id: dict[int, torch.Tensor] = {}
     torch.save(
-        {n: once.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
+        {n: by_id.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
         path,
     )
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Reads a state dict as float32 arrays, or whatever type it has; executes nothing that is in the file.
+    """Reads a state dict as float32 arrays, converting other types; executes no code from the file.
 
     Raises:
-      UserError: the file is absent, damaged, or holds anything but tensors by name.
+      UserError: the file is absent or damaged, or contains anything but named tensors.
     """
     if not path.is_file():
-        raise UserError(f"{path} does not exist; give the folder that holds it, or the file itself")
+        raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and storage errors of many kinds, all of them the file's
-        raise UserError(f"{path} is no state dict that can be read safely: {error}".split("\n")[0]) from error
+    except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
+        raise UserError(f"{path} is not a state dict that loads safely: {error}".split("\n")[0]) from error
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UserError(f"{path} is no state dict: it should hold tensors by name, and nothing else")
+        raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
     return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}

@@ -1,6 +1,6 @@
-"""English for toy_de_en: a and an, plurals and tenses, do-support, and the order of words.
+"""English for toy_de_en: a and an, plurals and tenses, do-support, and word order.
 
-Owns the English rules. Reads the trees of toy_syntax; knows no German.
+Contains the rules that turn the trees of syntax.py into English.
 """
 
 from flaxformer_mt.corpus.toy.lexicon import Adjective, Adverb, Name, Noun, Pronoun
@@ -25,7 +25,7 @@ _PEOPLE = ("person", "family")
 
 
 def third_person(verb: str) -> str:
-    """The present form after he or she: third_person("carry") is carries."""
+    """Third person singular of the present: third_person("carry") is carries."""
     if verb in _THIRD:
         return _THIRD[verb]
     if verb.endswith("y") and verb[-2] not in "aeiou":
@@ -66,7 +66,7 @@ def _determine(phrase: NounPhrase, next_word: str, *, subject: bool) -> list[str
     word = phrase.determiner
     if word == "this":
         return ["these" if phrase.plural else "this"]
-    if word == "no" and not subject:  # the verb says not
+    if word == "no" and not subject:  # the negation is at the verb: not ... a, not ... any
         word = "any" if phrase.plural or phrase.noun.plural == "-" else "a"
     return [_article(next_word) if word == "a" else word]
 
@@ -99,7 +99,7 @@ def _finite(verb: str, past: str, subject: Phrase) -> str:
 
 
 def _verb_words(clause: Clause, *, support: bool) -> tuple[str, list[str]]:
-    """The auxiliary ("": there is none) and the other verbs; `support` puts do where there would be none."""
+    """The auxiliary ("": none) and the other verbs; `support` adds do where there is no other auxiliary."""
     verb, past = clause.verb.english, clause.verb.past if clause.tense == "past" else ""
     modal, tail = clause.modal, list[str]()
     if modal is not None:
@@ -119,7 +119,7 @@ def _verb_words(clause: Clause, *, support: bool) -> tuple[str, list[str]]:
 
 
 def _objects(clause: Clause) -> list[str]:
-    """Particle, objects and the adverbs among them: turn off the lamp, turn it off, look for the key."""
+    """Particle, objects and adverbs of manner: turn off the lamp, turn it off, look for the key."""
     verb, manner = clause.verb, [clause.manner.english] if clause.manner else []
     if clause.oblique is not None:
         return [verb.particle, *manner, verb.link, *say(clause.oblique, subject=False)]
@@ -141,7 +141,10 @@ def _predicate(clause: Clause) -> list[str]:
 
 
 def order_clause(clause: Clause, *, front: str = "", inverted: bool = False) -> list[str]:
-    """A clause; `front` (time or place) stands first, `inverted` puts the auxiliary before the subject."""
+    """The words of a clause.
+
+    `front` (time or place) is the phrase that goes first; `inverted` puts the auxiliary before the subject.
+    """
     auxiliary, verbs = _verb_words(clause, support=inverted or clause.negated)
     time = [clause.time.english] if clause.time else []
     place = _place(clause.place)
@@ -160,7 +163,7 @@ def order_clause(clause: Clause, *, front: str = "", inverted: bool = False) -> 
 
 
 def to_english(sentence: Sentence) -> str:
-    """The English sentence, with capital and mark."""
+    """The English sentence, with initial capital and final punctuation."""
     if isinstance(sentence, Statement):
         return tidy(order_clause(sentence.clause, front=sentence.front), ".")
     if isinstance(sentence, Question):

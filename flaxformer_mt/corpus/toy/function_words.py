@@ -1,11 +1,11 @@
-"""The small classes of toy_de_en: pronouns, names, adverbs, prepositions, modal and auxiliary verbs.
+"""Function words of toy_de_en: pronouns, names, adverbs, prepositions, modal and auxiliary verbs.
 
-Owns words that the grammar itself is built on; nouns, adjectives and full verbs are in toy_lexicon.
+Nouns, adjectives and full verbs are in lexicon.py.
 """
 
 from flaxformer_mt.corpus.toy.lexicon import Adverb, Modal, Name, Preposition, Pronoun, Verb
 
-# Object forms that would stand for two English words (sie: her or them; es, ihm: it or him) are left out.
+# Object forms with two English translations (sie: her or them; es, ihm: it or him) are left out.
 PRONOUNS = (
     Pronoun("ich", "mich", "mir", "I", "me", 1, False),
     Pronoun("du", "dich", "dir", "you", "you", 2, False),

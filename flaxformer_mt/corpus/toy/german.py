@@ -1,6 +1,6 @@
-"""German for toy_de_en: declension, conjugation, and where the verb stands.
+"""German for toy_de_en: declension, conjugation, and the position of the verb.
 
-Owns the German rules. Reads the trees of toy_syntax; knows no English.
+Contains the rules that turn the trees of syntax.py into German.
 """
 
 from typing import Literal
@@ -78,7 +78,7 @@ def _column(phrase: NounPhrase) -> int:
 
 
 def decline_noun(noun: Noun, case: Case, *, plural: bool) -> str:
-    """A noun's form: decline_noun(Kind, "dative", plural=True) is Kindern."""
+    """The form of a noun: decline_noun(Kind, "dative", plural=True) is Kindern."""
     if plural:
         return noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
     if noun.weak and case != "nominative":
@@ -89,7 +89,7 @@ def decline_noun(noun: Noun, case: Case, *, plural: bool) -> str:
 
 
 def _is_short(word: str) -> bool:
-    """Whether a word has one syllable or ends in a hissing sound: then its genitive ends in -es."""
+    """Whether a word has one syllable or ends in a sibilant, and so has a genitive in -es."""
     vowels = [letter in "aeiouäöüy" for letter in word.lower()]
     syllables = sum(now and not before for before, now in zip([False, *vowels], vowels, strict=False))
     return syllables == 1 and word[-1] not in "aeiou" or word[-1] in "sßzx"
@@ -125,7 +125,7 @@ def _decline_head(phrase: NounPhrase, case: Case) -> list[str]:
     else:
         stem, own, endings = _DETERMINERS[phrase.determiner]
         if phrase.determiner == "a" and phrase.plural:
-            raise ValueError("a plural phrase has no indefinite article; its determiner is empty")
+            raise ValueError('a plural phrase has no indefinite article; set its determiner to ""')
         words = [stem + own[case][column]]
     if phrase.adjective is not None:
         words.append(phrase.adjective.stem + endings[case][column])
@@ -140,7 +140,7 @@ def _relative(head: NounPhrase, relative: Relative) -> list[str]:
 
 
 def _attach(phrase: PrepositionalPhrase | Adverb) -> list[str]:
-    """The words of a place or companion, preposition and article contracted: [im, Garten]."""
+    """The words of a place or companion, with preposition and article contracted: [im, Garten]."""
     if isinstance(phrase, Adverb):
         return phrase.german.split()
     if isinstance(phrase.phrase, Adverb):
@@ -159,7 +159,7 @@ def _six(forms: tuple[str, ...], subject: Phrase) -> str:
 
 
 def conjugate(verb: Verb, subject: Phrase) -> str:
-    """The present of a verb without its prefix: conjugate(lesen, du) is liest."""
+    """The present tense of a verb without its prefix: conjugate(lesen, du) is liest."""
     if verb.infinitive in PRESENT:
         return _six(PRESENT[verb.infinitive], subject)
     stem = verb.infinitive.removesuffix("en")
@@ -170,7 +170,7 @@ def conjugate(verb: Verb, subject: Phrase) -> str:
 
 
 def _verb_words(clause: Clause) -> tuple[str, list[str]]:
-    """The finite verb and the words that close the clause: (hat, [gelesen]), (steht, [auf])."""
+    """The finite verb and the words at the end of the clause: (hat, [gelesen]), (steht, [auf])."""
     verb, modal, subject = clause.verb, clause.modal, clause.subject
     infinitive = verb.prefix + verb.infinitive
     if modal is not None:
@@ -185,7 +185,7 @@ def _verb_words(clause: Clause) -> tuple[str, list[str]]:
 
 
 def _middle(clause: Clause, front: str) -> list[str]:
-    """What stands between the finite verb (or the conjunction) and the end, without the subject."""
+    """The words between the finite verb (or conjunction) and the end of the clause, without the subject."""
     spoken: dict[Case, list[str]] = {
         "accusative": decline(clause.accusative or Gap(), "accusative"),
         "dative": decline(clause.dative or Gap(), "dative"),
@@ -228,9 +228,9 @@ def _predicate(clause: Clause) -> list[str]:
 
 
 def order_clause(clause: Clause, order: Order, front: str = "") -> list[str]:
-    """A clause with its verb second, first (questions), last (subordinate), or as an infinitive with zu.
+    """The words of a clause, its verb second, first (questions), last (subordinate) or an infinitive with zu.
 
-    `front` names what stands before a second verb instead of the subject: time, place or accusative.
+    `front` names the phrase before a verb in second position: time, place, accusative, or "" for the subject.
     """
     subject = decline(clause.subject, "nominative")
     middle = _middle(clause, front)
@@ -252,7 +252,7 @@ def order_clause(clause: Clause, order: Order, front: str = "") -> list[str]:
     elif front == "accusative" and clause.accusative:
         subject = [*decline(clause.accusative, "accusative"), finite, *subject]
     else:
-        raise ValueError(f"the clause has no {front} to put in front")
+        raise ValueError(f"the clause has no {front} phrase to put first")
     return [*subject, *middle, *closing]
 
 
@@ -261,7 +261,7 @@ def _to_infinitive(verb: Verb) -> list[str]:
 
 
 def to_german(sentence: Sentence) -> str:
-    """The German sentence, with capital and mark."""
+    """The German sentence, with initial capital and final punctuation."""
     if isinstance(sentence, Statement):
         return tidy(order_clause(sentence.clause, "second", sentence.front), ".")
     if isinstance(sentence, Question):

@@ -1,8 +1,8 @@
-"""Growing sentences of toy_de_en at random, and the pairs that come of them.
+"""Random generation of toy_de_en: sentence trees, and the German-English pairs made from them.
 
-Owns the kinds of sentence and how tenses go together. Everything random comes from one seed, so the text is
-the same on every machine. Phrases and clauses are toy_phrases', the languages themselves toy_german's and
-toy_english's.
+Contains the kinds of sentence and the combinations of tenses. All random choices come from one seed, so the
+text is the same on every machine. Phrases and clauses are generated in phrases.py; german.py and english.py
+turn trees into text.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _WHEN, _WHY = Adverb("wann", "when"), Adverb("warum", "why")
 
 
 def grow_sentence(dice: Dice) -> Sentence:
-    """A sentence of a random kind."""
+    """Generates a sentence of a random kind."""
     kinds: dict[Callable[[Dice], Sentence], float] = {
         _grow_statement: 9,
         _grow_question: 3,
@@ -67,7 +67,7 @@ def _grow_statement(dice: Dice) -> Statement:
     if clause.place and clause.verb.frame != "goal" and dice.chance(0.3):
         return Statement(clause, "place")
     if isinstance(accusative, NounPhrase) and accusative.noun.gender == "m" and not accusative.plural:
-        if dice.chance(0.15):  # "den" tells the object from the subject; die and das would not
+        if dice.chance(0.15):  # only "den" tells the object from the subject, "die" and "das" do not
             return Statement(clause, "accusative")
     return Statement(clause)
 
@@ -111,13 +111,13 @@ def _ask_where(dice: Dice) -> Question:
 
 def _ask_when_or_why(dice: Dice) -> Question:
     clause = grow_clause(dice)
-    if clause.negated or dice.chance(0.4):  # why not is asked, when not is not
+    if clause.negated or dice.chance(0.4):  # a negated question asks why, never when
         return Question(clause, _WHY)
     return Question(replace(clause, time=None, frequency=None), _WHEN)
 
 
 def _grow_subordinate(dice: Dice) -> Compound:
-    """Because, although, if, before: the two clauses in tenses that go together, in either order."""
+    """Two clauses with because, although, if or before, in compatible tenses and in either order."""
     kind = dice.weigh({"reason": 5, "if": 2, "before": 1.5})
     conjunction = {"reason": dice.pick(_REASONS), "if": _IF, "before": _BEFORE}[kind]
     first: Moods = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
@@ -153,7 +153,7 @@ def _grow_indirect_question(dice: Dice) -> Compound:
 
 
 def _grow_bare(dice: Dice, frame: str, *, past: bool) -> Clause:
-    """A clause of subject and verb alone."""
+    """Generates a clause with only a subject and a verb."""
     verb = dice.pick([verb for verb in VERBS if verb.frame == frame])
     return Clause(grow_subject(dice, PEOPLE), verb, "past" if past else "present")
 
@@ -163,7 +163,7 @@ def _grow_infinitive(dice: Dice) -> WithInfinitive:
     frames = ("-", "acc", "dat", "dat+acc")
     verbs = [verb for verb in VERBS if verb.frame in frames and "person" in verb.subjects]
     verb = dice.pick([verb for verb in verbs if verb.infinitive not in (*STATES, "vergessen", "verlieren")])
-    # Grown with the main subject, so that no object is that subject itself.
+    # Generated with the subject of the main clause, so that no object refers to that subject.
     clause = fill_clause(dice, main.subject, verb, moods={"present": 1}, bare=True)
     return WithInfinitive(main, replace(clause, subject=Gap()))
 
@@ -175,7 +175,7 @@ def _grow_coordination(dice: Dice) -> Compound:
 
 
 def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[tuple[str, str]]]:
-    """Lists of (German, English) of these sizes; no sentence of either language occurs twice in them."""
+    """Makes lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
     dice = Dice(seed)
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
@@ -186,12 +186,12 @@ def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[tuple[str
             continue
         seen.update(pair)
         pairs.append(pair)
-    dice.shuffle(pairs)  # late pairs are longer, because the short ones run out
+    dice.shuffle(pairs)  # later pairs are longer, because short sentences run out
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [pairs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def digest_pairs(splits: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Hex digest of all the text, to tell one version of the grammar from another."""
+    """Hex digest of the whole text, which identifies a version of the grammar."""
     lines = (f"{german}\t{english}\n" for pairs in splits for german, english in pairs)
     return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()

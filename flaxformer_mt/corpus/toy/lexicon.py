@@ -1,7 +1,6 @@
-"""The words of toy_de_en: what they are in both languages, how they inflect, and what they go with.
+"""The lexicon of toy_de_en: words in both languages, their inflection, and the words they combine with.
 
-Owns the lexicon alone; a German word has one English word. The grammar is in toy_german, toy_english,
-toy_grammar.
+Each German word has one English word. The grammar is in german.py, english.py and grammar.py.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun; `plural` is "-" for what is not counted, `weak` the ending of masculine nouns like Student."""
+    """A noun; `plural` is "-" for uncountable nouns, `weak` the ending of masculine nouns like Student."""
 
     german: str
     gender: str
@@ -31,7 +30,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Pronoun:
-    """A personal pronoun: German and English cases, person and number. "" is a form that is not used."""
+    """A personal pronoun: German and English cases, person and number; "" marks a form that is not used."""
 
     nominative: str
     accusative: str
@@ -44,7 +43,7 @@ class Pronoun:
 
 @dataclass(frozen=True)
 class Adjective:
-    """An adjective, the stem that takes its endings, and the kinds of noun that it goes with."""
+    """An adjective, the stem that takes its endings, and the kinds of noun that it combines with."""
 
     german: str
     stem: str
@@ -54,11 +53,11 @@ class Adjective:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: its German principal parts, its English ones, and what it goes with.
+    """A verb: its principal parts in German and English, and the words that it combines with.
 
-    `frame` is what it takes: nothing "-", "acc", "dat", "dat+acc", "place", "goal", a clause with "dass" or
-    an infinitive with "zu", or a preposition of its own as "auf+acc". In English an object stands before
-    `particle` if it is a pronoun (turn it off) and after it if not (turn off the lamp), and always after
+    `frame` is its complement: "-" (none), "acc", "dat", "dat+acc", "place", "goal", a clause with "dass", an
+    infinitive with "zu", or a preposition with its case, as "auf+acc". An English pronoun stands before
+    `particle` (turn it off), any other object after `particle` (turn off the lamp), and every object after
     `link` (wait for it).
     """
 
@@ -79,7 +78,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Adverb:
-    """Words that stand for a time, a manner or a place in both languages; `tenses` are those it goes with."""
+    """An expression of time, manner or place in both languages; `tenses` are those that it combines with."""
 
     german: str
     english: str
@@ -88,7 +87,7 @@ class Adverb:
 
 @dataclass(frozen=True)
 class Preposition:
-    """A preposition and the case it governs, for one meaning."""
+    """A preposition in one meaning, and the case that it governs."""
 
     german: str
     case: Literal["accusative", "dative"]
@@ -97,10 +96,10 @@ class Preposition:
 
 @dataclass(frozen=True)
 class Modal:
-    """A modal verb: present and past (or none) for ich, du, er, wir, ihr, sie, and its English.
+    """A modal verb: present and past (may be empty) for ich, du, er, wir, ihr, sie, and its English.
 
-    English is an auxiliary ("can", past "could"), one with words behind it ("would", rest "like to"), or,
-    where `auxiliary` is False, a verb that takes do-support ("have", rest "to").
+    The English is an auxiliary ("can", past "could"), an auxiliary followed by `rest` ("would", "like to"),
+    or, where `auxiliary` is False, a verb with do-support ("have", rest "to").
     """
 
     infinitive: str
@@ -112,7 +111,7 @@ class Modal:
     auxiliary: bool
 
 
-# kind, German, gender (-ending of the weak declension), plural, English, English plural
+# Columns: kind, German, gender (-ending of the weak declension), plural, English, English plural
 _NOUNS = """
 person  Mann m Männer man men
 person  Frau f Frauen woman women
@@ -217,7 +216,7 @@ opening Tür f Türen door doors
 opening Fenster n Fenster window windows
 """
 
-# German (:stem), English, kinds
+# Columns: German (:stem), English, kinds
 _ADJECTIVES = """
 alt old person,animal,box,clothes,vehicle,room,place,machine
 jung young person,animal
@@ -253,8 +252,8 @@ leer empty box,room
 dunkel:dunkl dark room,place
 """
 
-# infinitive (prefix|), third person, participle, h or s, English base|particle|link, past, frame, subjects,
-# objects, manners
+# Columns: infinitive (prefix|), third person, participle, h or s, English base|particle|link, past, frame,
+# subjects, objects, manners
 _VERBS = """
 schlafen schläft geschlafen h sleep slept - person,family,animal - gut
 arbeiten arbeitet gearbeitet h work worked - person,family - allein,fleißig

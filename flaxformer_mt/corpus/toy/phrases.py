@@ -1,6 +1,6 @@
-"""Growing phrases and clauses of toy_de_en at random: words that go together, and no phrase of two readings.
+"""Random generation of phrases and clauses of toy_de_en: compatible words, and no ambiguous phrases.
 
-Owns the probabilities below the sentence. Sentences are toy_grammar's.
+Contains the probabilities of all choices below the sentence; grammar.py generates the sentences.
 """
 
 import functools
@@ -36,7 +36,7 @@ from flaxformer_mt.corpus.toy.syntax import (
 T = TypeVar("T")
 
 PEOPLE = ("person", "family")
-# What a clause's verb may be in; `modal` is a modal verb in the present or the past.
+# Probability weights of a clause's tense; `modal` is a modal verb in the present or the past.
 Moods = Mapping[Literal["present", "past", "future", "modal"], float]
 MOODS: Moods = {"present": 4, "past": 3.5, "future": 1, "modal": 2}
 _SITES = ("room", "place")
@@ -53,7 +53,7 @@ _PROFESSIONS = (
     "Soldat",
     "Ingenieur",
 )
-# Verbs of states, which no time and no modal goes with, and verbs of what one may like to do.
+# Verbs of states, which take no time and no modal; then verbs that "gern" and "like to" may go with.
 STATES = ("kennen", "lieben", "gehören", "haben", "brauchen", "wohnen", "glauben")
 _PLEASURES = (
     "arbeiten",
@@ -71,21 +71,21 @@ _UNRESTRICTED = ("the", "this", "my", "your", "his", "our", "a")  # determiners 
 
 
 class Dice:
-    """Random choices made of `random()` alone, whose stream Python promises to keep for a seed."""
+    """Random choices based on `random()` alone, whose values Python keeps stable for a given seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of the items, all equally likely."""
+        """Returns one of the items, all equally likely."""
         return items[int(self._random.random() * len(items))]
 
     def chance(self, probability: float) -> bool:
-        """True with the given probability."""
+        """Returns True with the given probability."""
         return self._random.random() < probability
 
     def weigh(self, weights: Mapping[T, float]) -> T:
-        """One of the keys, as likely as its weight says."""
+        """Returns one of the keys, with a probability proportional to its weight."""
         point = self._random.random() * sum(weights.values())
         for item, weight in weights.items():
             point -= weight
@@ -113,7 +113,7 @@ def _adjectives_of(kind: str) -> tuple[Adjective, ...]:
 def grow_noun_phrase(
     dice: Dice, kinds: Sequence[str], *, subject: bool = False, rich: bool = False
 ) -> NounPhrase:
-    """A noun of one of `kinds` with its determiner; a `rich` one perhaps with owner or relative clause."""
+    """Generates a noun of `kinds` with a determiner; if `rich`, perhaps with an owner or relative clause."""
     noun = dice.pick(_nouns_of(tuple(kinds)))
     counted = noun.plural != "-"
     plural = counted and dice.chance(0.25)
@@ -144,7 +144,7 @@ def _grow_owner(dice: Dice, noun: Noun) -> NounPhrase | Name:
 
 
 def grow_subject(dice: Dice, kinds: Sequence[str], *, rich: bool = False) -> Phrase:
-    """A subject of one of `kinds`: where people may stand, also a pronoun or a name."""
+    """Generates a subject of one of `kinds`; if people are among them, perhaps a pronoun or a name."""
     if "person" in kinds and dice.chance(0.35):
         return dice.pick(words.PRONOUNS)
     if "person" in kinds and dice.chance(0.12):
@@ -167,15 +167,15 @@ def _grow_object(
 
 
 def _reflects(pronoun: Pronoun, subject: Phrase) -> bool:
-    """Whether an object would be the subject itself: I see me, we see me, you see you."""
+    """Whether an object would refer to the subject: I see me, we see me, you see you."""
     return pronoun.person < 3 and pronoun.person == agreement(subject)[0]
 
 
 def _grow_relative(dice: Dice, head: NounPhrase) -> Relative:
-    """A relative clause in a role where German leaves no doubt about who does what.
+    """Generates a relative clause in a role that is unambiguous in German.
 
-    "die Frau, die das Kind sieht" is always the woman who sees. Where the woman is seen, the subject is a
-    pronoun ("die ich sehe"); only masculine heads, whose accusative is "den", allow any subject.
+    In "die Frau, die das Kind sieht" the woman is always the subject. Where the woman is the object, the
+    subject is a pronoun ("die ich sehe"); only masculine heads, with the accusative "den", allow any subject.
     """
     kind = head.noun.kind
     roles: dict[Role, list[Verb]] = {
@@ -195,7 +195,7 @@ def _grow_relative(dice: Dice, head: NounPhrase) -> Relative:
 
 
 def grow_place(dice: Dice, *, goal: bool = False, far: bool = False) -> PrepositionalPhrase | Adverb:
-    """Where something is or, with `goal`, where it goes: with `far` home or to a city."""
+    """Generates the place of a clause or, with `goal`, its destination; `far`: home or a city."""
     if dice.chance(0.12):
         return words.HOME if goal else words.AT_HOME
     if far or dice.chance(0.2):
@@ -217,7 +217,7 @@ def grow_clause(
     subject: Phrase | None = None,
     rich: bool = False,
 ) -> Clause:
-    """A clause with a verb of one of `frames` (empty: any verb, or who is what); `rich` ones are longer."""
+    """Generates a clause with a verb of one of `frames` (empty: any verb, or be); `rich`: a longer one."""
     if not frames and dice.chance(0.1):
         return _grow_copula(dice, moods, subject, rich=rich)
     if frames:
@@ -235,7 +235,7 @@ def grow_clause(
 def _grow_copula(dice: Dice, moods: Moods, subject: Phrase | None, *, rich: bool) -> Clause:
     tenses: dict[Tense, float] = {mood: weight for mood, weight in moods.items() if mood != "modal"}
     tense: Tense = dice.weigh(tenses) if tenses else "present"
-    if subject is None and dice.chance(0.3):  # I am a teacher; sie and Anna would be a Lehrerin
+    if subject is None and dice.chance(0.3):  # I am a teacher; sie and Anna would need Lehrerin
         subject = dice.pick([each for each in words.PRONOUNS if each.nominative != "sie"])
         noun = dice.pick([noun for noun in NOUNS if noun.german in _PROFESSIONS])
         return Clause(subject, words.BE, tense, predicate=noun, negated=dice.chance(0.2))
@@ -259,7 +259,7 @@ def fill_clause(
     hole: str = "",
     bare: bool = False,
 ) -> Clause:
-    """A clause of this subject and verb with the objects that it takes.
+    """Generates a clause of this subject and verb, with the objects that the verb takes.
 
     The phrase named by `hole` is a Gap. A `bare` clause has neither negation nor adverbs.
     """
@@ -303,7 +303,7 @@ def _determiners(clause: Clause) -> Iterable[str]:
 
 
 def _negate(dice: Dice, clause: Clause) -> Clause:
-    """Perhaps negates: with kein where the accusative is indefinite, and never around every or a number."""
+    """Negates some clauses: with kein if the accusative is indefinite, never with every or a number."""
     if getattr(clause.subject, "determiner", "") in ("no", "every") or not dice.chance(0.2):
         return clause
     accusative = clause.accusative
@@ -315,7 +315,7 @@ def _negate(dice: Dice, clause: Clause) -> Clause:
 
 
 def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
-    """Adds adverbs and a companion, fewer to clauses that are not rich."""
+    """Adds adverbs and a companion at random, fewer to clauses that are not rich."""
     verb, often = clause.verb, 1.0 if rich else 0.4
     if _may_like(clause) and dice.chance(0.25):
         return _like(clause)
@@ -342,7 +342,7 @@ def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
 def _pick_time(dice: Dice, clause: Clause) -> Adverb:
     mood = "modal" if clause.modal and clause.tense == "present" else clause.tense
     times = [time for time in words.TIMES if mood in time.tenses]
-    # "Not every day" would need another place of the negation.
+    # "Not every day" would need the negation in another position.
     return dice.pick([time for time in times if not (clause.negated and time.german == "jeden Tag")])
 
 
@@ -355,7 +355,7 @@ def _may_like(clause: Clause) -> bool:
 
 
 def _like(clause: Clause) -> Clause:
-    """Liest gern Bücher: what one likes to do is bare, in the plural if it can be counted."""
+    """Adds gern, as in "liest gern Bücher": the object has no determiner, and is plural if countable."""
     liked = clause.accusative
     if not isinstance(liked, NounPhrase):
         return replace(clause, gladly=True)

@@ -1,6 +1,7 @@
-"""The trees between the two languages: what a sentence of toy_de_en says, before it is German or English.
+"""Syntax trees of toy_de_en: the content of a sentence, from which German and English are generated.
 
-Owns the shapes of phrases, clauses and sentences. Knows no word and no rule of either language.
+Contains the tree types of phrases, clauses and sentences. The words are in lexicon.py, the rules of the
+languages in german.py and english.py.
 """
 
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ Tense = Literal["present", "past", "future"]
 
 @dataclass(frozen=True)
 class Gap:
-    """A phrase that stands elsewhere, as a relative pronoun, as `who`, as the subject of an infinitive."""
+    """An empty phrase, expressed by a relative pronoun, by `who` or by the subject of the main clause."""
 
     plural: bool = False
 
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A noun and what belongs to it; `determiner` is English: the, a, no, this, my, a number, or ""."""
+    """A noun and its modifiers; `determiner` is English: the, a, no, this, my, a number, or ""."""
 
     noun: Noun
     determiner: str = "the"
@@ -37,7 +38,7 @@ Phrase = NounPhrase | Name | Pronoun | Gap
 
 @dataclass(frozen=True)
 class PrepositionalPhrase:
-    """A preposition and its phrase; a city is an Adverb."""
+    """A preposition and its noun phrase; a city is an Adverb."""
 
     preposition: Preposition
     phrase: NounPhrase | Name | Pronoun | Adverb
@@ -45,10 +46,10 @@ class PrepositionalPhrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what, or who is what (`predicate`).
+    """A subject with a verb and its complements, or with a form of be and a `predicate`.
 
-    `tense` is that of the modal if there is one. `gladly` is German gern, English like to. `negated` adds a
-    word of negation unless the accusative's determiner is "no" (kein, not any).
+    `tense` is the tense of the modal if there is one. `gladly` is German gern, English like to. `negated`
+    adds a negation unless the accusative's determiner is "no" (kein, not any).
     """
 
     subject: Phrase
@@ -70,7 +71,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Relative:
-    """A relative clause; `role` says which phrase of `clause` is the gap."""
+    """A relative clause; `role` names the phrase of `clause` that is the gap."""
 
     role: Role
     clause: Clause
@@ -78,7 +79,7 @@ class Relative:
 
 @dataclass(frozen=True)
 class Statement:
-    """A main clause; `front` is what German puts first instead of the subject."""
+    """A main clause; `front` is the phrase that German puts first instead of the subject."""
 
     clause: Clause
     front: Literal["", "time", "place", "accusative"] = ""
@@ -86,7 +87,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Question:
-    """A question; its `word` stands for a gap or for what the clause leaves out, None asks yes or no."""
+    """A question; `word` asks for a gap or for a phrase missing in the clause; None: a yes-no question."""
 
     clause: Clause
     word: Adverb | None = None
@@ -94,7 +95,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Compound:
-    """A main clause and a second one: subordinate, or with `coordinate` another main clause."""
+    """A main clause and a second clause: a subordinate one, or with `coordinate` another main clause."""
 
     main: Clause
     conjunction: Adverb
@@ -115,7 +116,7 @@ Sentence = Statement | Question | Compound | WithInfinitive
 
 
 def agreement(phrase: Phrase) -> tuple[int, bool]:
-    """The person (1, 2, 3) and whether plural, with which a verb agrees."""
+    """The person (1, 2, 3) of a subject and whether it is plural, for the agreement of the verb."""
     if isinstance(phrase, Pronoun):
         return phrase.person, phrase.plural
     if isinstance(phrase, NounPhrase | Gap):
@@ -124,7 +125,7 @@ def agreement(phrase: Phrase) -> tuple[int, bool]:
 
 
 def tidy(words: list[str], mark: str) -> str:
-    """Joins words and commas to a sentence, without double commas and with a capital.
+    """Joins words and commas into a sentence, with an initial capital and without double commas.
 
     tidy(["was", "", "bellt", ",", ",", "beißt", ","], ".") is "Was bellt, beißt."
     """

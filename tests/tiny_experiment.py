@@ -1,0 +1,64 @@
+"""The one tiny experiment that tests share: the same shapes everywhere, so that its programs compile once."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    SearchConfig,
+    TrainConfig,
+    VocabConfig,
+)
+
+
+def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
+    """A one-layer model of width 16 on made-up text, trained for 12 updates on one device."""
+    return Config(
+        seed=5,
+        data=DataConfig(
+            dataset="parallel_text",
+            text_dir=str(text_dir),
+            cache_dir=str(cache_dir),
+            source_language="xx",
+            target_language="yy",
+            max_source_length=16,
+            max_target_length=16,
+            batch_tokens=128,
+            num_shapes=1,
+        ),
+        vocab=VocabConfig(kind="bpe", size=40, byte_fallback=False, normalization="identity"),
+        model=ModelConfig(
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=16,
+            num_heads=2,
+            ffn_dim=16,
+            dropout_rate=0.1,
+        ),
+        optim=OptimConfig(learning_rate=0.02, warmup_steps=4, ema_decay=0.9),
+        train=TrainConfig(
+            steps=12,
+            log_every=5,
+            evaluate_every=8,
+            checkpoint_every=4,
+            keep_checkpoints=3,
+            tensorboard=False,
+            log_accuracy=True,
+            prng="threefry",
+        ),
+        parallel=ParallelConfig(devices=1),
+        search=SearchConfig(beam_size=2, max_length_offset=4),
+    )
+
+
+def change(config: Config, **sections: dict[str, Any]) -> Config:
+    """The config with fields of its sections set anew: change(config, train={"steps": 3})."""
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()
+    }
+    return dataclasses.replace(config, **changed)
