@@ -2,9 +2,9 @@
 
 import sys
 
-from flaxformer_mt.commands.huge_pages import use_large_pages
+from flaxformer_mt.commands.huge_pages import use_huge_pages
 from flaxformer_mt.commands.main import main
 
 if __name__ == "__main__":
-    use_large_pages()
+    use_huge_pages()
     sys.exit(main(["train", *sys.argv[1:]]))

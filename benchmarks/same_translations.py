@@ -20,7 +20,7 @@ import numpy as np
 
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run, load_weights
-from flaxformer_mt.convert.parity_check import make_batch, our_outputs
+from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.translation.translator import Translator
@@ -69,7 +69,7 @@ def explain(run: Path, sources: list[str], ours: list[str], theirs: list[str]) -
             continue
         ids = [vocabs.target.tokenize(text) for text in (one, two)]
         batch = make_batch([vocabs.source.tokenize(source)] * 2, ids, vocabs, config=config)
-        log_probs = our_outputs(weights, batch, quantity="log_probs")
+        log_probs = flax_outputs(weights, batch, quantity="log_probs")
         first, second = np.where(batch.target_mask, log_probs, 0).sum(axis=1)
         key = "equally" if abs(first - second) < 1e-4 else "we found" if first > second else "they found"
         counts[next(name for name in counts if name.startswith(key))] += 1

@@ -39,21 +39,21 @@ def make_ours(task: dict[str, Any]) -> System:
     import jax
 
     from flaxformer_mt.config.files import from_dict
-    from flaxformer_mt.decoding.engine import Sentence, SentenceSearch
-    from flaxformer_mt.parallel import place_locally, use_cores_apart
+    from flaxformer_mt.decoding.engine import Sentence, SearchEngine
+    from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.translation.constraints import make_symbols
     from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
 
-    use_cores_apart()
+    use_cpu_cores_as_devices()
     config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
     vocabs = load_vocabs(folder / "vocab")
     with np.load(folder / "params.npz") as arrays:
-        params = place_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
+        params = replicate_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
     def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:
-        searcher = SentenceSearch(
+        searcher = SearchEngine(
             [config.model],
             replace(config.search, **changes),
             make_symbols(vocabs.target, config.search),

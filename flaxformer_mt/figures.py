@@ -34,7 +34,7 @@ _SHIPPED_FONT = "DejaVu Sans"
 Curve = tuple[Sequence[int], Sequence[float]]
 
 
-class Side(NamedTuple):
+class TokenAxis(NamedTuple):
     """One axis of a matrix of attention weights: its title, and the piece of each token."""
 
     name: str
@@ -145,7 +145,7 @@ def _finite(curve: Curve) -> bool:
 
 
 def draw_attention(
-    layers: Sequence[np.ndarray], *, queries: Side, memory: Side, parted_at: int | None = None
+    layers: Sequence[np.ndarray], *, queries: TokenAxis, memory: TokenAxis, boundary: int | None = None
 ) -> dict[str, "Figure"]:
     """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
 
@@ -157,7 +157,7 @@ def draw_attention(
       layers: the weights of each layer, from the first layer on.
       queries: the Q pieces that attend.
       memory: the M pieces that are attended to.
-      parted_at: index of the first token of a second text on both axes; lines are drawn before it.
+      boundary: index of the first token of a second text on both axes; lines are drawn before it.
     """
     heads = layers[0].shape[0]
     titled = [
@@ -172,13 +172,13 @@ def draw_attention(
     else:
         grid, figures = one_grid, {"": [panel for row in titled for panel in row]}
     largest = max(float(weights.max()) for weights in layers)
-    return {name: grid.draw(panels, largest, parted_at) for name, panels in figures.items()}
+    return {name: grid.draw(panels, largest, boundary) for name, panels in figures.items()}
 
 
 class _Grid:
     """Heads in rows and columns; all have the same labels, which only the left and bottom heads show."""
 
-    def __init__(self, queries: Side, memory: Side, *, rows: int, columns: int) -> None:
+    def __init__(self, queries: TokenAxis, memory: TokenAxis, *, rows: int, columns: int) -> None:
         self._queries, self._memory = queries, memory
         self._rows, self._columns = rows, columns
         # The size of one head, in inches.
@@ -194,7 +194,7 @@ class _Grid:
         return self._query_step == self._memory_step == 1
 
     def draw(
-        self, panels: Sequence[tuple[str, np.ndarray]], largest: float, parted_at: int | None
+        self, panels: Sequence[tuple[str, np.ndarray]], largest: float, boundary: int | None
     ) -> "Figure":
         """Draw the figure of titled weights [Q, M]."""
         families, missing = _choose_fonts({*"".join(self._queries.pieces), *"".join(self._memory.pieces)})
@@ -218,9 +218,9 @@ class _Grid:
                 labelleft=number % self._columns == 0,
                 labelbottom=number + self._columns >= len(panels),  # nothing is below it
             )
-            if parted_at is not None:
-                axes.axhline(parted_at - 0.5, color="tab:orange", linewidth=0.8)
-                axes.axvline(parted_at - 0.5, color="tab:orange", linewidth=0.8)
+            if boundary is not None:
+                axes.axhline(boundary - 0.5, color="tab:orange", linewidth=0.8)
+                axes.axvline(boundary - 0.5, color="tab:orange", linewidth=0.8)
         figure.supylabel(self._queries.name, fontsize=9)
         figure.supxlabel(self._memory.name, fontsize=9)
         figure.colorbar(image, ax=all_axes, label="weight", pad=0.02, shrink=0.8)

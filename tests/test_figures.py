@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.figures import (
-    Side,
+    TokenAxis,
     draw_attention,
     draw_position_curves,
     draw_position_tables,
@@ -37,7 +37,7 @@ def make_weights(heads, queries, memory, *, seed=0):
 
 
 def make_side(name, length):
-    return Side(name, [f"{name[0]}{number}" for number in range(length)])
+    return TokenAxis(name, [f"{name[0]}{number}" for number in range(length)])
 
 
 # ---- positions ----
@@ -183,7 +183,7 @@ def test_labels_stand_at_the_left_and_at_the_bottom_alone():
 
 def test_lines_part_two_texts_before_the_first_token_of_the_second():
     side = make_side("row", 6)
-    (figure,) = draw_attention([make_weights(1, 6, 6)], queries=side, memory=side, parted_at=4).values()
+    (figure,) = draw_attention([make_weights(1, 6, 6)], queries=side, memory=side, boundary=4).values()
     across, down = panels_of(figure)[0].lines
     assert set(across.get_ydata()) == {3.5} and set(down.get_xdata()) == {3.5}
 
@@ -212,7 +212,7 @@ def test_long_sentences_are_a_figure_a_layer_and_keep_the_labels_that_have_room(
 
 def test_pieces_are_spelled_so_that_they_can_be_read():
     pieces = ["▁$x$", "a\u200bb", "x" * 21]
-    side = Side("odd", pieces)
+    side = TokenAxis("odd", pieces)
     (figure,) = draw_attention([make_weights(1, 3, 3)], queries=side, memory=side).values()
     axes = panels_of(figure)[0]
     assert tick_labels(axes.yaxis) == ["▁$x$", "aU+200Bb", "x" * 19 + "…"]
@@ -233,7 +233,7 @@ def test_a_figure_is_a_png_of_100_dots_an_inch(tmp_path):
 def test_figures_are_made_without_pyplot():
     """It would choose a window system, and keep every figure until it is told to close it."""
     code = (
-        "import io, sys, numpy as np; from flaxformer_mt import plots; side = plots.Side('s', ['a', 'b']);"
+        "import io, sys, numpy as np; from flaxformer_mt import plots; side = plots.TokenAxis('s', ['a', 'b']);"
         "table = np.eye(5); weights = [np.eye(2)[None]];"
         "figures = [plots.draw_position_curves({'m': table}), plots.draw_position_tables({'m': table}),"
         "plots.draw_training({'loss': {'t': ([1], [2.0])}}),"

@@ -1,7 +1,7 @@
 """Parsing of flags: from `--flag=value` to the options dataclass of a command, or to an error message.
 
-Owns the import of tyro. Contains the syntax of flags and the messages about wrong flags for any dataclass; the
-flags of each command are in commands/options.py.
+Owns the import of tyro. Contains the syntax of flags and the messages about wrong flags; the flags of each
+command are defined in commands/options.py.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from flaxformer_mt.errors import UserError
 _CONFIG_HELP = f"""
 
 --config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
-the name of a recipe ({{recipes}}). Without --config, the defaults are the config of the existing run --run=DIR,
-or else the recipe {DEFAULT_CONFIG}."""
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
+run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
@@ -87,7 +87,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
                 and flag.partition("=")[0].replace("-", "_").replace("__", "--", 1) not in known
             ):
                 _refuse_unknown(flag, known)
-        raise UserError(_plain(captured.getvalue())) from None
+        raise UserError(_extract_message(captured.getvalue())) from None
     if unknown:
         _refuse_unknown(unknown[0], _flag_names(kind))
     # Shells do not expand the ~ of --run=~/x.
@@ -125,12 +125,12 @@ def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
     flag = token.partition("=")[0]
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    near = same_field or difflib.get_close_matches(flag, known, n=1)
-    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all flags"
+    similar = same_field or difflib.get_close_matches(flag, known, n=1)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "--help lists all flags"
     raise UserError(f"unknown flag {flag}; {hint}")
 
 
-def _plain(box: str) -> str:
+def _extract_message(box: str) -> str:
     """Extracts the message from a framed error text of tyro, as one line without frame and footer."""
     title, *rows = [line.strip("│╭╮╰╯ ") for line in box.strip().split("\n")]
     body = " ".join(itertools.takewhile(lambda row: not row.startswith("──"), rows)).strip()

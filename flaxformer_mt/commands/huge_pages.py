@@ -10,7 +10,7 @@ import sys
 _TUNABLE = "glibc.malloc.hugetlb=1"
 
 
-def use_large_pages() -> None:
+def use_huge_pages() -> None:
     """Restarts this program once, with the GNU C library set to request huge pages.
 
     The restart is needed because the library reads the setting only when a process starts. The function

@@ -47,7 +47,9 @@ def _train(options: TrainOptions) -> object:
     from flaxformer_mt.training.report import describe_report
 
     if options.profile is not None and options.profile < 1:
-        raise UserError(f"--profile is {options.profile}; it must be at least 1, the number of updates to record")
+        raise UserError(
+            f"--profile is {options.profile}; it must be at least 1 (the number of updates to record)"
+        )
     report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr)
     print(describe_report(report, options.run), file=sys.stderr)
     return report
@@ -98,10 +100,12 @@ def _evaluate(options: EvaluateOptions) -> object:
 
 def _comparison(options: EvaluateOptions) -> dict[str, Any]:
     """The arguments of `evaluate_run` for confidence intervals and for significance tests against others."""
-    from flaxformer_mt.evaluation.comparison import find_rival, make_resamples
+    from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
-    resamples = make_resamples(options.bootstrap, options.paired, options.trials, compared=options.against)
-    rivals = [find_rival(name) for name in options.against]
+    resamples = make_resampling_options(
+        options.bootstrap, options.paired, options.trials, compared=options.against
+    )
+    rivals = [parse_compared_system(name) for name in options.against]
     # Search flags apply to every compared run; options without a flag are those of that run's config.
     against = [
         dataclasses.replace(rival, search=choose_search(dataclasses.replace(options, run=rival.run)))
@@ -275,9 +279,7 @@ def _run(arguments: list[str]) -> object:
         validate(options.config)
     if not isinstance(options, ProcessOptions):
         return command.run(options)
-    process_flags = {
-        field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)
-    }
+    process_flags = {field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)}
     return _run_in_processes(command, options, **process_flags)
 
 

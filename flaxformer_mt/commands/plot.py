@@ -1,7 +1,6 @@
-"""What the command `plot` does: gathers a run's positions, metrics and attention, and has them drawn.
+"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files.
 
-Owns which pictures there are, what their files are called, and what is read for them. Knows nothing of what
-the pictures look like.
+Contains the list of figures, their file names and the computation of their data; `figures` draws them.
 """
 
 import math
@@ -20,7 +19,7 @@ from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.figures import (
     Curve,
-    Side,
+    TokenAxis,
     draw_attention,
     draw_position_curves,
     draw_position_tables,
@@ -37,34 +36,36 @@ from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
 
-# How many positions are drawn, from the first.
+# The number of positions to draw, from the first position on.
 _POSITIONS = 100
 
-# Positions that are parameters.
+# Values of model.positions whose encodings are parameters.
 _LEARNED = ("learned", "one_vector")
 
-# Figures by the names of their files. What they are is the business of plots.py.
+# Matplotlib figures by file name; Any, because only figures.py imports matplotlib.
 Figures = dict[str, Any]
 
 
 def plot(
     run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Draws a run and, given a sentence, how it reads that; returns what it wrote as JSON values.
+    """Plots a run, and the attention over a sentence if one is given; returns the file names as JSON values.
 
     Args:
-      source: a sentence to translate with the run's own search, whose attention is drawn. Empty: none.
-      output: the folder for the files, made if need be. None: RUN/plots.
-      checkpoint: best, last, average or a step; what is learned is of it. None: as the run's config says.
+      source: a sentence to translate with the search options of the run, whose attention is drawn. Empty: no
+        attention figures.
+      output: the folder for the files, created if necessary. None: RUN/plots.
+      checkpoint: the source of learned parameters: best, last, average or a step. None: as in the run's
+        config.
 
     Raises:
-      UserError: no run or checkpoint of that name, a sentence that cannot be translated, or an output that is
+      UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
         a file.
     """
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
     if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file, but pictures go into a folder; give another")
+        raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
     if source:
         _check_sentence(config, run_dir, source)
     params: dict[str, Any] = {}
@@ -76,7 +77,7 @@ def plot(
         if source:
             attention, result = _draw_sentence(trained, source)
     elif checkpoint is not None:
-        # Nothing of it is drawn, but a mistake in its name is still a mistake.
+        # No figure needs the checkpoint, but a wrong name is still reported.
         Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
     figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
     output.mkdir(parents=True, exist_ok=True)
@@ -95,12 +96,14 @@ def _note(text: str) -> None:
 def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
     column = "dimension"
     if model.positions == "one_vector":
-        _note("positions one_vector: the same vector is added at every position, so all curves are level")
+        _note(
+            "model.positions is one_vector, which adds the same vector at every position: all curves are flat"
+        )
     if model.positions == "rotary":
         column = "pair"
         _note(
-            "positions rotary: nothing is added to embeddings; drawn are the cosines of the angles by which "
-            "pairs of dimensions of a head turn"
+            "model.positions is rotary, which rotates queries and keys instead of adding to embeddings: the "
+            "figures show the cosine of the rotation angle of each pair of dimensions"
         )
     tables = position_tables(model, params)
     curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
@@ -112,14 +115,15 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
 
 
 def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What each stack adds at its first 100 positions, or as many as there are: tables [P, D] by its name.
+    """The position encodings that each stack adds at its first positions, as tables [P, D] by stack name.
 
-    Sinusoidal positions are the same in all stacks: one table, of the "model". Rotary ones add nothing: the
-    one table [P, K/2] has the cosine of each pair's turn.
+    P is 100, or the number of positions of the model if that is smaller. Sinusoidal encodings are the same in
+    all stacks: one table, called "model". Rotary encodings are not added: the one table [P, K/2] contains the
+    cosine of the rotation angle of each pair of dimensions.
 
     Args:
-      config: of the model.
-      params: the model's; those of its positions are used where they are learned.
+      config: the config of the model.
+      params: the parameters of the model; used only if its position encodings are learned.
     """
     count = min(_POSITIONS, config.longest_input or _POSITIONS)
     positions = config.first_position + np.arange(count)
@@ -127,7 +131,7 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
         return {"model": sinusoidal_table(config.first_position + count, config.model_dim)[positions]}
     if config.positions == "rotary":
         half = (config.key_dim or config.model_dim // config.num_heads) // 2
-        # (1, 0) turned by an angle is (its cosine, its sine).
+        # (1, 0) rotated by an angle is (cosine of the angle, sine of the angle).
         pairs = np.concatenate([np.ones((count, 1, half)), np.zeros((count, 1, half))], axis=-1)
         return {"model": np.asarray(rotate(pairs.astype(np.float32), positions))[:, 0, :half]}
     stacks = {name: params[name]["positions"] for name in ("encoder", "decoder") if name in params}
@@ -136,7 +140,7 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
 
 def _learned_table(config: ModelConfig, params: Mapping[str, Any], positions: np.ndarray) -> np.ndarray:
     rows, width = params["embedding"].shape
-    zeros = nn.initializers.zeros  # the parameters are there already
+    zeros = nn.initializers.zeros  # unused, since the parameters exist
     module = LearnedPositions(rows, width, zeros, zeros if "bias" in params else None)
     if config.positions == "learned":
         return np.asarray(module.apply({"params": params}, positions))
@@ -161,9 +165,9 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, Curve]]:
-    """What `draw_training` draws of a run's metrics: losses, BLEU and learning rate over steps.
+    """The curves for `draw_training` from a run's metrics: losses, BLEU and learning rate over steps.
 
-    Where a step is there twice, as after training went on from an earlier checkpoint, the later line counts.
+    If a step is recorded twice, as after resuming from an earlier checkpoint, the later record counts.
     """
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     return {
@@ -188,25 +192,25 @@ def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve
 def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
     if not config.data.source_language:
         raise UserError(
-            f"{run_dir} is a language model (data.source_language is empty), which translates nothing; "
-            "leave out --source"
+            f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
+            "translation models; leave out --source"
         )
     if not source.strip():
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
-    """The figures of a sentence's attention; its translation, and by which checkpoint."""
+    """The attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
     source_ids = vocabs.source.tokenize(source)
-    if len(source_ids) == 1:  # normalisation removed all of it
+    if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(cache_dir(config.data) / "compiled")
     translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
     (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(
-            f"checkpoint {trained.checkpoint} gives {source!r} scores that are not numbers; "
+            f"checkpoint {trained.checkpoint} gives non-finite scores for {source!r}; "
             "try an earlier --checkpoint"
         )
     if translation.truncated:
@@ -219,7 +223,7 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
 
 
 def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int) -> Batch:
-    """One pair without padding, so that no weight is of padding."""
+    """A batch of one pair without padding, so that no attention weight belongs to padding."""
     source = np.asarray([source_ids], np.int32)
     target_out = np.asarray([target_ids], np.int32)
     target_in = np.asarray([[bos_id, *target_ids[:-1]]], np.int32)
@@ -231,17 +235,17 @@ def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
     read, written = (vocabs.target.pieces(np.asarray(ids[0])) for ids in (batch.target_in, batch.target_out))
     if maps.cross:
         sides = {
-            "cross": (Side("piece that is written", written), Side("source", source)),
-            "encoder": (Side("source", source), Side("source", source)),
-            "decoder": (Side("piece that was read last", read), Side("translation so far", read)),
+            "cross": (TokenAxis("predicted piece", written), TokenAxis("source", source)),
+            "encoder": (TokenAxis("source", source), TokenAxis("source", source)),
+            "decoder": (TokenAxis("last input piece", read), TokenAxis("translation so far", read)),
         }
-        parted_at = None
+        boundary = None
     else:
-        row = Side("source, then translation", [*source, *read])
-        sides, parted_at = {"decoder": (row, row)}, len(source)
+        row = TokenAxis("source, then translation", [*source, *read])
+        sides, boundary = {"decoder": (row, row)}, len(source)
     figures: Figures = {}
     for name, (queries, memory) in sides.items():
         weights = [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)]
-        drawn = draw_attention(weights, queries=queries, memory=memory, parted_at=parted_at)
+        drawn = draw_attention(weights, queries=queries, memory=memory, boundary=boundary)
         figures |= {f"attention_{name}{part and '_'}{part}.png": figure for part, figure in drawn.items()}
     return figures

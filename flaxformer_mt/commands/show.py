@@ -1,7 +1,7 @@
-"""`show`: the size of an experiment before it runs, as parameters, FLOPs and memory of a step and batch shapes.
+"""`show`: the size of an experiment before it runs: parameters, FLOPs and memory of a step, batch shapes.
 
-Traces the functions of training with abstract arrays, so that no arrays are computed or allocated. The FLOPs
-of the model are from `flops`; those of the traced program are reported beside them.
+Traces the functions of training with abstract arrays, so that no array is computed or allocated. The FLOPs of
+the model are from `flops`; those of the traced program are reported beside them.
 """
 
 import math
@@ -31,8 +31,8 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
 
     A step is one update from `optim.accumulation` batches of the longest shape without padding. `teraflops`
     counts the operations of the model, `traced_teraflops` those of the program, which are more if
-    `model.remat` computes layers twice. `at_peak` is the time of a device of the present kind at its peak
-    rate, or None if the peak rate is unknown.
+    `model.remat` computes layers twice. `at_peak` is the time on a device of the kind in use here at its
+    peak rate, or None if the peak rate is unknown.
     If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
     vocabularies are assumed to have `vocab.size` entries, and `batches` is None. For a language model, the
     source vocabulary has size 0 and the source length is 0.
@@ -48,7 +48,9 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
         report = prepare(config, run_dir).report
         source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
         batches = report["batches"]
-    model = make_model(config.model, source_size=source_size, target_size=target_size, platform=default_platform())
+    model = make_model(
+        config.model, source_size=source_size, target_size=target_size, platform=default_platform()
+    )
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
@@ -94,7 +96,7 @@ def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
 
 
 def longest_batch(config: Config) -> Batch:
-    """The shapes and dtypes of the batch of the longest sentences, which has the largest padded lengths."""
+    """The shapes and dtypes of the batch for the longest sentences that the config allows."""
     rows, source, target = make_longest_shape(config.data)
 
     def array(length: int, kind: Any) -> Any:
@@ -119,7 +121,7 @@ def longest_batch(config: Config) -> Batch:
 
 
 def count_parameters(params: Any) -> dict[str, Any]:
-    """Parameter counts: total, embeddings, and by module two levels deep: {"encoder/layers_0": 1315072, ...}."""
+    """Parameter counts: total, embeddings, and by module to a depth of two: {"encoder/layers_0": 1315072}."""
     params = jax.eval_shape(unstack_layers, params)
     modules: Counter[str] = Counter()
     embeddings = 0
@@ -168,7 +170,7 @@ def _programs_in(value: Any) -> list[Jaxpr]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """MiB that a step needs on each device without activations, whose size depends on XLA's compilation."""
+    """MiB of a step on a device with replicated parameters, without activations: their size is up to XLA."""
     optimizer = make_optimizer(
         config.optim,
         make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),

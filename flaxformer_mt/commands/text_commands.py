@@ -1,7 +1,7 @@
-"""The commands that work through text line by line, `translate` and `score`: from flags and files to rooms.
+"""The commands that process text line by line: `translate` and `score`.
 
-Owns which flags exclude each other, which files are read and written, and what a resumed run must have in
-common with the first. What is heavy is imported when a command runs.
+Contains the checks of their flags, the files that they read and write, and the options that must be equal to
+resume an output file. Modules that import JAX are imported when a command runs, so that `--help` is fast.
 """
 
 import collections
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flaxformer_mt.translation.output_formats import TranslationFormat
     from flaxformer_mt.translation.translator import Translator
 
-# Flags that have an effect on one method of search alone.
-_ONLY = {
+# Search method -> the flags that have an effect on this method only.
+_METHOD_FLAGS = {
     "beam": (
         "beam_size",
         "coverage_penalty",
@@ -39,17 +39,17 @@ _ONLY = {
     "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
 }
 
-# Lines that are read before the first is written: they share batches.
+# The number of lines that are read before the first is written; these lines share batches.
 WINDOW = 2048
 
 
 def translate_file(options: TranslateOptions) -> None:
-    """What the command `translate` does."""
-    from flaxformer_mt.parallel import use_cores_apart
+    """Runs the command `translate`."""
+    from flaxformer_mt.parallel import use_cpu_cores_as_devices
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.translator import Translator
 
-    use_cores_apart()
+    use_cpu_cores_as_devices()
     search = choose_search(options)
     n_best = 1 if options.n_best is None else options.n_best
     check_n_best(search, n_best, where="--")
@@ -57,7 +57,7 @@ def translate_file(options: TranslateOptions) -> None:
     _check_standard_input(options)
     with contextlib.ExitStack() as files:
         stream = files.enter_context(open_input(options.input))
-        inputs = _open_demands(options, files)
+        inputs = _open_constraints(options, files)
         translator = Translator.load(
             options.run,
             checkpoint=options.checkpoint,
@@ -66,16 +66,16 @@ def translate_file(options: TranslateOptions) -> None:
             long_lines=options.long_lines,
             spread=True,
         )
-        window = 1 if stream.isatty() else WINDOW  # whoever types a line waits for its translation
+        window = 1 if stream.isatty() else WINDOW  # typed lines are translated one by one
         output = files.enter_context(_open_one_output(options, translator, window, inputs=sorted(inputs)))
         lines = read_lines(stream, name=options.input, invalid_utf8=options.invalid_utf8)
-        sources = _Remembered(output.read("input", lines))
-        demands: dict[str, Any] = {name: output.read(name, lines) for name, lines in inputs.items()}
-        if "required" in demands:
-            demands["required"] = (line.split("\t") for line in demands["required"])
+        sources = _LineBuffer(output.read("input", lines))
+        constraints: dict[str, Any] = {name: output.read(name, lines) for name, lines in inputs.items()}
+        if "required" in constraints:
+            constraints["required"] = (line.split("\t") for line in constraints["required"])
         form, notes = choose_format(options)
         translations = translator.translate_stream(
-            sources, n_best=n_best, notes=notes, window=window, first_line=output.done + 1, **demands
+            sources, n_best=n_best, notes=notes, window=window, first_line=output.done + 1, **constraints
         )
         quiet = stream.isatty() or _is_on_screen(options.output)
         total = count_lines(options.input)
@@ -86,24 +86,26 @@ def translate_file(options: TranslateOptions) -> None:
 
 
 def score_file(options: ScoreOptions) -> None:
-    """What the command `score` does."""
+    """Runs the command `score`."""
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.output_formats import format_score
     from flaxformer_mt.translation.scorer import Scorer
 
     if options.json and options.tokens:
-        raise UserError("--tokens has no effect beside --json, which writes all there is; leave it out")
+        raise UserError("--tokens has no effect with --json, which writes all scores; leave out --tokens")
     if options.source == options.target == STANDARD:
         raise UserError("only one of --source and --target can be standard input; give a file for the other")
     search = choose_search(options)
     language_model = not read_config(options.run / "config.json").data.source_language
     if language_model and options.source is not None:
         raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), which scores text "
-            "alone; leave out --source"
+            f"{options.run} is a language model (its data.source_language is empty), which scores --target "
+            "without a source; leave out --source"
         )
     if not language_model and options.source is None:
-        raise UserError("--source is missing: a translation is scored with what it is a translation of")
+        raise UserError(
+            "--source is missing; a translation model scores each line of --target given its source line"
+        )
     with contextlib.ExitStack() as files:
         sources = None if options.source is None else _open_text(options.source, options, files)
         targets = _open_text(options.target, options, files)
@@ -123,9 +125,9 @@ def score_file(options: ScoreOptions) -> None:
             progress.add(tokens=len(score.tokens))
 
 
-def _open_text(path: str, options: ScoreOptions, files: contextlib.ExitStack) -> "_Remembered":
+def _open_text(path: str, options: ScoreOptions, files: contextlib.ExitStack) -> "_LineBuffer":
     stream = files.enter_context(open_input(path))
-    return _Remembered(read_lines(stream, name=path, invalid_utf8=options.invalid_utf8))
+    return _LineBuffer(read_lines(stream, name=path, invalid_utf8=options.invalid_utf8))
 
 
 def _is_on_screen(output: str) -> bool:
@@ -133,10 +135,10 @@ def _is_on_screen(output: str) -> bool:
 
 
 def choose_search(options: SearchOptions | ScoreOptions) -> SearchConfig:
-    """The run's own search with what the flags say instead.
+    """The search options of the run's config, overridden by the flags that are given.
 
     Raises:
-      UserError: options that cannot be, or a flag that has no effect on the method.
+      UserError: the search options are invalid, or a flag has no effect on the search method.
     """
     stored = read_config(options.run / "config.json")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
@@ -144,18 +146,18 @@ def choose_search(options: SearchOptions | ScoreOptions) -> SearchConfig:
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")
-    for method, own in _ONLY.items():
-        for name in own:
+    for method, method_flags in _METHOD_FLAGS.items():
+        for name in method_flags:
             if method != search.method and name in given and (name, given[name]) != ("beam_size", 1):
                 raise UserError(
                     f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
-                    "or leave it out"
+                    f"or leave out --{name}"
                 )
     return search
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
-    """What is written of each translation, and what has to be found out for it."""
+    """The output format of each translation, and the annotations that the format needs."""
     from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
 
@@ -176,7 +178,7 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
 
 
 def _check_flags(options: TranslateOptions) -> None:
-    """Refuses flags that exclude each other, or have no effect beside others."""
+    """Raises UserError for flags that exclude each other or have no effect in combination."""
     paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
     if len(paths) > 1:
         raise UserError(
@@ -185,21 +187,24 @@ def _check_flags(options: TranslateOptions) -> None:
     for written, names in (("json", ("scores", "token_scores")), ("n_best", ("scores", "token_scores"))):
         for name in names:
             if getattr(options, written) not in (False, None) and getattr(options, name):
-                everything = "everything" if written == "json" else "each hypothesis with its score"
-                more = "" if written == "json" or name == "scores" else ", or give --json as well"
+                contents = "all scores" if written == "json" else "each hypothesis with its score"
+                more = "" if written == "json" or name == "scores" else ", or give --json instead of it"
                 raise UserError(
-                    f"--{name} has no effect beside --{written}, which writes {everything}; leave it "
-                    f"out{more}"
+                    f"--{name} has no effect with --{written}, which writes {contents}; leave out "
+                    f"--{name}{more}"
                 )
     if options.scores and options.token_scores:
         raise UserError("--token_scores writes the score too; leave out --scores")
     for name in ("alignment_layer", "alignment_head"):
         if getattr(options, name) is not None and options.alignments is None and not options.json:
             raise UserError(
-                f"--{name} has no effect without --alignments or --json; give one, or leave it out"
+                f"--{name} has no effect without --alignments or --json; give one of these, or leave out "
+                f"--{name}"
             )
     if options.resume and options.output == STANDARD:
-        raise UserError("--resume goes on with a file, but the output is standard output; give --output=FILE")
+        raise UserError(
+            "--resume continues an output file, but the output is standard output; give --output=FILE"
+        )
 
 
 def _check_standard_input(options: TranslateOptions) -> None:
@@ -210,18 +215,18 @@ def _check_standard_input(options: TranslateOptions) -> None:
             raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
 
 
-def _open_demands(options: TranslateOptions, files: contextlib.ExitStack) -> dict[str, Iterator[str]]:
-    """The lines of the files that ask something of the input's lines."""
-    demands = {}
+def _open_constraints(options: TranslateOptions, files: contextlib.ExitStack) -> dict[str, Iterator[str]]:
+    """The lines of --prefix and --required, by the names of these parameters in `translate_stream`."""
+    constraints = {}
     for name, path in (("prefixes", options.prefix), ("required", options.required)):
         if path is not None:
             stream = files.enter_context(open_input(path))
-            demands[name] = read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
-    return demands
+            constraints[name] = read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
+    return constraints
 
 
-class _Remembered:
-    """Lines that are read ahead, and given again one by one to whoever writes their results."""
+class _LineBuffer:
+    """An iterator over lines that are read ahead; keeps each line until `take`, for use with its result."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
@@ -236,12 +241,12 @@ class _Remembered:
         return line
 
     def take(self) -> str:
-        """The next line in order."""
+        """Removes and returns the oldest line kept."""
         return self._waiting.popleft()
 
 
 class _PlainOutput:
-    """Any output with the methods of a `ResumableOutput`, from the beginning or after `done` lines."""
+    """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
         self._write, self.done = write, done
@@ -258,7 +263,7 @@ class _PlainOutput:
 def _open_one_output(
     options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str]
 ) -> "Iterator[ResumableOutput | _PlainOutput]":
-    """The output, which of several processes the first writes; all begin after the same line."""
+    """The output; of several processes, only the first one writes it, and all start after the same line."""
     from flaxformer_mt.parallel.processes import exchange, is_first
 
     if not is_first():
@@ -290,7 +295,8 @@ def _open_output(
         "long_lines": options.long_lines,
         "invalid_utf8": options.invalid_utf8,
         "inputs": ["input", *inputs],
-        "devices": [process_count(), local_device_count()],  # which share batches, and so round differently
+        # Devices share batches, so that another number of devices rounds differently.
+        "devices": [process_count(), local_device_count()],
     }
     with open_resumable(options.output, origin=origin, step=window, resume=options.resume) as output:
         try:
@@ -298,5 +304,5 @@ def _open_output(
         except BaseException:
             if output.done:
                 kept = f"{output.partial} holds the output of the first {output.done:,} lines"
-                print(f"{kept}; the same command with --resume goes on", file=sys.stderr)
+                print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
             raise

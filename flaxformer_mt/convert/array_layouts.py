@@ -16,10 +16,10 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """A conversion and its inverse; `to_ours` needs the Flax shape, to which it splits flattened axes."""
+    """A conversion and its inverse; `to_flax` needs the Flax shape, to which it splits flattened axes."""
 
-    to_theirs: Callable[[np.ndarray], np.ndarray]
-    to_ours: Callable[[np.ndarray, Shape], np.ndarray]
+    to_foreign: Callable[[np.ndarray], np.ndarray]
+    to_flax: Callable[[np.ndarray, Shape], np.ndarray]
 
 
 def _transposed(array: np.ndarray) -> np.ndarray:

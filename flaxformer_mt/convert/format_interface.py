@@ -99,7 +99,7 @@ def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Sha
     return {path: tuple(leaf.shape) for path, leaf in flatten_tree(params).items()}
 
 
-def write_facts(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
+def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
     """Writes config.json: the fields that the foreign system reads, and the entry of this package."""
     entry = {
         "format": format_name,
@@ -111,7 +111,7 @@ def write_facts(weights: Weights, folder: Path, format_name: str, theirs: dict[s
     (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_config_json(folder: Path) -> dict[str, Any]:
     """Reads config.json; returns {} if the file does not exist.
 
     Raises:
@@ -137,7 +137,7 @@ def find_config(folder: Path, given: Given) -> Config:
     """
     if given.config is not None:
         return given.config
-    entry = read_facts(folder).get(OUR_KEY)
+    entry = read_config_json(folder).get(OUR_KEY)
     if entry is None:
         raise UserError(
             f"{folder / CONFIG_NAME} does not describe the model; give --config=FILE, whose model section "
@@ -162,7 +162,7 @@ def find_vocabs(folder: Path, given: Given) -> Vocabs:
     return load_vocabs(folder / VOCAB_NAME)
 
 
-def refusals(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
+def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
     """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 
     Args:

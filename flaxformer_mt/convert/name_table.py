@@ -127,7 +127,7 @@ class Table:
         shapes = [_to_foreign(part, _broadcast_zeros(self._shapes[part.path])).shape for part in entry.parts]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
-    def to_theirs(self, leaves: Leaves) -> Tensors:
+    def to_foreign(self, leaves: Leaves) -> Tensors:
         """Converts Flax parameters to foreign arrays; tied names refer to one and the same array."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
@@ -142,8 +142,8 @@ class Table:
             tensors[name] = built[entry.parts]
         return tensors
 
-    def to_ours(self, tensors: Tensors, *, tied: Sequence[str] = (), origin: str = "the file") -> Leaves:
-        """Converts foreign arrays to Flax parameters; the exact inverse of `to_theirs`.
+    def to_flax(self, tensors: Tensors, *, tied: Sequence[str] = (), origin: str = "the file") -> Leaves:
+        """Converts foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
         Args:
           tied: names that a file may omit because another name holds the same array.
@@ -171,7 +171,7 @@ class Table:
                 if len(entry.parts) > 1:
                     size = _to_foreign(part, _broadcast_zeros(self._shapes[part.path])).shape[0]
                     piece, start = array[start : start + size], start + size
-                values = part.layout.to_ours(piece, view.shape)
+                values = part.layout.to_flax(piece, view.shape)
                 first_name = filled.setdefault((part.path, part.head), name)
                 if first_name != name and not np.array_equal(view, values, equal_nan=True):
                     unequal.append(f"{name}: tied to {first_name} by the config, but their values differ")
@@ -224,7 +224,7 @@ def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:
 
 
 def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
-    return part.layout.to_theirs(part.select(array))
+    return part.layout.to_foreign(part.select(array))
 
 
 def _broadcast_zeros(shape: Shape) -> np.ndarray:

@@ -42,7 +42,7 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
     batches, checked_on = make_batches(weights)
     largest, tokens = 0.0, 0
     for batch in batches:
-        ours = our_outputs(weights, batch, quantity=quantity)
+        ours = flax_outputs(weights, batch, quantity=quantity)
         difference = np.abs(ours - theirs(batch))[batch.target_mask]
         # NaN in either output counts as an infinite difference.
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
@@ -50,7 +50,7 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
     return Parity(largest, quantity, tokens, checked_on)
 
 
-def our_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
+def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
     """Logits [B, T, V] of the Flax model, or log-probabilities [B, T] of target_out, in full float32."""
     model = weights.make_model()
 

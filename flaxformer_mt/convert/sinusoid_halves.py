@@ -19,11 +19,11 @@ def half_split_order(width: int) -> np.ndarray:
 def half_split(layout: Layout, axis: int) -> Layout:
     """A layout that also permutes the model width, which is axis `axis` of the Flax array."""
 
-    def to_theirs(array: np.ndarray) -> np.ndarray:
-        return layout.to_theirs(np.take(array, half_split_order(array.shape[axis]), axis))
+    def to_foreign(array: np.ndarray) -> np.ndarray:
+        return layout.to_foreign(np.take(array, half_split_order(array.shape[axis]), axis))
 
-    def to_ours(array: np.ndarray, shape: Shape) -> np.ndarray:
+    def to_flax(array: np.ndarray, shape: Shape) -> np.ndarray:
         inverse = np.argsort(half_split_order(shape[axis]))
-        return np.take(layout.to_ours(array, shape), inverse, axis)
+        return np.take(layout.to_flax(array, shape), inverse, axis)
 
-    return Layout(to_theirs, to_ours)
+    return Layout(to_foreign, to_flax)

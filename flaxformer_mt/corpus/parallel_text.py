@@ -120,7 +120,7 @@ def open_parallel_text(
         files=files,
         stamps=stamps,
         languages=present,
-        ranges=tuple(text_files.cut_into_blocks(scans, lines, most_bytes=_PART_BYTES)),
+        ranges=tuple(text_files.cut_into_blocks(scans, lines, max_bytes=_PART_BYTES)),
     )
     builder = build_once(
         lambda: ParallelText(

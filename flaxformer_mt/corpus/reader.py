@@ -85,9 +85,9 @@ def has_split(config: DataConfig, split: Split) -> bool:
             from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 
             return match_split(wanted, SIZES) is not None
-        from flaxformer_mt.corpus.tfds_sets import has_named_split
+        from flaxformer_mt.corpus.tfds_sets import has_tfds_split
 
-        return has_named_split(name, wanted, folder=tfds_dir(config))
+        return has_tfds_split(name, wanted, folder=tfds_dir(config))
 
 
 def _names(config: DataConfig) -> list[str]:
@@ -124,9 +124,9 @@ def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
                 may_drop=split == "train",
                 cache=cache_dir(config),
             )
-        from flaxformer_mt.corpus.tfds_sets import open_named
+        from flaxformer_mt.corpus.tfds_sets import open_tfds_set
 
-        return open_named(name, wanted, languages=languages, folder=tfds_dir(config))
+        return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir(config))
 
 
 def _text_folder(name: str, config: DataConfig) -> Path:

@@ -208,16 +208,16 @@ def read_stamp(path: Path) -> tuple[int, ...]:
     return (facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
 
-def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, most_bytes: int) -> list[tuple[int, int]]:
-    """Cuts the first `lines` lines into ranges [start, stop) of whole BLOCKs with at most `most_bytes` each.
+def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, max_bytes: int) -> list[tuple[int, int]]:
+    """Cuts the first `lines` lines into ranges [start, stop) of whole BLOCKs with at most `max_bytes` each.
 
     A larger block is a range of its own.
-    Three blocks of 60, 30 and 40 bytes with most_bytes 100 give [(0, 2 * BLOCK), (2 * BLOCK, lines)].
+    Three blocks of 60, 30 and 40 bytes with max_bytes 100 give [(0, 2 * BLOCK), (2 * BLOCK, lines)].
     """
     sizes = [sum(sizes) for sizes in itertools.zip_longest(*(s.block_bytes for s in scans), fillvalue=0)]
     ranges, start, size = [], 0, 0
     for block in range((lines + BLOCK - 1) // BLOCK):
-        if size and size + sizes[block] > most_bytes:
+        if size and size + sizes[block] > max_bytes:
             ranges.append((start, block * BLOCK))
             start, size = block * BLOCK, 0
         size += sizes[block]

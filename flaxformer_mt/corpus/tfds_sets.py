@@ -30,7 +30,7 @@ _INFO = "dataset_info.json"
 _ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the digest of a set
 
 
-def open_named(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
+def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
     """Opens one split of the TFDS set `name` under `folder`; builds a missing set if TensorFlow is installed.
 
     `split` may be a slice, as `train[:1%]`; `valid` and `validation` are interchangeable. Languages are names
@@ -66,7 +66,7 @@ def _check_languages(name: str, features: Any, languages: tuple[str, str]) -> No
         )
 
 
-def has_named_split(name: str, split: str, *, folder: Path) -> bool:
+def has_tfds_split(name: str, split: str, *, folder: Path) -> bool:
     """Whether the set has the split.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The compiled programs of a search with networks: sentences are read, searched in rows, and moved on.
+"""The compiled programs of a search with neural models: encode sources, search them in rows, move rows.
 
-Row 12 of the data path. Owns how models and search meet. Knows nothing of what is searched when, of text or
-of files.
+Row 12 of the data path. Connects models and search: provides the search with the models' logits, caches and
+attention weights. scheduler.py determines which sentences are searched when.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +16,11 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
-    Layout,
+    StateLayout,
     Lines,
     NextLogits,
     Search,
-    Searched,
+    QueueResult,
     Size,
     State,
     Symbols,
@@ -40,7 +40,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 class Sources(NamedTuple):
-    """What is translated, a row a sentence, and what is asked of it."""
+    """Source sentences, one per row, and the search inputs of each, such as length limits and prefixes."""
 
     ids: Array  # [M, S]
     mask: Array  # [M, S]
@@ -48,10 +48,10 @@ class Sources(NamedTuple):
 
 
 class SearchPrograms:
-    """One model's search, or that of several of one vocabulary, in programs over rows of sentences.
+    """The programs of a search with one model, or with an ensemble that shares a vocabulary.
 
-    All take and give arrays that begin with the axis of rows, of which each local device has a part where
-    there are several. A program is compiled once for each size.
+    The first axis of all arrays is the rows; with several local devices, each device has an equal part of the
+    rows. Each program is compiled once for each size.
     """
 
     def __init__(
@@ -63,24 +63,25 @@ class SearchPrograms:
         sizes: tuple[int, int],
         spread: bool,
     ) -> None:
-        """Makes the networks.
+        """Builds the networks.
 
         Args:
-          configs: one, or the members of an ensemble.
-          sizes: of the source and the target vocabulary.
-          spread: every local device searches a part of the rows; parameters come from `place_locally`.
+          configs: of one model, or of the members of an ensemble.
+          sizes: number of entries of the source and the target vocabulary.
+          spread: whether each local device searches a part of the rows; parameters must then come from
+            `replicate_locally`.
         """
         self._options = options
         self._symbols = symbols
         self.parts = local_device_count() if spread else 1
         self._configs = configs
         self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform()) for c in configs]
-        self._layouts: dict[Any, Layout] = {}
+        self._layouts: dict[Any, StateLayout] = {}
         self._shares_first_step = shares_first_step(options)
         self.compile()
 
     def compile(self, **options: Any) -> None:
-        """Compiles anew when next called, with options of `jax.jit`, as compiler_options={...}."""
+        """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
 
         def make(function: Callable[..., Any], *static: str, donate: tuple[int, ...] = ()) -> Any:
             if self.parts > 1:
@@ -95,19 +96,19 @@ class SearchPrograms:
         self._move = make(_move_rows, "layout", "source_length", "room")
         self._empty = make(_empty_rows, "layout", "size")
 
-    def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> Layout:
-        """The layout of the states of sources, whose lines have all arrays as they will have them."""
-        one = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], sources.lines)
-        key = n_best, jax.tree.structure(one), tuple(leaf.shape for leaf in jax.tree.leaves(one))
+    def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
+        """Returns the layout of search states for sources whose lines have the same fields and shapes as these."""
+        first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], sources.lines)
+        key = n_best, jax.tree.structure(first_line), tuple(leaf.shape for leaf in jax.tree.leaves(first_line))
         if key not in self._layouts:
 
-            def start(source_length: int, room: int) -> State:
+            def start(source_length: int, capacity: int) -> State:
                 mask = jnp.ones((1, source_length), bool)
-                some = Sources(jnp.zeros(mask.shape, jnp.int32), mask, one)
-                task, members = self._make_task(params, room, n_best)
-                cache = members.encode(some.ids, mask, task.width, room)
+                example = Sources(jnp.zeros(mask.shape, jnp.int32), mask, first_line)
+                task, members = self._make_task(params, capacity, n_best)
+                cache = members.encode(example.ids, mask, task.width, capacity)
                 cache = cache._replace(begun=jnp.zeros(1, jnp.int32))
-                return task.start(cache, members.complete(some), clip=False)
+                return task.start(cache, members.add_source_mask(example), clip=False)
 
             self._layouts[key] = find_layout(start, pad_id=self._symbols.pad_id)
         return self._layouts[key]
@@ -115,63 +116,66 @@ class SearchPrograms:
     def begin(
         self,
         params: tuple[Any, ...],
-        layout: Layout,
+        layout: StateLayout,
         blocks: Iterable[tuple[int, Sources]],
         *,
         rows: int,
         source_length: int,
         n_best: int,
     ) -> State:
-        """The packed state of sources before they are searched, a part's in the first of its rows.
+        """Encodes the sources of a queue; returns their packed state, each part's sources in its first rows.
 
         Args:
-          blocks: of each the first row, of those of a part, and the sources, as long as the longest of them.
-          rows: of each part.
+          blocks: for each block, the index of its first row within a part, and its sources, padded to the
+            longest source of the block.
+          rows: number of rows of each part.
         """
         waiting: Any = None
         for first, block in blocks:
-            own = self._read(params, *block, n_best=n_best)
+            encoded = self._read(params, *block, n_best=n_best)
             if block.ids.shape == (rows * self.parts, source_length):
-                waiting = own
+                waiting = encoded
             elif waiting is None:
-                waiting = self._widen((), own, layout=layout, rows=rows, source_length=source_length)
+                waiting = self._widen((), encoded, layout=layout, rows=rows, source_length=source_length)
             else:
-                waiting = self._append((), waiting, own, np.full(self.parts, first, np.int32), layout=layout)
+                waiting = self._append(
+                    (), waiting, encoded, np.full(self.parts, first, np.int32), layout=layout
+                )
         return self._begin(params, waiting, n_best=n_best) if self._shares_first_step else waiting
 
-    def empty(self, layout: Layout, size: Size) -> State:
-        """A packed state of size.rows free rows a part."""
+    def empty(self, layout: StateLayout, size: Size) -> State:
+        """Returns a packed state with size.rows free rows in each part."""
         return self._empty((), np.zeros(self.parts), layout=layout, size=size)
 
-    def move(self, layout: Layout, state: State, rows: np.ndarray, size: Size) -> State:
-        """`move_rows` of each part; rows [parts, size.rows] count those of the part alone."""
+    def move(self, layout: StateLayout, state: State, rows: np.ndarray, size: Size) -> State:
+        """Applies `move_rows` to each part; rows [parts, size.rows] are indices within the part."""
         lengths = {"source_length": size.source_length, "room": size.room}
         return self._move((), state, rows.ravel().astype(np.int32), layout=layout, **lengths)
 
     def search(
         self,
         params: tuple[Any, ...],
-        layout: Layout,
+        layout: StateLayout,
         state: State,
         lines: State,
         *,
         counts: Sequence[int],
-        leave: int,
+        final_free_rows: int,
         refill: int,
         n_best: int,
-    ) -> Searched:
-        """`search_queue` of each part; the state is used up. counts: of lines, for each part."""
-        numbers = np.asarray(counts, np.int32), np.full(self.parts, leave, np.int32)
-        return self._search(params, state, lines, *numbers, layout=layout, n_best=n_best, refill=refill)
+    ) -> QueueResult:
+        """Applies `search_queue` to each part; `counts` are the lines of each part. The state is donated."""
+        scalars = np.asarray(counts, np.int32), np.full(self.parts, final_free_rows, np.int32)
+        return self._search(params, state, lines, *scalars, layout=layout, n_best=n_best, refill=refill)
 
-    # ---- traced, of one part ----
+    # ---- traced functions of one part ----
 
     def _read_rows(
         self, params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines, *, n_best: int
     ) -> State:
         task, members = self._make_task(params, 1, n_best)
         cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
-        return begin_lines(task, cache, members.complete(Sources(ids, mask, lines)))
+        return begin_lines(task, cache, members.add_source_mask(Sources(ids, mask, lines)))
 
     def _begin_rows(self, params: tuple[Any, ...], state: State, *, n_best: int) -> State:
         return take_first_step(self._make_task(params, 1, n_best)[0], state)
@@ -182,23 +186,23 @@ class SearchPrograms:
         state: State,
         lines: State,
         counts: Array,
-        leave: Array,
+        final_free_rows: Array,
         *,
-        layout: Layout,
+        layout: StateLayout,
         n_best: int,
         refill: int,
-    ) -> Searched:
+    ) -> QueueResult:
         task, _ = self._make_task(params, state.tokens.shape[2], n_best)
-        return search_queue(task, layout, state, lines, counts[0], leave[0], refill=refill)
+        return search_queue(task, layout, state, lines, counts[0], final_free_rows[0], refill=refill)
 
-    def _make_task(self, params: tuple[Any, ...], room: int, n_best: int) -> tuple[Search, "_Members"]:
+    def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, "_Members"]:
         members = _Members(self._models, params, self._configs, self._options)
         symbols, options = self._symbols, self._options
-        return Search(members.next_logits, options, symbols, room, n_best, members.attention), members
+        return Search(members.next_logits, options, symbols, capacity, n_best, members.attention), members
 
 
 class _Members:
-    """Networks with their parameters, while a program is traced."""
+    """The networks of an ensemble, or a single network, with their parameters while a program is traced."""
 
     def __init__(
         self,
@@ -208,47 +212,52 @@ class _Members:
         options: SearchConfig,
     ) -> None:
         self._models = models
-        self._variables = [{"params": unstack_layers(own)} for own in params]
-        self._covers = options.method == "beam" and options.coverage_penalty > 0
+        self._variables = [{"params": unstack_layers(member_params)} for member_params in params]
+        self._coverage = options.method == "beam" and options.coverage_penalty > 0
         several = len(models) > 1
-        parts = [
-            _watch_attention(model, own, options.coverage_layer % config.num_decoder_layers)
-            if self._covers
-            else _next_logits(model, own)
-            for model, own, config in zip(models, self._variables, configs, strict=True)
+        members = [
+            _next_logits_and_attention(model, variables, options.coverage_layer % config.num_decoder_layers)
+            if self._coverage
+            else _next_logits(model, variables)
+            for model, variables, config in zip(models, self._variables, configs, strict=True)
         ]
-        self.next_logits: NextLogits = ensemble(parts, mean=options.ensemble_mean) if several else parts[0]
+        self.next_logits: NextLogits = (
+            ensemble(members, mean=options.ensemble_mean) if several else members[0]
+        )
         self.attention = _mean_attention if several else _attention
 
-    def encode(self, ids: Array, mask: Array, beams: int, room: int) -> Cache:
-        """The cache before the first token, with that many beams and room for so many tokens."""
+    def encode(self, ids: Array, mask: Array, beams: int, capacity: int) -> Cache:
+        """Encodes sources; returns the cache before the first token, with `capacity` tokens for each beam."""
         caches = []
-        for model, own in zip(self._models, self._variables, strict=True):
-            cache = model.apply(own, ids, mask, beams, room, method="start_decoding")
-            if self._covers:
-                nothing = jnp.zeros((ids.shape[0], beams, ids.shape[1]), jnp.float32)
-                cache = cache._replace(per_beam={"model": cache.per_beam, "attention": nothing})
+        for model, variables in zip(self._models, self._variables, strict=True):
+            cache = model.apply(variables, ids, mask, beams, capacity, method="start_decoding")
+            if self._coverage:
+                attention = jnp.zeros((ids.shape[0], beams, ids.shape[1]), jnp.float32)
+                cache = cache._replace(per_beam={"model": cache.per_beam, "attention": attention})
             caches.append(cache)
         return ensemble_caches(caches) if len(caches) > 1 else caches[0]
 
-    def complete(self, sources: Sources) -> Lines:
-        """What is known of the sources' lines, with what a coverage penalty needs."""
-        return sources.lines._replace(source_mask=sources.mask) if self._covers else sources.lines
+    def add_source_mask(self, sources: Sources) -> Lines:
+        """Returns the search inputs of the sources, with the source mask if there is a coverage penalty."""
+        return sources.lines._replace(source_mask=sources.mask) if self._coverage else sources.lines
 
 
-def _move_rows(nothing: Any, state: State, rows: Array, **sizes: Any) -> State:
+# The functions below use no parameters, but `compile_by_rows` passes parameters as the first argument: ().
+
+
+def _move_rows(params: Any, state: State, rows: Array, **sizes: Any) -> State:
     return move_rows(sizes.pop("layout"), state, rows, **sizes)
 
 
-def _widen_rows(nothing: Any, block: State, **sizes: Any) -> State:
+def _widen_rows(params: Any, block: State, **sizes: Any) -> State:
     return widen_rows(sizes.pop("layout"), block, **sizes)
 
 
-def _append_rows(nothing: Any, state: State, block: State, first: Array, *, layout: Layout) -> State:
+def _append_rows(params: Any, state: State, block: State, first: Array, *, layout: StateLayout) -> State:
     return append_rows(layout, state, block, first[0])
 
 
-def _empty_rows(nothing: Any, anything: Array, *, layout: Layout, size: Size) -> State:
+def _empty_rows(params: Any, dummy_rows: Array, *, layout: StateLayout, size: Size) -> State:
     return empty_rows(layout, size)
 
 
@@ -259,15 +268,15 @@ def _next_logits(model: Any, variables: Any) -> NextLogits:
     return next_logits
 
 
-def _watch_attention(model: Any, variables: Any, layer: int) -> NextLogits:
-    """The same, keeping the weights [B, W, S] of a layer's cross-attention, mean over heads, in the cache."""
+def _next_logits_and_attention(model: Any, variables: Any, layer: int) -> NextLogits:
+    """Like `_next_logits`; also stores a layer's cross-attention [B, W, S], mean over heads, in the cache."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        inner = cache._replace(per_beam=cache.per_beam["model"])
-        (logits, after), kept = model.apply(
-            variables, tokens, inner, method="decode_step", mutable=["intermediates"]
+        model_cache = cache._replace(per_beam=cache.per_beam["model"])
+        (logits, after), collections = model.apply(
+            variables, tokens, model_cache, method="decode_step", mutable=["intermediates"]
         )
-        block = kept["intermediates"]["decoder"][f"layers_{layer}"]
+        block = collections["intermediates"]["decoder"][f"layers_{layer}"]
         (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, W, S]
         per_beam = {"model": after.per_beam, "attention": weights.mean(axis=1)}
         return logits, after._replace(per_beam=per_beam)

@@ -21,7 +21,7 @@ from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, round_up
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
     NO_TOKEN,
-    OUTGROWN,
+    OVER_CAPACITY,
     Lines,
     SearchResult,
     Symbols,
@@ -52,7 +52,7 @@ class Sentence:
         return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)
 
 
-class SentenceSearch:
+class SearchEngine:
     """Searches translations of sentences with one model, or with several of one vocabulary.
 
     Compiles a program once for each size; other parameters of the same shapes need no compilation.
@@ -78,7 +78,7 @@ class SentenceSearch:
           sizes: of the source and the target vocabulary.
           longest_source: in tokens, with eos; none is longer.
           spread: every local device searches a part of each batch, as large as if it were alone; parameters
-            come from `place_locally`.
+            come from `replicate_locally`.
           warn: is told once that the device has too little memory for options.batch_tokens.
         """
         self.options = options
@@ -121,7 +121,7 @@ class SentenceSearch:
         width = search_width(self.options, n_best)
         again = []
         for index, found in self._search(sentences, n_best, params, SizeRule(self.lengths, width, batch_tokens)):
-            if found.lengths[0] == OUTGROWN:
+            if found.lengths[0] == OVER_CAPACITY:
                 again.append(index)
             else:
                 yield index, found
@@ -133,7 +133,7 @@ class SentenceSearch:
     def _search(
         self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], sizes: SizeRule
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Searches once; sentences that need more than the capacity have the length OUTGROWN."""
+        """Searches once; sentences that need more than the capacity have the length OVER_CAPACITY."""
         if not sentences:
             return
         flow = Flow(

@@ -13,7 +13,7 @@ import numpy as np
 
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.sizes import SHORTEST, SizeRule, choose_size, deal, round_down, round_up
-from flaxformer_mt.search import NOBODY, Searched, SearchResult, Size, State
+from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult, Size, State
 
 # A queue is so many times what is searched at a time. The shorter, the more often the host has to look after
 # it; the longer, the more memory what waits takes, and the later its results are there.
@@ -116,7 +116,7 @@ class Flow:
         longest = max(self._lengths[index] for index in indices)
         return self._sizes.size(longest, max(self._needed[index] for index in indices))
 
-    def _search(self, size: Size) -> tuple[list[list[int]], Searched, int]:
+    def _search(self, size: Size) -> tuple[list[list[int]], QueueResult, int]:
         """Starts the next program; gives each part's lines, what there will be, and how many it takes."""
         programs, parts = self._programs, self._programs.parts
         at_once = self._size is None and len(self._waiting) <= size.rows * parts
@@ -137,17 +137,17 @@ class Flow:
             num_lines = 1
             waiting = programs.empty(self._layout, Size(num_lines, size.source_length, 1))
         refill = size.rows if at_once else max(1, size.rows // _REFILL_SHARE)
-        leave = refill
+        final_free_rows = refill
         if not self._waiting:
             # Lines that are searched all at once are few: to compile a program for half of them does not pay.
-            leave = size.rows if at_once or self._halved else size.rows - size.rows // 2
+            final_free_rows = size.rows if at_once or self._halved else size.rows - size.rows // 2
         searched = programs.search(
             self._params,
             self._layout,
             state,
             waiting,
             counts=[len(some) for some in lines],
-            leave=leave,
+            final_free_rows=final_free_rows,
             refill=refill,
             n_best=self._n_best,
         )
@@ -200,18 +200,18 @@ class Flow:
         ids = np.pad(gathered.ids[:, :length], missing, constant_values=padding)
         return gathered._replace(ids=ids, mask=np.pad(gathered.mask[:, :length], missing))
 
-    def _settle(self, lines: list[list[int]], searched: Searched, num_lines: int) -> _Queue:
+    def _settle(self, lines: list[list[int]], searched: QueueResult, num_lines: int) -> _Queue:
         """Waits for the program, and notes who is still searched where."""
         parts = self._programs.parts
         owners = np.asarray(searched.owners).reshape(parts, -1)
         before, after = self._busy, []
         for part in range(parts):
             own = {}
-            for row in np.flatnonzero(owners[part] != NOBODY).tolist():
+            for row in np.flatnonzero(owners[part] != NO_LINE).tolist():
                 owner = int(owners[part, row])
                 own[row] = lines[part][owner] if owner < num_lines else before[part][owner - num_lines]
             after.append(own)
-        ages = np.asarray(searched.ages)[owners.ravel() != NOBODY]
+        ages = np.asarray(searched.ages)[owners.ravel() != NO_LINE]
         self._busy, self._oldest = after, int(ages.max(initial=0))
         return _Queue(lines, num_lines, before, after, searched.results)
 

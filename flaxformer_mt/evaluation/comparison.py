@@ -13,7 +13,7 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
-from flaxformer_mt.evaluation.metrics import Resampling, score_sentences
+from flaxformer_mt.evaluation.metrics import Resampling, score_sentences_chrf
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
 from flaxformer_mt.translation.translator import Translator
 
@@ -33,7 +33,7 @@ _TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 
 
 @dataclass(frozen=True)
-class Rival:
+class ComparedSystem:
     """A system that a run is compared with: another run, or a file of translations."""
 
     # The name as given to --against.
@@ -46,7 +46,7 @@ class Rival:
     search: SearchConfig | None = None
 
 
-def find_rival(name: str) -> Rival:
+def parse_compared_system(name: str) -> ComparedSystem:
     """Parses RUN, RUN@CHECKPOINT or FILE.
 
     Raises:
@@ -54,7 +54,7 @@ def find_rival(name: str) -> Rival:
     """
     path = Path(name).expanduser()
     if path.is_file():
-        return Rival(name, None)
+        return ComparedSystem(name, None)
     run, _, checkpoint = str(path).rpartition("@")
     if path.is_dir() or not run:  # the name of a folder may contain @
         run, checkpoint = str(path), ""
@@ -68,11 +68,11 @@ def find_rival(name: str) -> Rival:
             f"--against={name} is a language model (its data.source_language is empty) and translates "
             "nothing; compare runs that translate, or files of translations"
         )
-    return Rival(name, Path(run), checkpoint or None)
+    return ComparedSystem(name, Path(run), checkpoint or None)
 
 
 @dataclass(frozen=True)
-class Resamples:
+class ResamplingOptions:
     """Options of resampling: the number of samples, and the test that compares two systems.
 
     Raises:
@@ -92,13 +92,13 @@ class Resamples:
             raise UserError(f"--trials is {self.trials}; it must be at least 1")
 
 
-def make_resamples(
+def make_resampling_options(
     bootstrap: int | None,
     paired: Literal["bootstrap", "approximate"] | None,
     trials: int | None,
     *,
     compared: Sequence[str],
-) -> Resamples:
+) -> ResamplingOptions:
     """Builds the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
 
     Args:
@@ -115,7 +115,7 @@ def make_resamples(
         )
     if twice := [name for name in compared if compared.count(name) > 1]:
         raise UserError(f"--against names {twice[0]} twice; name it once")
-    resamples = Resamples(
+    resamples = ResamplingOptions(
         1000 if bootstrap is None else bootstrap, paired or "bootstrap", 10_000 if trials is None else trials
     )
     if compared and resamples.paired == "bootstrap" and not resamples.samples:
@@ -126,8 +126,8 @@ def make_resamples(
     return resamples
 
 
-def read_rivals(
-    rivals: Sequence[Rival],
+def read_compared_files(
+    rivals: Sequence[ComparedSystem],
     own: tuple[Path, Config, ScoredSet],
     *,
     split: Literal["test", "valid"] | None,
@@ -158,8 +158,8 @@ def read_rivals(
     return found
 
 
-def translate_rivals(
-    rivals: Sequence[Rival], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
+def translate_compared_systems(
+    rivals: Sequence[ComparedSystem], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
     """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
@@ -187,7 +187,7 @@ def translate_rivals(
     return translations, described
 
 
-def keep_differences(
+def save_largest_differences(
     run_dir: Path,
     name: str,
     own: Translations,
@@ -203,8 +203,8 @@ def keep_differences(
     for other, hypotheses in others.items():
         unlike = [i for i, text in enumerate(hypotheses) if text != own.hypotheses[i]]
         references = [own.references[i] for i in unlike]
-        ours = score_sentences([own.hypotheses[i] for i in unlike], references, lowercase=lowercase)
-        theirs = score_sentences([hypotheses[i] for i in unlike], references, lowercase=lowercase)
+        ours = score_sentences_chrf([own.hypotheses[i] for i in unlike], references, lowercase=lowercase)
+        theirs = score_sentences_chrf([hypotheses[i] for i in unlike], references, lowercase=lowercase)
         ranked = sorted(zip(unlike, ours, theirs, strict=True), key=lambda row: -abs(row[1] - row[2]))
         rows += [
             (
@@ -230,7 +230,7 @@ def report_confidence(resampling: Resampling, *, samples: int) -> dict[str, Any]
     }
 
 
-def report_rivals(
+def report_paired_tests(
     resampling: Resampling,
     described: Sequence[Mapping[str, Any]],
     own: Sequence[str],

@@ -14,19 +14,19 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import (
-    Resamples,
-    Rival,
+    ResamplingOptions,
+    ComparedSystem,
     describe_scores,
-    find_rival,
-    keep_differences,
-    read_rivals,
+    parse_compared_system,
+    save_largest_differences,
+    read_compared_files,
     report_confidence,
-    report_rivals,
-    translate_rivals,
+    report_paired_tests,
+    translate_compared_systems,
 )
 from flaxformer_mt.evaluation.evaluation_set import check_split, name_of_file, read_set
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import Scores, resample_scores, score_edits, score_translations
+from flaxformer_mt.evaluation.metrics import Scores, resample_scores, score_ter, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.translation.translator import Translator
@@ -97,8 +97,8 @@ def evaluate_run(
     checkpoint: str | None = None,
     lowercase: bool | None = None,
     search: SearchConfig | None = None,
-    against: Sequence[Rival | str | Path] = (),
-    resamples: Resamples | None = None,
+    against: Sequence[ComparedSystem | str | Path] = (),
+    resamples: ResamplingOptions | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
@@ -123,14 +123,14 @@ def evaluate_run(
     """
     run_dir = Path(run_dir).expanduser()
     source, reference = (None if file is None else str(file) for file in (source, reference))
-    rivals = [other if isinstance(other, Rival) else find_rival(str(other)) for other in against]
+    rivals = [other if isinstance(other, ComparedSystem) else parse_compared_system(str(other)) for other in against]
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, rivals)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
-    resamples = Resamples(1000 if rivals else 0) if resamples is None else resamples
+    resamples = ResamplingOptions(1000 if rivals else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
-    from_files = read_rivals(rivals, (run_dir, config, scored), split=split if source is None else None)
+    from_files = read_compared_files(rivals, (run_dir, config, scored), split=split if source is None else None)
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
     score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
@@ -138,9 +138,9 @@ def evaluate_run(
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}
     del translator  # frees its parameters before those of the compared runs are loaded
-    others, described = translate_rivals(rivals, scored.sources, from_files)
+    others, described = translate_compared_systems(rivals, scored.sources, from_files)
     if rivals:
-        keep_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
+        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
     return (
         named
         | _report_scores(evaluation, **score_options)
@@ -176,12 +176,12 @@ def _resample(
     own: Translations,
     others: Mapping[str, Sequence[str]],
     described: Sequence[Mapping[str, Any]],
-    resamples: Resamples,
+    resamples: ResamplingOptions,
     **score_options: Any,
 ) -> dict[str, Any]:
     """Computes TER, the slowest score, and the intervals and tests, which repeat it for each sample."""
     if not others and not resamples.samples:
-        ter = score_edits(own.hypotheses, own.references)
+        ter = score_ter(own.hypotheses, own.references)
         return {"ter": ter.score, "ter_signature": ter.signature}
     # The evaluated run gets the empty name, which no compared run or file can have.
     systems = {"": own.hypotheses, **others}
@@ -201,7 +201,7 @@ def _resample(
         result["confidence"] = report_confidence(found, samples=resamples.samples)
     if others:
         result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
-        result["against"] = report_rivals(found, described, own.hypotheses, others)
+        result["against"] = report_paired_tests(found, described, own.hypotheses, others)
     return result
 
 
@@ -215,7 +215,7 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
     return "\n\n".join([describe_scores(name, result), describe_by_length(result["by_length"])])
 
 
-def _check_text_alone(run_dir: Path, config: Config, source: str | None, against: Sequence[Rival]) -> None:
+def _check_text_alone(run_dir: Path, config: Config, source: str | None, against: Sequence[ComparedSystem]) -> None:
     what = (
         f"{run_dir} is a language model of {config.data.target_language} (its data.source_language is empty)"
     )

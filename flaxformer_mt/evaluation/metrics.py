@@ -66,7 +66,7 @@ class Score(NamedTuple):
     signature: str
 
 
-def score_edits(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def score_ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Computes the translation edit rate (TER): edits per 100 words of the references, so lower is better.
 
     Uses the defaults of sacreBLEU: words between spaces, with shifts of phrases, ignoring case.
@@ -80,7 +80,7 @@ def score_edits(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return Score(float(found.score), str(ter.get_signature()))
 
 
-def score_sentences(
+def score_sentences_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> list[float]:
     """Computes the chrF of each sentence separately, from 0 to 100; [] for no sentences."""
@@ -89,7 +89,7 @@ def score_sentences(
     return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
-class Resampled(NamedTuple):
+class ResampledScore(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 
     score: on the original set. mean: over the samples. ci: half the width of the 95% confidence interval
@@ -108,7 +108,7 @@ class Resampling:
     """Results of resampling for several systems, by metric: bleu, chrf, ter."""
 
     # One dict per system, in the given order.
-    systems: tuple[dict[str, Resampled], ...]
+    systems: tuple[dict[str, ResampledScore], ...]
     # Signatures that include the number of samples and the seed.
     signatures: dict[str, str]
     # Signatures of the scores without resampling.
@@ -149,11 +149,8 @@ def resample_scores(
         raise ValueError(f"samples is {samples}; {paired} needs at least 2")
     for hypotheses in systems.values():
         _check_lines(hypotheses, references)
-    metrics = {
-        "bleu": _make_bleu(lowercase, tokenize),
-        "chrf": _make_chrf(lowercase),
-        "ter": _make_ter(),
-    }
+    bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
+    metrics = {"bleu": bleu, "chrf": chrf, "ter": _make_ter()}
     # sacreBLEU replaces a count of 0 by a default of its own; -1 means none.
     counts = (samples, -1) if paired == "bootstrap" else (trials, samples or -1)
     test = PairedTest(
@@ -178,11 +175,11 @@ def resample_scores(
     )
 
 
-def _read_result(result: Any, first: Any) -> Resampled:
+def _read_result(result: Any, first: Any) -> ResampledScore:
     mean, ci, p_value = (None if x is None else float(x) for x in (result.mean, result.ci, result.p_value))
     if p_value is not None and result.score == first.score:
         p_value = 1.0
-    return Resampled(float(result.score), mean, ci, p_value)
+    return ResampledScore(float(result.score), mean, ci, p_value)
 
 
 def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:

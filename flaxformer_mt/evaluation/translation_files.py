@@ -66,7 +66,7 @@ def save_differences(
     return file
 
 
-def side_by_side(translations: Translations, *, count: int = 10) -> str:
+def format_side_by_side(translations: Translations, *, count: int = 10) -> str:
     """Formats source, translation and reference of up to `count` sentences, spread evenly over the set.
 
     source       ein Hund läuft .

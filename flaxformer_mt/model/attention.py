@@ -159,14 +159,14 @@ class MultiHeadAttention(nn.Module):
         cache: dict[str, Array],
         index: Array,
         *,
-        lineage: Array,
+        ancestry_mask: Array,
         positions: Array | None = None,
         prefix: dict[str, Array] | None = None,
         prefix_mask: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
 
-        `lineage` [B, W, T, W] marks the cached tokens of each hypothesis (see `make_lineage`). `prefix` is
+        `lineage` [B, W, T, W] marks the cached tokens of each hypothesis (see `make_ancestry_mask`). `prefix` is
         projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
         Returns the output [B, W, D] and the updated cache.
         """
@@ -181,7 +181,7 @@ class MultiHeadAttention(nn.Module):
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
         slots = keys.shape[3]
-        scores = _score(query, keys, lineage.reshape(*lineage.shape[:2], slots)[:, None])
+        scores = _score(query, keys, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None])
         if prefix is not None:
             scores = jnp.concatenate([scores, _score(query, prefix["keys"], prefix_mask)], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
@@ -212,7 +212,7 @@ def make_ancestors(batch: int, beams: int, length: int) -> Array:
     return jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, length))
 
 
-def make_lineage(cache: Cache, *, beams: int, length: int) -> Array:
+def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
     """Mark the cached tokens of each hypothesis w: bool [B, W, T, U], True where beam u wrote its token t.
 
     With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 attends to token 0 of beam 0 and to its own

@@ -67,7 +67,7 @@ class CausalBlock(EncoderBlock):
         index: Array,
         prefix_mask: Array,
         positions: Array | None,
-        lineage: Array,
+        ancestry_mask: Array,
     ) -> tuple[Array, dict[str, Any]]:
         """Run one token per beam, x [B, W, D], after a prefix; return the output and the updated cache."""
         updated: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class CausalBlock(EncoderBlock):
                 positions=positions,
                 prefix=prefix,
                 prefix_mask=prefix_mask,
-                lineage=lineage,
+                ancestry_mask=ancestry_mask,
             )
             updated.update(new_cache)
             return attended
@@ -145,14 +145,14 @@ class DecoderBlock(nn.Module):
         index: Array,
         cross_mask: Array | None,
         positions: Array | None,
-        lineage: Array,
+        ancestry_mask: Array,
     ) -> tuple[Array, dict[str, Any]]:
         """Run one token per beam, x [B, W, D]; return the output and the updated cache."""
         updated: dict[str, Any] = {}
 
         def attend_self(y: Array) -> Array:
             attended, new_cache = self.self_attention.step(
-                y, cache, index, positions=positions, lineage=lineage
+                y, cache, index, positions=positions, ancestry_mask=ancestry_mask
             )
             updated.update(new_cache)
             return attended

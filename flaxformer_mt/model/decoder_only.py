@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_ancestors, make_lineage
+from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -84,7 +84,7 @@ class DecoderOnly(nn.Module):
         length = source_mask.shape[1] + capacity
         embedded = self.token_embedding(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
-        lineage = make_lineage(cache, beams=tokens.shape[1], length=capacity)
+        ancestry_mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=capacity)
         per_beam = []
         for block, block_cache, prefix in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
@@ -96,7 +96,7 @@ class DecoderOnly(nn.Module):
                 index=cache.index % capacity,
                 prefix_mask=make_padding_mask(source_mask),
                 positions=self.decoder.rotary(positions),
-                lineage=lineage,
+                ancestry_mask=ancestry_mask,
             )
             per_beam.append(updated)
         return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)

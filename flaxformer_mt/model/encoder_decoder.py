@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_ancestors, make_lineage
+from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -106,7 +106,7 @@ class EncoderDecoder(nn.Module):
         embedded = self._embed_target(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)
         cross_mask = self._padding(cache.shared["source_mask"])
-        lineage = make_lineage(cache, beams=tokens.shape[1], length=length)
+        ancestry_mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=length)
         per_beam = []
         for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
@@ -118,7 +118,7 @@ class EncoderDecoder(nn.Module):
                 index=cache.index % length,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
-                lineage=lineage,
+                ancestry_mask=ancestry_mask,
             )
             per_beam.append(updated)
         return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)

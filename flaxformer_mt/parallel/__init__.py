@@ -9,19 +9,19 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.backend import Parallel
-from flaxformer_mt.parallel.device_layout import Layout, choose_layout
+from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
 from flaxformer_mt.parallel.devices import default_device_kind, default_platform, enable_compilation_cache
 from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
-    place_locally,
-    use_cores_apart,
+    replicate_locally,
+    use_cpu_cores_as_devices,
 )
 from flaxformer_mt.parallel.mesh import MeshParallel
 from flaxformer_mt.parallel.pmap import PmapParallel
 
 __all__ = [
-    "Layout",
+    "DeviceLayout",
     "Parallel",
     "choose_layout",
     "compile_by_rows",
@@ -30,8 +30,8 @@ __all__ = [
     "enable_compilation_cache",
     "local_device_count",
     "make_parallel",
-    "place_locally",
-    "use_cores_apart",
+    "replicate_locally",
+    "use_cpu_cores_as_devices",
 ]
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_mt.parallel.device_layout import Layout
+from flaxformer_mt.parallel.device_layout import DeviceLayout
 from flaxformer_mt.parallel.devices import describe_devices
 from flaxformer_mt.trees import flatten_tree, gather_leaf, unflatten_like
 
@@ -25,7 +25,7 @@ class Parallel(ABC):
     several processes, all processes make the same calls in the same order.
     """
 
-    def __init__(self, layout: Layout, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, layout: DeviceLayout, devices: Sequence[jax.Device]) -> None:
         self.layout = layout
         shape = (layout.data, layout.fsdp, layout.tensor)
         self.mesh = Mesh(np.asarray(devices).reshape(shape), ("data", "fsdp", "tensor"))

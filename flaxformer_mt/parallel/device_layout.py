@@ -10,7 +10,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError
 
 
-class Layout(NamedTuple):
+class DeviceLayout(NamedTuple):
     """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor."""
 
     backend: Literal["pmap", "mesh"]
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
         return f"mesh of data {self.data} x fsdp {self.fsdp} x tensor {self.tensor}"
 
 
-def choose_layout(config: Config, *, device_count: int, process_count: int = 1, platform: str = "") -> Layout:
+def choose_layout(config: Config, *, device_count: int, process_count: int = 1, platform: str = "") -> DeviceLayout:
     """Return the layout that the config selects for a number of devices.
 
     Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or
@@ -64,7 +64,7 @@ def choose_layout(config: Config, *, device_count: int, process_count: int = 1, 
         raise UserError("\n".join(problems))
     plain = fsdp == tensor == 1 and data > 1
     backend = parallel.backend
-    return Layout(("pmap" if plain else "mesh") if backend == "auto" else backend, data, fsdp, tensor)
+    return DeviceLayout(("pmap" if plain else "mesh") if backend == "auto" else backend, data, fsdp, tensor)
 
 
 def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:

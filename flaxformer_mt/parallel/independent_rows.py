@@ -22,7 +22,7 @@ _AXIS = "rows"
 _MAX_CORES = 4
 
 
-def use_cores_apart() -> None:
+def use_cpu_cores_as_devices() -> None:
     """Make each of the first four CPU cores a device, so that each runs its own loop.
 
     Cores that share every matrix product of a short step wait for each other; cores with separate rows do
@@ -44,7 +44,7 @@ def _local_mesh() -> Mesh:
     return Mesh(np.asarray(jax.local_devices()), (_AXIS,))
 
 
-def place_locally(tree: Any) -> Any:
+def replicate_locally(tree: Any) -> Any:
     """Replicate arrays on every local device; they may be sharded over a mesh of several processes.
 
     With several processes, all processes call it together.
@@ -66,7 +66,7 @@ def compile_by_rows(
 ) -> Callable[..., Any]:
     """Compile function(params, *arrays, **static) whose arrays and results all have rows as their first axis.
 
-    Each local device runs the function on its part of the rows; parameters come from `place_locally`.
+    Each local device runs the function on its part of the rows; parameters come from `replicate_locally`.
 
     Args:
       function: is called with the parameters and one device's rows of the arrays.

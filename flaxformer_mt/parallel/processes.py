@@ -171,7 +171,7 @@ def exchange(message: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def agree(value: bool) -> bool:
+def any_process(value: bool) -> bool:
     """Return whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 

@@ -92,7 +92,7 @@ class CheckpointIndex:
         best = self.best()
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
-    def check_sound(self, folder: Path, parts: Iterable[str]) -> None:
+    def check_undamaged(self, folder: Path, parts: Iterable[str]) -> None:
         """Raises UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
         wanted = {PROGRESS_NAME, *parts}
         damage = atomic_folder.find_damage(folder, lambda file: file.split("/")[0] in wanted)
@@ -107,7 +107,7 @@ class CheckpointIndex:
         )
         raise UserError(f"checkpoint {folder.name} of {self.directory} is damaged: {damage}; {remedy}")
 
-    def find_good(self) -> tuple[int | None, str]:
+    def find_newest_undamaged(self) -> tuple[int | None, str]:
         """The newest undamaged step, and a warning that names newer, damaged steps.
 
         The step is None if there is no checkpoint; the warning is "" if no checkpoint is damaged.

@@ -67,7 +67,7 @@ class Checkpoints:
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
-        # The damaged checkpoints that the last call of `newest_good` skipped, and their damage; "" if none.
+        # The damaged checkpoints that the last call of `newest_undamaged` skipped, and their damage; "" if none.
         self.warning = ""
         self._index = CheckpointIndex(run_dir, best_metric=best_metric)
         self.directory = self._index.directory
@@ -185,7 +185,7 @@ class Checkpoints:
         self._join_writer()
         return self._index.best()
 
-    def newest_good(self) -> int | None:
+    def newest_undamaged(self) -> int | None:
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
         First removes what a killed process left behind, so only the training process may call this method.
@@ -196,7 +196,7 @@ class Checkpoints:
         """
         self._join_writer()
         self._sweep()
-        step, self.warning = self._index.find_good()
+        step, self.warning = self._index.find_newest_undamaged()
         return step
 
     def resolve(self, which: int | str) -> Path:
@@ -238,7 +238,7 @@ class Checkpoints:
         self._swept = True
 
     def _check_fit(self, folder: Path, wanted: dict[str, Specs]) -> None:
-        self._index.check_sound(folder, wanted)
+        self._index.check_undamaged(folder, wanted)
         stored = atomic_folder.read_facts(folder)["trees"]
         what = f"checkpoint {folder.name} of {self.directory}"
         absent = [name for name in wanted if name not in stored]
@@ -253,7 +253,7 @@ class Checkpoints:
             )
 
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
-        self._index.check_sound(folder, ())
+        self._index.check_undamaged(folder, ())
         stored = atomic_folder.read_facts(folder)["trees"]
         name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
@@ -261,7 +261,7 @@ class Checkpoints:
                 f"checkpoint {folder.name} of {self.directory} has no parameters: params and ema_params are "
                 "absent; use another checkpoint"
             )
-        self._index.check_sound(folder, [name])
+        self._index.check_undamaged(folder, [name])
         return name, stored[name]
 
 

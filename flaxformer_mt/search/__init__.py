@@ -6,9 +6,9 @@ nor vocabularies (tests enforce this).
 
 from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.search.continuous_batching import (
-    NOBODY,
-    OUTGROWN,
-    Searched,
+    NO_LINE,
+    OVER_CAPACITY,
+    QueueResult,
     begin_lines,
     search_queue,
     shares_first_step,
@@ -17,7 +17,7 @@ from flaxformer_mt.search.continuous_batching import (
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.search_loop import Search, search
 from flaxformer_mt.search.state_rows import (
-    Layout,
+    StateLayout,
     Size,
     append_rows,
     empty_rows,
@@ -36,15 +36,15 @@ from flaxformer_mt.search.types import (
 )
 
 __all__ = [
-    "NOBODY",
+    "NO_LINE",
     "NO_TOKEN",
-    "OUTGROWN",
-    "Layout",
+    "OVER_CAPACITY",
+    "StateLayout",
     "Lines",
     "NextLogits",
     "Search",
     "SearchResult",
-    "Searched",
+    "QueueResult",
     "Size",
     "State",
     "Symbols",

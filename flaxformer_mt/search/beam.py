@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_penalty
-from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_required
+from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_constraints
 from flaxformer_mt.search.token_rules import banned_tokens, barred_or_allowed
 from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
@@ -54,7 +54,7 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
     if lines.required is not None:
         if options.diversity_groups > 1:
             raise ValueError("required sequences need a single group of beams; set diversity_groups to 1")
-        met, matched = start_required(lines.required, width)
+        met, matched = start_constraints(lines.required, width)
         state = state._replace(met=met, matched=matched)
     return state
 

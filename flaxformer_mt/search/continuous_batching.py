@@ -14,23 +14,23 @@ from jaxtyping import Bool, Int
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search.search_loop import Search
-from flaxformer_mt.search.state_rows import Layout, pack, put_rows, unpack
+from flaxformer_mt.search.state_rows import StateLayout, pack, put_rows, unpack
 from flaxformer_mt.search.types import Lines, SearchResult, State, take_rows
 from flaxformer_mt.shapes import Array, Cache
 
 # Lengths of the hypotheses of a line that exceeded the token capacity.
-OUTGROWN = -1
+OVER_CAPACITY = -1
 
 # Owner of a free row.
-NOBODY = -1
+NO_LINE = -1
 
 
-class Searched(NamedTuple):
+class QueueResult(NamedTuple):
     """Output of the search of a queue: a state that continues with the next queue, and the results."""
 
     # Packed; rows whose lines are done are free.
     state: State
-    # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NOBODY.
+    # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
     # Number of tokens in the prefixes of each row.
     ages: Int[Array, "R"]
@@ -92,8 +92,8 @@ def take_first_step(task: Search, state: State) -> State:
 
 
 def search_queue(
-    task: Search, layout: Layout, state: State, lines: State, count: Array, leave: Array, *, refill: int
-) -> Searched:
+    task: Search, layout: StateLayout, state: State, lines: State, count: Array, final_free_rows: Array, *, refill: int
+) -> QueueResult:
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
     Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
@@ -101,7 +101,7 @@ def search_queue(
     result of each line equals the result of a search of all lines at once.
 
     A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
-    that needs more tokens is stopped at the capacity, and all its lengths are OUTGROWN.
+    that needs more tokens is stopped at the capacity, and all its lengths are OVER_CAPACITY.
 
     With 2 free rows, refill 1, leave 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in steps 0 to
     2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
@@ -116,12 +116,12 @@ def search_queue(
     waiting_lines = unpack(lines)
 
     def unfinished(queue: _Queue) -> Array:
-        return (queue.next_line < count) | (queue.state.done.sum() < leave)
+        return (queue.next_line < count) | (queue.state.done.sum() < final_free_rows)
 
     def fill_and_search(queue: _Queue) -> _Queue:
         queue = _fill(layout, queue, waiting_lines, count, refill)
         num_waiting = count - queue.next_line
-        return _run(task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), leave))
+        return _run(task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), final_free_rows))
 
     queue = _start(unpack(state), len(waiting_lines.done))
     queue = jax.lax.while_loop(unfinished, fill_and_search, queue)
@@ -150,7 +150,7 @@ def _strip(state: State) -> State:
     return state._replace(cache=Cache((), (), state.cache.index, begun=state.cache.begun))
 
 
-def _fill(layout: Layout, queue: _Queue, lines: State, count: Array, refill: int) -> _Queue:
+def _fill(layout: StateLayout, queue: _Queue, lines: State, count: Array, refill: int) -> _Queue:
     """Assign waiting lines to the first free rows."""
     out_of_range = len(queue.owners)
     rows = jnp.argsort(~queue.state.done, stable=True)[:refill]
@@ -197,9 +197,9 @@ def _collect(queue: _Queue, rows: Array) -> _Queue:
     )
 
 
-def _finish(task: Search, queue: _Queue) -> Searched:
+def _finish(task: Search, queue: _Queue) -> QueueResult:
     """Return the results of all finished lines, and the state of the active lines."""
     found = task.finish(queue.ended)
-    found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OUTGROWN, found.lengths))
-    owners = jnp.where(queue.owners == len(queue.ended_outgrown), NOBODY, queue.owners)
-    return Searched(pack(queue.state), owners, queue.state.ages, found)
+    found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OVER_CAPACITY, found.lengths))
+    owners = jnp.where(queue.owners == len(queue.ended_outgrown), NO_LINE, queue.owners)
+    return QueueResult(pack(queue.state), owners, queue.state.ages, found)

@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
     matched: Array | None = None  # [B, W, C, R]
 
 
-def start_required(required: Array, width: int) -> tuple[Array, Array]:
+def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
     """Return `met` [B, W, C] and `matched` [B, W, C, R] of empty prefixes.
 
     An empty prefix matches the empty beginning of each sequence. Rows that consist of NO_TOKEN are padding

@@ -30,8 +30,8 @@ class Leaf(NamedTuple):
     blank: int = 0
 
 
-class Layout(NamedTuple):
-    """Layout of the states of a search, whatever their size; a static argument of compiled programs."""
+class StateLayout(NamedTuple):
+    """StateLayout of the states of a search, whatever their size; a static argument of compiled programs."""
 
     leaves: tuple[Leaf, ...]
     structure: Any
@@ -57,7 +57,7 @@ def unpack(state: State) -> State:
     return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
 
 
-def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> Layout:
+def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> StateLayout:
     """Derive the layout of states from the changes of their shapes with source length and token capacity.
 
     Args:
@@ -82,7 +82,7 @@ def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> Layout:
                 assert shape[axis - 1] % _SHORT == 0
                 shape[axis - 1] //= _SHORT
         leaves.append(Leaf(tuple(shape), base.dtype.name, time, source, blank))
-    return Layout(tuple(leaves), jax.tree.structure(shapes[0]))
+    return StateLayout(tuple(leaves), jax.tree.structure(shapes[0]))
 
 
 def _axis(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
@@ -91,7 +91,7 @@ def _axis(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     return changed[0] if changed else None
 
 
-def empty_rows(layout: Layout, size: Size) -> State:
+def empty_rows(layout: StateLayout, size: Size) -> State:
     """Return a packed state whose rows are all free."""
     leaves = []
     for leaf in layout.leaves:
@@ -104,7 +104,7 @@ def empty_rows(layout: Layout, size: Size) -> State:
     return state._replace(done=jnp.ones(size.rows, bool))
 
 
-def move_rows(layout: Layout, state: State, rows: Array, *, source_length: int, room: int) -> State:
+def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: int, room: int) -> State:
     """Return a packed state of the given rows [N], in that order; a negative index gives a free row.
 
     Source positions beyond the new source length and all but the last `room` tokens are cut off, so active
@@ -133,7 +133,7 @@ def move_rows(layout: Layout, state: State, rows: Array, *, source_length: int, 
     return moved._replace(done=moved.done | (rows < 0))
 
 
-def widen_rows(layout: Layout, state: State, *, rows: int, source_length: int) -> State:
+def widen_rows(layout: StateLayout, state: State, *, rows: int, source_length: int) -> State:
     """Return a packed state [B, ...] padded with zeros to more rows and to longer sources."""
 
     def widen(leaf: Array, spec: Leaf) -> Array:
@@ -145,7 +145,7 @@ def widen_rows(layout: Layout, state: State, *, rows: int, source_length: int) -
     return _map(widen, layout, state)
 
 
-def append_rows(layout: Layout, state: State, block: State, first: Array) -> State:
+def append_rows(layout: StateLayout, state: State, block: State, first: Array) -> State:
     """Write the packed state `block` into the rows of another from `first` on; its sources may be shorter."""
 
     def append(leaf: Array, new: Array, spec: Leaf) -> Array:
@@ -157,13 +157,13 @@ def append_rows(layout: Layout, state: State, block: State, first: Array) -> Sta
     return _map(append, layout, state, block)
 
 
-def _map(change: Callable[..., Array], layout: Layout, *states: State) -> State:
+def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> State:
     leaves = map(change, *map(jax.tree.leaves, states), layout.leaves)
     changed: State = jax.tree.unflatten(layout.structure, list(leaves))
     return changed
 
 
-def put_rows(layout: Layout, state: State, rows: Array, lines: State) -> State:
+def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
     """Write lines [N], which have at most one token each, into the rows [N] of an unpacked state.
 
     Row indices out of range are dropped. If the lines' cache has one beam and the state's has more, the

@@ -120,7 +120,7 @@ def _write_to(stream: BinaryIO) -> Callable[[str], None]:
     return write
 
 
-def name_lines(numbers: Sequence[int]) -> str:
+def format_line_numbers(numbers: Sequence[int]) -> str:
     """Formats line numbers for messages, at most ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES

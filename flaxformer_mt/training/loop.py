@@ -14,7 +14,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
-from flaxformer_mt.parallel.processes import agree, is_first, process_count
+from flaxformer_mt.parallel.processes import any_process, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, check_run, read_report, write_report
 from flaxformer_mt.shapes import Batch
@@ -155,7 +155,7 @@ def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
         return stop.received is not None
     if not at_log_step:
         return False
-    if agree(stop.received is not None):
+    if any_process(stop.received is not None):
         stop.receive_from_another_process()
     return stop.received is not None
 

@@ -11,7 +11,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.evaluation.evaluate import evaluate_run
-from flaxformer_mt.evaluation.translation_files import load_translations, side_by_side
+from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
 from flaxformer_mt.training.train_progress import TrainProgress
 
 
@@ -68,7 +68,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
         ]
         if (run_dir / "translations" / f"{test['name']}.hypothesis").exists():
-            lines += ["", side_by_side(load_translations(run_dir, test["name"])), ""]
+            lines += ["", format_side_by_side(load_translations(run_dir, test["name"])), ""]
     lines += [
         "Try next:",
         f"  python -m flaxformer_mt translate --run={run_dir} --input=FILE",

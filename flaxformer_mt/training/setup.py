@@ -140,7 +140,7 @@ def load_state(
     Raises:
       UserError: there are checkpoints, but each is damaged or of another structure.
     """
-    step = checkpoints.newest_good()
+    step = checkpoints.newest_undamaged()
     if step is None:
         return parallel.init(make_state), TrainProgress()
     if step == IMPORTED_STEP:  # an imported model has parameters only

@@ -12,7 +12,7 @@ from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.evaluation.evaluate import evaluate_lines
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import Parallel, place_locally
+from flaxformer_mt.parallel import Parallel, replicate_locally
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -67,7 +67,7 @@ class Validation:
             self._references,
             lowercase=train.lowercase,
             tokenize=train.bleu_tokenize,
-            params=place_locally(self._unstack(params) if self._config.model.scan_layers else params),
+            params=replicate_locally(self._unstack(params) if self._config.model.scan_layers else params),
         )
         scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
         return values | scores | {"seconds": evaluation.seconds}

@@ -23,7 +23,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
-from flaxformer_mt.text_io.lines import name_lines
+from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 
@@ -267,7 +267,7 @@ class Scorer:
             if self._long_lines == "refuse":
                 raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
             self.warn(
-                f"{side} {name_lines(numbers)}: longer than {longest} tokens; only the beginning is scored"
+                f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is scored"
             )
         for index in too_long:
             ids[index] = np.append(ids[index][: longest - 1], vocab.eos_id)
@@ -301,7 +301,7 @@ def _count(lines: Iterator[str]) -> int:
 
 
 def _too_long(side: str, numbers: list[int], longest: int) -> str:
-    return f"{side} {name_lines(numbers)} is longer than {longest} tokens; split it into sentences"
+    return f"{side} {format_line_numbers(numbers)} is longer than {longest} tokens; split it into sentences"
 
 
 def _refuse_counts(sources: int, targets: int) -> None:

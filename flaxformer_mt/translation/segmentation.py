@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.text_io.lines import name_lines
+from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
@@ -282,12 +282,12 @@ def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest:
     messages = []
     if split:
         messages.append(
-            f"{name_lines(split)}: longer than data.max_source_length {longest} tokens, so translated in "
+            f"{format_line_numbers(split)}: longer than data.max_source_length {longest} tokens, so translated in "
             "parts, which are joined again"
         )
     if cut:
         messages.append(
-            f"{name_lines(cut)}: longer than data.max_source_length {longest} tokens, so only the beginning "
+            f"{format_line_numbers(cut)}: longer than data.max_source_length {longest} tokens, so only the beginning "
             "was translated; split long lines into sentences"
         )
     return messages

@@ -19,13 +19,13 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import cache_dir
-from flaxformer_mt.decoding.engine import Sentence, SentenceSearch
+from flaxformer_mt.decoding.engine import Sentence, SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.parallel import enable_compilation_cache, place_locally
+from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_trained
 from flaxformer_mt.search import SearchResult
-from flaxformer_mt.text_io.lines import name_lines
+from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.constraints import Constraints, make_symbols
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
@@ -65,7 +65,7 @@ class Translator:
           long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
             only their beginning is translated.
           spread: whether each local device searches a part of each batch; parameters that are passed to a
-            call must then come from `place_locally`.
+            call must then come from `replicate_locally`.
           warn: receives one warning per call or window that names the lines that were split or cut, or whose
             translations lack required phrases; and one when the device first runs out of memory with batches
             of search.batch_tokens.
@@ -82,10 +82,10 @@ class Translator:
         self.checkpoint = checkpoint
         self.warn = warn
         self._long_lines: LongLines = long_lines
-        place = place_locally if spread else jax.device_put
+        place = replicate_locally if spread else jax.device_put
         self._params = None if params is None else place(params)
         self._others = tuple(place(member.params) for member in ensemble)
-        self.search = SentenceSearch(
+        self.search = SearchEngine(
             self.models,
             config.search,
             make_symbols(vocabs.target, config.search),
@@ -335,7 +335,7 @@ class Translator:
                 unsatisfied.append(first_line + index)
         if unsatisfied:
             self.warn(
-                f"{name_lines(unsatisfied)}: the translation lacks some of the required phrases; require "
+                f"{format_line_numbers(unsatisfied)}: the translation lacks some of the required phrases; require "
                 "fewer phrases, or allow longer translations or a larger beam"
             )
         return results
@@ -343,7 +343,7 @@ class Translator:
     def _warn_of_failures(self, numbers: list[int]) -> None:
         if numbers:
             self.warn(
-                f"{name_lines(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so the "
+                f"{format_line_numbers(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so the "
                 "translation is empty; try an earlier checkpoint"
             )
 
@@ -354,7 +354,7 @@ class Translator:
             raise UserError("translate takes a list of lines, but got one string; put the string in a list")
         for number, line in enumerate(lines, start=first_line):
             if not isinstance(line, str):
-                raise UserError(f"line {number} is {type(line).__name__}, not str; convert it to str")
+                raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
         constraints.check(search, len(lines), first_line)
 
     def _detokenize(self, result: SearchResult, rank: int) -> Translation:

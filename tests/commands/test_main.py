@@ -132,7 +132,7 @@ def fail(capfd, *arguments) -> str:
         ),
         (["train", "--steps=9"], "unknown flag --steps; did you mean --config.train.steps?"),
         (["train", "--zzzzzzzz"], "unknown flag --zzzzzzzz; --help lists all flags"),
-        (["train", "now"], "unexpected argument 'now'; values are given to flags, as --flag=value"),
+        (["train", "now"], "unexpected argument 'now'; write values as --flag=value"),
         (
             ["train", "--config.model.model_dim=abc"],
             "--config.model.model_dim is 'abc', which is not a whole number",
@@ -176,8 +176,11 @@ def fail(capfd, *arguments) -> str:
         (["train", "--config=here/toy.py"], "config file here/toy.py does not exist"),
         (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
         (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
-        (["train", "--profile=0"], "--profile is 0; it must be at least 1: how many updates to record"),
-        (["train", "--profile=-3"], "--profile is -3; it must be at least 1: how many updates to record"),
+        (["train", "--profile=0"], "--profile is 0; it must be at least 1 (the number of updates to record)"),
+        (
+            ["train", "--profile=-3"],
+            "--profile is -3; it must be at least 1 (the number of updates to record)",
+        ),
         (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
         (["evaluate"], "--run must be given; see --help"),
         (["average"], "--run and --last must be given; see --help"),

@@ -230,7 +230,7 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
         (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
         (
             ["--run={run}", "--output={run}/config.json"],
-            "config.json is a file, but pictures go into a folder",
+            "config.json is a file, but the figures need a folder",
         ),
         (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (data.source_language is empty)"),
     ],
@@ -253,7 +253,7 @@ def test_a_checkpoint_whose_scores_are_not_numbers_is_named(run, monkeypatch, ca
     monkeypatch.setattr(Translator, "translate", lambda self, lines: [failed for _ in lines])
     assert main(["plot", f"--run={run}", f"--source={SOURCE}", "--checkpoint=7"]) == 2
     told = capfd.readouterr().err
-    assert told.startswith(f"error: checkpoint 7 gives {SOURCE!r} scores that are not numbers")
+    assert told.startswith(f"error: checkpoint 7 gives non-finite scores for {SOURCE!r}")
 
 
 def test_metrics_without_numbers_give_no_picture(run, tmp_path, capfd):

@@ -163,14 +163,14 @@ def untrained(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--json", "--scores"], "--scores has no effect beside --json"),
-        (["--n_best=2", "--scores"], "--scores has no effect beside --n_best"),
-        (["--n_best=2", "--token_scores"], "or give --json as well"),
+        (["--json", "--scores"], "--scores has no effect with --json"),
+        (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
+        (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),
         (["--alignment_layer=0"], "--alignment_layer has no effect without --alignments or --json"),
         (["--alignment_head=0"], "--alignment_head has no effect without --alignments or --json"),
         (["--alignments=letters"], "--alignments is 'letters' (allowed: words, pieces)"),
-        (["--resume"], "--resume goes on with a file"),
+        (["--resume"], "--resume continues an output file"),
         (["--long_lines=splt"], "did you mean split?"),
     ],
 )
@@ -186,7 +186,7 @@ def test_flags_that_exclude_each_other(untrained, capfd, monkeypatch, flags, wor
     [
         (["--target=a"], "--source is missing"),
         (["--source=-", "--target=-"], "only one of --source and --target"),
-        (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect beside --json"),
+        (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect with --json"),
         (["--source=a", "--target=gone"], "input gone does not exist"),
         (["--source=a"], "--target must be given"),
         (["--source=a", "--target=a", "--length_penalty_kind=x"], "--length_penalty_kind"),
@@ -205,4 +205,4 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     )
     save_config(config, tmp_path / "config.json")
     assert main(["score", f"--run={tmp_path}", "--source=a", "--target=a"]) == 2
-    assert "scores text alone; leave out --source" in capfd.readouterr().err
+    assert "scores --target without a source; leave out --source" in capfd.readouterr().err

@@ -13,7 +13,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, 
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, find_config, shapes_of
-from flaxformer_mt.convert.parity_check import make_batch, measure, our_outputs
+from flaxformer_mt.convert.parity_check import make_batch, measure, flax_outputs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
@@ -160,7 +160,7 @@ def export(weights, folder, quantization="none"):
 
 
 def difference(weights, folder, batch):
-    ours, theirs = our_outputs(weights, batch, quantity="log_probs"), FORMAT.open(folder)(batch)
+    ours, theirs = flax_outputs(weights, batch, quantity="log_probs"), FORMAT.open(folder)(batch)
     assert np.isfinite(theirs).all()
     return np.abs(ours - theirs)[batch.target_mask].max(), np.std(ours[batch.target_mask])
 
@@ -180,7 +180,7 @@ def test_log_probabilities_agree(variant, vocabs_of, tmp_path):
 def test_quantized_models_load_and_stay_near(vocabs_of, tmp_path):
     weights = make_weights(vocabs_of)
     batch, sizes, differences = padded_batch(weights), {}, {}
-    ours = our_outputs(weights, batch, quantity="log_probs")
+    ours = flax_outputs(weights, batch, quantity="log_probs")
     assert set(FORMAT.quantizations) == {"none", *ctranslate2.specs.model_spec.ACCEPTED_MODEL_TYPES} - {
         "float32"
     }

@@ -28,7 +28,7 @@ from flaxformer_mt.convert.documents import aiayn_format as aiayn
 from flaxformer_mt.convert.documents import decoder_only_format as decoder_only
 from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
 from flaxformer_mt.convert.documents import kokoyi_format as kokoyi
-from flaxformer_mt.convert.format_interface import Given, Weights, read_facts, shapes_of
+from flaxformer_mt.convert.format_interface import Given, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.name_table import Constant, Leaves
 from flaxformer_mt.convert.parity_check import make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
@@ -186,7 +186,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def build(module_type: Callable, folder: Path, drop: tuple[str, ...] = ()) -> Any:
     """The document's class with the arguments of config.json and the state dict, checked strictly."""
-    arguments = read_facts(folder)["arguments"]
+    arguments = read_config_json(folder)["arguments"]
     module = module_type(**{name: value for name, value in arguments.items() if name not in drop}).eval()
     module.load_state_dict(load(folder / STATE_NAME), strict=True)
     return module
@@ -325,7 +325,7 @@ def run_ours(
     table = state_dict.make_table(weights.config, weights.vocabs)
     rules = state_dict.rules(weights.config, {})
     frozen = {rule.theirs for rule in rules if isinstance(rule, Constant)}
-    theirs = table.to_theirs(flatten_tree(gradients))
+    theirs = table.to_foreign(flatten_tree(gradients))
     named = {name: array for name, array in theirs.items() if name not in frozen}
     return logits, named, [layer for kind in maps for layer in kind]
 
@@ -543,7 +543,7 @@ def test_the_checkpoint_is_the_model_that_the_translate_script_builds(case, voca
             logits, build(aiayn_document.Transformer, tmp_path)(source, target), rtol=0, atol=0
         )
     assert checkpoint["model"]["decoder.position_enc.pos_table"].shape == (1, 200, 8)
-    assert "model.chkpt" not in read_facts(tmp_path) and not capsys.readouterr().err
+    assert "model.chkpt" not in read_config_json(tmp_path) and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scale", ["emb", "none"])
@@ -553,7 +553,7 @@ def test_a_checkpoint_that_the_script_would_scale_otherwise_is_left_out_with_the
     case = Case("aiayn", {"logit_scale": False, "embedding_scale": scale == "emb"})
     write(make_weights(case, vocabs), "aiayn", tmp_path)
     assert not (tmp_path / "model.chkpt").exists()
-    reason = read_facts(tmp_path)["model.chkpt"]
+    reason = read_config_json(tmp_path)["model.chkpt"]
     assert f"this model has {scale};" in reason and "scale_emb_or_prj=prj" in reason
     assert capsys.readouterr().err == f"warning: model.chkpt is {reason}\n"
     assert aiayn.FORMAT.read(tmp_path, Given()).config == make_config(case)

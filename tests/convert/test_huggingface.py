@@ -15,7 +15,7 @@ from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.huggingface.model_config import write_generation
-from flaxformer_mt.convert.parity_check import make_batch, our_outputs
+from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import load_vocabs, make_vocabs
@@ -145,7 +145,7 @@ def assert_same(one: Weights, other: Weights) -> None:
 def test_transformers_computes_the_same_and_comes_back_bit_for_bit(exported, tmp_path):
     target, weights, folder = exported
     batch = batch_of(weights)
-    ours = our_outputs(weights, batch, quantity="logits")
+    ours = flax_outputs(weights, batch, quantity="logits")
     theirs = target.open(folder)(batch)  # refuses missing and unexpected entries
     assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
     assert np.ptp(ours) > 1
@@ -281,7 +281,7 @@ def test_an_opus_model_computes_the_same_here(opus):
     assert (model.output_bias, model.embedding_scale, model.max_positions) == (True, True, 48)
     assert (weights.config.data.source_language, weights.config.data.target_language) == ("de", "en")
     batch = batch_of(weights)
-    ours = our_outputs(weights, batch, quantity="logits")
+    ours = flax_outputs(weights, batch, quantity="logits")
     theirs = find_format("marian").open(folder)(batch)
     assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
 

@@ -49,19 +49,19 @@ def test_every_layout_is_listed_here():
 def test_each_layout_is_undone_by_its_inverse(name):
     ours, theirs = LAYOUTS[name]
     layout, array = getattr(layouts, name), numbers(*ours)
-    moved = layout.to_theirs(array)
+    moved = layout.to_foreign(array)
     assert moved.shape == theirs
-    np.testing.assert_array_equal(layout.to_ours(moved, ours), array)
+    np.testing.assert_array_equal(layout.to_flax(moved, ours), array)
 
 
 def test_layouts_put_heads_where_pytorch_has_them():
     kernel = numbers(5, 2, 3)
-    flat, stacked = layouts.HEADS_IN.to_theirs(kernel), layouts.HEAD_STACKED.to_theirs(kernel)
+    flat, stacked = layouts.HEADS_IN.to_foreign(kernel), layouts.HEAD_STACKED.to_foreign(kernel)
     for head in range(2):
         np.testing.assert_array_equal(flat[3 * head : 3 * head + 3], kernel[:, head].T)
         np.testing.assert_array_equal(stacked[head], kernel[:, head])
     output = numbers(2, 3, 5)
-    np.testing.assert_array_equal(layouts.HEADS_OUT.to_theirs(output)[:, 3:], output[1].T)
+    np.testing.assert_array_equal(layouts.HEADS_OUT.to_foreign(output)[:, 3:], output[1].T)
 
 
 def test_a_rule_with_a_layer_stands_for_every_layer():
@@ -73,10 +73,10 @@ def test_a_rule_with_a_layer_stands_for_every_layer():
     table = Table(shapes_of(leaves), rules, what="x")
     assert table.names == ["enc.0.w", "enc.1.w", "enc.10.w"]
     assert table.shape_of("enc.10.w") == (3, 2)
-    tensors = table.to_theirs(leaves)
+    tensors = table.to_foreign(leaves)
     np.testing.assert_array_equal(tensors["enc.10.w"], leaves["encoder/layers_10/kernel"].T)
     assert all(tensor.flags.c_contiguous for tensor in tensors.values())
-    assert_same(leaves, table.to_ours(tensors))
+    assert_same(leaves, table.to_flax(tensors))
 
 
 def test_parts_follow_each_other_and_are_cut_apart_again():
@@ -87,9 +87,9 @@ def test_parts_follow_each_other_and_are_cut_apart_again():
     }
     table = Table(shapes_of(leaves), [Rule(("query", "key", "value"), "in_proj", layouts.HEADS_IN)], what="x")
     assert table.shape_of("in_proj") == (6 + 6 + 10, 4)
-    tensors = table.to_theirs(leaves)
-    np.testing.assert_array_equal(tensors["in_proj"][6:12], layouts.HEADS_IN.to_theirs(leaves["key"]))
-    assert_same(leaves, table.to_ours(tensors))
+    tensors = table.to_foreign(leaves)
+    np.testing.assert_array_equal(tensors["in_proj"][6:12], layouts.HEADS_IN.to_foreign(leaves["key"]))
+    assert_same(leaves, table.to_flax(tensors))
 
 
 def test_heads_have_an_array_each():
@@ -101,13 +101,13 @@ def test_heads_have_an_array_each():
     table = Table(shapes_of(leaves), rules, what="x")
     assert table.names == [f"0.heads.{h}.{kind}" for kind in ("weight", "bias") for h in (0, 1)]
     assert table.shape_of("0.heads.1.weight") == (3, 4)
-    tensors = table.to_theirs(leaves)
+    tensors = table.to_foreign(leaves)
     np.testing.assert_array_equal(tensors["0.heads.1.weight"], leaves["layers_0/query"][:, 1].T)
     np.testing.assert_array_equal(tensors["0.heads.1.bias"], leaves["layers_0/bias"][1])
-    assert_same(leaves, table.to_ours(tensors))
+    assert_same(leaves, table.to_flax(tensors))
     del tensors["0.heads.0.bias"]
     with pytest.raises(UserError, match=r"0\.heads\.0\.bias: missing, expected shape \[3\]"):
-        table.to_ours(tensors)
+        table.to_flax(tensors)
 
 
 TIED = [Rule("embedding", "source"), Rule("embedding", "target"), Rule("embedding", "output")]
@@ -116,12 +116,12 @@ TIED = [Rule("embedding", "source"), Rule("embedding", "target"), Rule("embeddin
 def test_tied_names_are_one_array_and_must_agree():
     leaves = {"embedding": numbers(4, 3)}
     table = Table(shapes_of(leaves), TIED, what="torch")
-    tensors = table.to_theirs(leaves)
+    tensors = table.to_foreign(leaves)
     assert tensors["source"] is tensors["target"] is tensors["output"]
-    assert_same(leaves, table.to_ours(tensors))
+    assert_same(leaves, table.to_flax(tensors))
     tensors["output"] = tensors["output"] + 1
     with pytest.raises(UserError) as refusal:
-        table.to_ours(tensors, origin="file.pt")
+        table.to_flax(tensors, origin="file.pt")
     assert str(refusal.value) == (
         "file.pt is not a torch model of this config:\n"
         "  output: tied to source by the config, but their values differ"
@@ -132,17 +132,17 @@ def test_tied_names_may_be_left_out_where_the_format_leaves_them_out():
     leaves = {"embedding": numbers(4, 3)}
     table = Table(shapes_of(leaves), TIED, what="x")
     alone = {"target": leaves["embedding"]}
-    assert_same(leaves, table.to_ours(alone, tied=("source", "output")))
+    assert_same(leaves, table.to_flax(alone, tied=("source", "output")))
     with pytest.raises(UserError, match=r"1 entries differ:\n  output: missing, expected shape \[4, 3\]"):
-        table.to_ours(alone, tied=("source",))
+        table.to_flax(alone, tied=("source",))
     with pytest.raises(UserError, match="3 entries differ"):
-        table.to_ours({}, tied=("source", "target", "output"))
+        table.to_flax({}, tied=("source", "target", "output"))
 
 
 def test_not_a_number_is_a_number_like_others():
     leaves = {"embedding": np.array([[np.nan, 1.0]], np.float32)}
     table = Table(shapes_of(leaves), TIED, what="x")
-    assert_same(leaves, table.to_ours(table.to_theirs(leaves)))
+    assert_same(leaves, table.to_flax(table.to_foreign(leaves)))
 
 
 def test_constants_are_written_and_checked_within_their_tolerance():
@@ -153,10 +153,10 @@ def test_constants_are_written_and_checked_within_their_tolerance():
         Constant("zeros", np.zeros(2, np.float32), optional=True),
     ]
     table = Table(shapes_of(leaves), rules, what="x")
-    tensors = table.to_theirs(leaves)
+    tensors = table.to_foreign(leaves)
     np.testing.assert_array_equal(tensors["table"], value)
     near = {"w": leaves["kernel"], "table": value + np.float32(5e-4)}
-    assert_same(leaves, table.to_ours(near))
+    assert_same(leaves, table.to_flax(near))
     for wrong, message in [
         (
             {"table": value + np.float32(0.5)},
@@ -173,9 +173,9 @@ def test_constants_are_written_and_checked_within_their_tolerance():
         ({"table": numbers(4)}, r"table: has shape \[4\], expected \[3\]"),
     ]:
         with pytest.raises(UserError, match=message):
-            table.to_ours(near | wrong)
+            table.to_flax(near | wrong)
     with pytest.raises(UserError, match=r"table: missing, expected shape \[3\]"):
-        table.to_ours({"w": leaves["kernel"]})
+        table.to_flax({"w": leaves["kernel"]})
 
 
 def test_a_parameter_without_a_rule_is_refused():
@@ -202,7 +202,7 @@ def test_everything_that_differs_is_in_one_message():
     table = Table(shapes_of(leaves), [Rule(path, path.upper()) for path in leaves], what="torch")
     tensors = {"B": numbers(3, 2), "C": numbers(1), "stray": numbers(4)}
     with pytest.raises(UserError) as refusal:
-        table.to_ours(tensors, origin="model.pt")
+        table.to_flax(tensors, origin="model.pt")
     assert str(refusal.value) == (
         "model.pt is not a torch model of this config; 3 entries differ:\n"
         "  A: missing, expected shape [2]\n"
@@ -213,7 +213,7 @@ def test_everything_that_differs_is_in_one_message():
 
 def test_numbers_of_other_types_become_float32():
     table = Table({"a": (3,)}, [Rule("a", "w")], what="x")
-    leaves = table.to_ours({"w": np.array([1, 2, 3], np.float16)})
+    leaves = table.to_flax({"w": np.array([1, 2, 3], np.float16)})
     assert leaves["a"].dtype == np.float32 and leaves["a"].tolist() == [1, 2, 3]
 
 

@@ -18,8 +18,8 @@ pytest.importorskip("safetensors")
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.convert.format_interface import Format, Given, Weights, read_facts, shapes_of
-from flaxformer_mt.convert.parity_check import make_batch, our_outputs
+from flaxformer_mt.convert.format_interface import Format, Given, Weights, read_config_json, shapes_of
+from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
 from flaxformer_mt.convert.torch import modeling, nn_transformer_format, standalone_format
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
 from flaxformer_mt.errors import UserError
@@ -186,7 +186,7 @@ def test_logits_are_ours(written, name):
     weights, folder = written[name]
     batch = batch_of(weights)
     theirs = CASES[name].format.open(folder)(batch)
-    ours = our_outputs(weights, batch, quantity="logits")
+    ours = flax_outputs(weights, batch, quantity="logits")
     assert theirs.dtype == np.float32 and theirs.shape == ours.shape
     assert np.abs(ours).max() > 0.1
     difference = np.abs(ours - theirs)
@@ -395,7 +395,7 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
 def test_torch_s_own_transformer_takes_its_part_of_the_state(written, name):
     """Stacks that end in a norm are what torch.nn.Transformer builds by itself."""
     folder = written[name].folder
-    state, facts = torch.load(folder / STATE_NAME, weights_only=True), read_facts(folder)["arguments"]
+    state, facts = torch.load(folder / STATE_NAME, weights_only=True), read_config_json(folder)["arguments"]
     plain = torch.nn.Transformer(
         facts["d_model"],
         facts["nhead"],

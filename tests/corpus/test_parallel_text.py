@@ -280,17 +280,17 @@ def test_blocks_are_cut_at_the_bytes_they_may_hold():
         return Scan(len(sizes) * BLOCK, "", sizes, 0, False)
 
     lines = 3 * BLOCK - 5
-    assert cut_into_blocks((of(60, 30, 40),), lines, most_bytes=100) == [(0, 2 * BLOCK), (2 * BLOCK, lines)]
-    assert cut_into_blocks((of(30, 10, 20), of(30, 20, 20)), lines, most_bytes=90) == [
+    assert cut_into_blocks((of(60, 30, 40),), lines, max_bytes=100) == [(0, 2 * BLOCK), (2 * BLOCK, lines)]
+    assert cut_into_blocks((of(30, 10, 20), of(30, 20, 20)), lines, max_bytes=90) == [
         (0, 2 * BLOCK),
         (2 * BLOCK, lines),
     ]
-    assert cut_into_blocks((of(500, 500, 500),), lines, most_bytes=100) == [
+    assert cut_into_blocks((of(500, 500, 500),), lines, max_bytes=100) == [
         (0, BLOCK),
         (BLOCK, 2 * BLOCK),
         (2 * BLOCK, lines),
     ]
-    assert cut_into_blocks((of(1, 1, 1),), lines, most_bytes=100) == [(0, lines)]
+    assert cut_into_blocks((of(1, 1, 1),), lines, max_bytes=100) == [(0, lines)]
 
 
 def test_text_laid_down_in_several_parts_keeps_its_order(config, monkeypatch):

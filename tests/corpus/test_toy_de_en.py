@@ -10,9 +10,9 @@ import pytest
 from flaxformer_mt.corpus.toy import function_words as words
 from flaxformer_mt.corpus.toy.english import third_person, to_english
 from flaxformer_mt.corpus.toy.german import conjugate, decline, to_german
-from flaxformer_mt.corpus.toy.grammar import LONGEST, SHORTEST, digest_pairs, grow_sentence, make_pairs
+from flaxformer_mt.corpus.toy.grammar import LONGEST, SHORTEST, digest_pairs, generate_sentence, make_pairs
 from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, NOUNS, VERBS, Adverb, Name
-from flaxformer_mt.corpus.toy.phrases import Dice
+from flaxformer_mt.corpus.toy.phrases import RandomChoices
 from flaxformer_mt.corpus.toy.syntax import (
     Clause,
     Compound,
@@ -450,9 +450,9 @@ def test_verbs_stand_last_in_subordinate_clauses(splits):
 
 def test_german_has_one_meaning():
     """A sentence that is grown twice has the same translation both times; short ones are grown often."""
-    dice, meanings, again = Dice(5), {}, 0
+    dice, meanings, again = RandomChoices(5), {}, 0
     for _ in range(8000):
-        sentence = grow_sentence(dice)
+        sentence = generate_sentence(dice)
         german = to_german(sentence)
         again += german in meanings
         assert meanings.setdefault(german, to_english(sentence)) == to_english(sentence), german

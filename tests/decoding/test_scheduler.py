@@ -9,10 +9,10 @@ import pytest
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import engine as sentence_search
-from flaxformer_mt.decoding.engine import Sentence, SentenceSearch
+from flaxformer_mt.decoding.engine import Sentence, SearchEngine
 from flaxformer_mt.decoding.sizes import choose_size, deal, round_up_finely
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.parallel import place_locally
+from flaxformer_mt.parallel import replicate_locally
 from flaxformer_mt.search import Size, Symbols
 
 # Users would see a warning for each size.
@@ -39,7 +39,7 @@ def make_params(model: ModelConfig, seed: int):
 
 def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members=1, spread=False, n_best=1):
     """The translations, and each program's size and how many sentences a part began with it."""
-    searcher = SentenceSearch(
+    searcher = SearchEngine(
         [model] * members,
         options,
         Symbols(0, 1, 2),
@@ -49,7 +49,7 @@ def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members
         spread=spread,
     )
     params = [make_params(model, number) for number in range(members)]
-    params = [place_locally(own) if spread else own for own in params]
+    params = [replicate_locally(own) if spread else own for own in params]
     programs, ran = searcher.programs, []
     programs.compile(compiler_options={"xla_backend_optimization_level": 0})
     unwatched = programs.search

@@ -15,9 +15,9 @@ from flaxformer_mt.config import Config, DataConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
-from flaxformer_mt.evaluation.comparison import find_rival, make_resamples
+from flaxformer_mt.evaluation.comparison import parse_compared_system, make_resampling_options
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-from flaxformer_mt.evaluation.metrics import resample_scores, score_edits, score_translations
+from flaxformer_mt.evaluation.metrics import resample_scores, score_ter, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
@@ -72,7 +72,7 @@ def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind
     assert found.plain_signatures == {
         "bleu": plain.bleu_signature,
         "chrf": plain.chrf_signature,
-        "ter": score_edits(systems["good"], references).signature,
+        "ter": score_ter(systems["good"], references).signature,
     }
 
 
@@ -141,8 +141,8 @@ def runs(tmp_path, monkeypatch, systems, references):
 def evaluate(runs, *against, samples=20, **options):
     return evaluate_run(
         runs / "good",
-        against=[find_rival(name) for name in against],
-        resamples=make_resamples(samples, None, None, compared=against),
+        against=[parse_compared_system(name) for name in against],
+        resamples=make_resampling_options(samples, None, None, compared=against),
         **options,
     )
 
@@ -164,7 +164,7 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
         assert found["confidence"][metric]["signature"] == expected.signatures[metric]
     assert found["paired"] == {"test": "bootstrap", "signatures": expected.signatures}
     assert bad["differing"] == sum(a != b for a, b in zip(systems["good"], systems["bad"], strict=True))
-    assert found["ter"] == score_edits(systems["good"], references).score
+    assert found["ter"] == score_ter(systems["good"], references).score
     rows = describe_evaluation(found, name="good").split("\n")
     assert rows[0].split() == ["BLEU", "chrF", "TER"]
     assert [row.split()[0] for row in rows[1:4]] == ["good", "like@average", "bad.txt"]
@@ -240,7 +240,7 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
         message = capfd.readouterr().err
         assert "text is a language model" in message and f"leave out {flags[0].partition('=')[0]}" in message
     with pytest.raises(UserError, match="no translations to compare with those of good"):
-        evaluate_run(runs / "text", against=[find_rival("good")])
+        evaluate_run(runs / "text", against=[parse_compared_system("good")])
 
 
 def test_the_command_prints_json_and_tables_and_searches_alike(runs, capfd):
@@ -260,10 +260,10 @@ def test_the_command_prints_json_and_tables_and_searches_alike(runs, capfd):
 
 
 def test_names_of_rivals(runs):
-    assert find_rival("bad.txt").run is None
-    assert find_rival("like@400").checkpoint == "400"
+    assert parse_compared_system("bad.txt").run is None
+    assert parse_compared_system("like@400").checkpoint == "400"
     odd = runs / "b@c"
     odd.mkdir()
     save_config(Config(), odd / "config.json")
-    assert (find_rival("b@c").run.name, find_rival("b@c").checkpoint) == ("b@c", None)
-    assert (find_rival("b@c@last").run.name, find_rival("b@c@last").checkpoint) == ("b@c", "last")
+    assert (parse_compared_system("b@c").run.name, parse_compared_system("b@c").checkpoint) == ("b@c", None)
+    assert (parse_compared_system("b@c@last").run.name, parse_compared_system("b@c@last").checkpoint) == ("b@c", "last")

@@ -9,15 +9,15 @@ from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
-from flaxformer_mt.evaluation.comparison import Resamples
+from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import score_edits, score_translations
+from flaxformer_mt.evaluation.metrics import score_ter, score_translations
 from flaxformer_mt.evaluation.translation_files import (
     Translations,
     load_translations,
     save_translations,
-    side_by_side,
+    format_side_by_side,
 )
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -107,15 +107,15 @@ def test_translations_keep_their_lines(tmp_path):
 
 def test_side_by_side_is_spread_over_the_set():
     numbers = [str(number) for number in range(30)]
-    text = side_by_side(
+    text = format_side_by_side(
         Translations(*(tuple(letter + n for n in numbers) for letter in ("s", "r", "h"))), count=3
     )
     assert text.split("\n\n") == [
         f"source       s{n}\ntranslation  h{n}\nreference    r{n}" for n in (0, 10, 20)
     ]
     two = Translations(("a", "b"), ("c", "d"), ("e\nf", "g"))
-    assert side_by_side(two).count("source") == 2 and "translation  e f" in side_by_side(two)
-    assert side_by_side(Translations((), (), ())) == ""
+    assert format_side_by_side(two).count("source") == 2 and "translation  e f" in format_side_by_side(two)
+    assert format_side_by_side(Translations((), (), ())) == ""
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
@@ -183,17 +183,17 @@ def test_evaluate_run_on_files(run_dir):
 def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
     files = {"source": write(run_dir / "a", SOURCES), "reference": write(run_dir / "b", REFERENCES)}
     light = evaluate_run(run_dir, **files)
-    assert (light["ter"], light["ter_signature"]) == score_edits(list(ANSWERS.values()), REFERENCES)
+    assert (light["ter"], light["ter_signature"]) == score_ter(list(ANSWERS.values()), REFERENCES)
     assert [(row["to"], row["sentences"]) for row in light["by_length"]] == [(5, 3)]
     assert light["by_length"][0]["bleu"] == light["bleu"]
     assert not light.keys() & {"confidence", "against", "paired"}
-    sure = evaluate_run(run_dir, **files, resamples=Resamples(20))
+    sure = evaluate_run(run_dir, **files, resamples=ResamplingOptions(20))
     assert light.items() <= (sure | {"seconds": light["seconds"]}).items()
     confidence = sure["confidence"]
     assert (confidence["samples"], confidence["level"]) == (20, 95)
     for metric in ("bleu", "chrf", "ter"):
         assert confidence[metric]["ci"] > 0 and "|bs:20|seed:12345|" in confidence[metric]["signature"]
-    assert sure == evaluate_run(run_dir, **files, resamples=Resamples(20)) | {"seconds": sure["seconds"]}
+    assert sure == evaluate_run(run_dir, **files, resamples=ResamplingOptions(20)) | {"seconds": sure["seconds"]}
     table = describe_evaluation(sure, name="mine")
     assert f"{sure['ter']:.2f} ± {confidence['ter']['ci']:.2f}" in table and "source words" in table
     assert "±" not in describe_evaluation(light, name="mine")

@@ -13,8 +13,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import (
     MetricSums,
     resample_scores,
-    score_edits,
-    score_sentences,
+    score_ter,
+    score_sentences_chrf,
     score_translations,
 )
 
@@ -96,21 +96,21 @@ def test_sets_that_cannot_be_scored():
 
 def test_edit_rate_by_hand():
     """One word is changed, one missing and a phrase of two is shifted: 3 edits for 8 words."""
-    found = score_edits(["a b X d h f g"], ["a b c d f g h i"])
+    found = score_ter(["a b X d h f g"], ["a b c d f g h i"])
     assert found.score == pytest.approx(100 * 3 / 8)
     assert "case:lc|tok:tercom|" in found.signature
-    assert score_edits(["A b"], ["a B"]).score == 0
-    assert score_edits(["a b c", "d"], ["a b x", ""]).score == pytest.approx(100 * 2 / 3)
+    assert score_ter(["A b"], ["a B"]).score == 0
+    assert score_ter(["a b c", "d"], ["a b x", ""]).score == pytest.approx(100 * 2 / 3)
     with pytest.raises(UserError, match="1 translations cannot be scored against 2 references"):
-        score_edits(["a"], ["a", "b"])
+        score_ter(["a"], ["a", "b"])
 
 
 def test_sentences_are_scored_by_themselves():
     hypotheses, references = ["the cat", "A dog", ""], ["the cat", "a dog", "a bird"]
-    same, capital, empty = score_sentences(hypotheses, references)
+    same, capital, empty = score_sentences_chrf(hypotheses, references)
     assert (same, empty) == (pytest.approx(100), 0) and 0 < capital < 100
-    assert score_sentences(hypotheses, references, lowercase=True)[1] == pytest.approx(100)
-    assert score_sentences([], []) == []
+    assert score_sentences_chrf(hypotheses, references, lowercase=True)[1] == pytest.approx(100)
+    assert score_sentences_chrf([], []) == []
 
 
 def test_too_few_samples_are_refused():

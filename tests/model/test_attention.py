@@ -14,7 +14,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.attention import (
     MultiHeadAttention,
     attention_weights,
-    make_lineage,
+    make_ancestry_mask,
     weighted_values,
 )
 from flaxformer_mt.model.fused_attention import choose_attention, resolve_attention
@@ -172,8 +172,8 @@ def test_steps_equal_causal_attention(rotary):
     @jax.jit
     def step(x: jax.Array, cache: dict, index: jax.Array) -> tuple[jax.Array, dict]:
         at = jnp.full((1, 1), index) if rotary else None
-        lineage = make_lineage(Cache([], {}, index), beams=B, length=Q + 2)
-        options = {"lineage": lineage, "positions": at, "method": "step"}
+        ancestry_mask = make_ancestry_mask(Cache([], {}, index), beams=B, length=Q + 2)
+        options = {"lineage": ancestry_mask, "positions": at, "method": "step"}
         return layer.apply({"params": params}, x, cache, index, **options)
 
     cache = layer.apply(

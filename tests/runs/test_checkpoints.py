@@ -224,11 +224,11 @@ def test_damage_to_any_file_is_named_with_the_last_good_one(tmp_path, kind):
             checkpoints.restore(2, target)
         with pytest.raises(UserError, match=message):
             checkpoints.restore_params("last")
-        assert checkpoints.newest_good() == 1
+        assert checkpoints.newest_undamaged() == 1
         assert f"{path.name} " in checkpoints.warning
         assert checkpoints.warning.endswith("the newest undamaged step is 1")
         path.write_bytes(content)
-    assert checkpoints.newest_good() == 2
+    assert checkpoints.newest_undamaged() == 2
     assert checkpoints.warning == ""
     checkpoints.restore(2, target)
 
@@ -244,12 +244,12 @@ def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
 
 
 def test_newest_good_without_any_good_one(tmp_path):
-    assert Checkpoints(tmp_path).newest_good() is None
+    assert Checkpoints(tmp_path).newest_undamaged() is None
     checkpoints = save_steps(tmp_path, {1: 1.0, 2: 1.0})
     for step in (1, 2):
         damage_file(checkpoints.resolve(step) / "progress.json", "truncate")
     with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*no undamaged .* is left: delete"):
-        checkpoints.newest_good()
+        checkpoints.newest_undamaged()
 
 
 def test_after_falling_back_the_damaged_one_costs_no_good_one(tmp_path):
@@ -257,10 +257,10 @@ def test_after_falling_back_the_damaged_one_costs_no_good_one(tmp_path):
     damage_file(checkpoints.resolve(200) / "manifest.json", "delete")
     save_steps(tmp_path, {150: None}, keep_last=1)
     assert checkpoints.steps() == [150, 200]
-    assert checkpoints.newest_good() == 150
+    assert checkpoints.newest_undamaged() == 150
     save_steps(tmp_path, {200: 7.0}, keep_last=1)
     assert checkpoints.steps() == [200]
-    assert checkpoints.newest_good() == 200
+    assert checkpoints.newest_undamaged() == 200
 
 
 def test_a_target_of_another_shape_is_refused_path_by_path(tmp_path):
@@ -297,7 +297,7 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert checkpoints.steps() == [1]
     save_steps(tmp_path, {2: 1.0})
-    assert checkpoints.newest_good() == 2
+    assert checkpoints.newest_undamaged() == 2
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
     assert capfd.readouterr() == ("", "")
 
@@ -386,7 +386,7 @@ def test_other_devices_no_noise_and_a_killed_save(tmp_path):
     assert (line, errors) == ("ready\n", "")  # orbax keeps quiet
 
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.newest_good() == checkpoints.latest() >= 31
+    assert checkpoints.newest_undamaged() == checkpoints.latest() >= 31
     restored, progress = checkpoints.restore(20, {"params": jax.eval_shape(lambda: host)})
     assert_same_bits(restored["params"], host)
     assert progress["saved_on"] == 4

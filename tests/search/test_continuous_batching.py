@@ -11,9 +11,9 @@ from test_search import QUICK, SYMBOLS, make_tables, next_logits, start_cache
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search import (
-    NOBODY,
-    OUTGROWN,
-    Layout,
+    NO_LINE,
+    OVER_CAPACITY,
+    StateLayout,
     Lines,
     Search,
     Size,
@@ -39,7 +39,7 @@ def make_task(options, room=LENGTH) -> Search:
     return Search(next_logits, options, SYMBOLS, room, 2 if options.method != "greedy" else 1)
 
 
-def lay_out(options, tables, lines) -> Layout:
+def lay_out(options, tables, lines) -> StateLayout:
     """The chain's states have no source."""
 
     def start(source_length, room):
@@ -60,8 +60,8 @@ def begin(tables, lines, *, options):
 
 
 @functools.partial(jax.jit, static_argnames=("options", "layout", "refill", "room"), compiler_options=QUICK)
-def go_through(state, waiting, count, leave, *, options, layout, refill, room):
-    return search_queue(make_task(options, room), layout, state, waiting, count, leave, refill=refill)
+def go_through(state, waiting, count, final_free_rows, *, options, layout, refill, room):
+    return search_queue(make_task(options, room), layout, state, waiting, count, final_free_rows, refill=refill)
 
 
 @functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)
@@ -88,15 +88,15 @@ def search_in_turns(options, turns, *, refill, lines, tables):
             busy = dict(enumerate(busy.values()))
         count = len(numbers)
         waiting = begin(*pick((tables, lines), [*numbers, *[LINES - 1] * (LINES - count)]), options=options)
-        leave = rows if turn == len(turns) - 1 else 1
+        final_free_rows = rows if turn == len(turns) - 1 else 1
         searched = go_through(
-            state, waiting, count, leave, options=options, layout=layout, refill=refill, room=room
+            state, waiting, count, final_free_rows, options=options, layout=layout, refill=refill, room=room
         )
         everyone = {**dict(enumerate(numbers)), **{LINES + row: who for row, who in busy.items()}}
         owners, ages, state = np.asarray(searched.owners), np.asarray(searched.ages), searched.state
-        busy = {int(row): everyone[int(owners[row])] for row in np.flatnonzero(owners != NOBODY)}
-        ages = np.where(owners == NOBODY, 0, ages)
-        assert (np.asarray(state.done) == (owners == NOBODY)).all()
+        busy = {int(row): everyone[int(owners[row])] for row in np.flatnonzero(owners != NO_LINE)}
+        ages = np.where(owners == NO_LINE, 0, ages)
+        assert (np.asarray(state.done) == (owners == NO_LINE)).all()
         ended = {place: who for place, who in everyone.items() if who not in busy.values()}
         found |= {who: pick(searched.results, place) for place, who in ended.items()}
     assert not busy and sorted(found) == sorted(n for _, _, numbers in turns for n in numbers)
@@ -165,11 +165,11 @@ def test_lines_that_there_is_not_enough_room_for_say_so_and_disturb_nobody(metho
     room = 5
     options = SearchConfig(method=method, beam_size=3)
     queued, at_once = both_ways(options, [(4, room, range(COUNT))], refill=2)
-    outgrown = np.array([found.lengths[0] == OUTGROWN for found in queued])
+    outgrown = np.array([found.lengths[0] == OVER_CAPACITY for found in queued])
     assert 1 < outgrown.sum() < COUNT - 3
     for found, expected in zip(queued, at_once, strict=True):
-        if found.lengths[0] == OUTGROWN:
-            assert (found.lengths == OUTGROWN).all()
+        if found.lengths[0] == OVER_CAPACITY:
+            assert (found.lengths == OVER_CAPACITY).all()
             # Beam search may look further than the best hypothesis is long, greedy search does not.
             assert method == "beam" or expected.lengths[0] > room
         else:
@@ -183,12 +183,12 @@ def test_what_a_program_leaves_is_nobodys_or_goes_on():
     sizes = {"options": BEAM, "layout": layout, "refill": 1, "room": LENGTH}
     left = go_through(state, waiting, 6, 2, **sizes)
     owners = np.asarray(left.owners)
-    assert (owners == NOBODY).sum() >= 2 and (np.asarray(left.ages)[owners != NOBODY] > 0).all()
+    assert (owners == NO_LINE).sum() >= 2 and (np.asarray(left.ages)[owners != NO_LINE] > 0).all()
     # With no more lines, the others end as they would have.
     rest = go_through(left.state, waiting, 0, 4, **sizes)
-    assert (np.asarray(rest.owners) == NOBODY).all()
+    assert (np.asarray(rest.owners) == NO_LINE).all()
     whole = go_through(state, waiting, 6, 4, **sizes)
-    for row in np.flatnonzero(owners != NOBODY):
+    for row in np.flatnonzero(owners != NO_LINE):
         assert_same([pick(rest.results, LINES + row)], [pick(whole.results, owners[row])])
 
 
@@ -201,7 +201,7 @@ def test_beams_begin_as_one_unless_they_are_told_apart():
 # ---- rows ----
 
 
-def tokens_state(step: int, tokens) -> tuple[Layout, object]:
+def tokens_state(step: int, tokens) -> tuple[StateLayout, object]:
     """A packed state of the chain with these tokens [R, T], of one beam."""
     options = SearchConfig(method="greedy")
     tables, lines = make_tables(1, 8, seed=0), Lines(np.array([9], np.int32))

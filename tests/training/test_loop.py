@@ -378,7 +378,7 @@ def test_without_a_validation_set_there_is_no_best(base, tmp_path):
     with pytest.raises(UserError) as error:
         fit(config, tmp_path / "run")
     message = str(error.value)
-    assert "train.patience=3 and train.final_checkpoint=best need a validation set" in message
+    assert "validation set is required by train.patience=3 and train.final_checkpoint=best" in message
     assert "has no split valid" in message
     assert "set train.final_checkpoint=last" in message
 

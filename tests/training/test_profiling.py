@@ -87,5 +87,5 @@ def test_without_a_trace_it_says_so_only_if_one_was_wanted(tmp_path):
     assert said == []
     with Profile(tmp_path, 2, remaining=100, say=said.append) as profile:
         train(profile, 1, 3)
-    assert said == ["training ended before any of the 2 updates to profile had begun"]
+    assert said == ["no profile: training ended before the first of the 2 updates to record"]
     assert list(tmp_path.iterdir()) == []

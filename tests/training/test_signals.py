@@ -55,7 +55,7 @@ from flaxformer_mt.training.signals import StopRequest
 with StopRequest() as stop:
     def again(number, frame):
         stop.received = None
-        stop._note(signal.SIGTERM, frame)
+        stop._receive(signal.SIGTERM, frame)
     signal.signal(signal.SIGALRM, again)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     for _ in range(4000):

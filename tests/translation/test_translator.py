@@ -18,7 +18,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel
-from flaxformer_mt.search import NOBODY, Searched, SearchResult
+from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.source_lines import read_sources
@@ -200,8 +200,8 @@ class FakePrograms:
         shape = (len(lines) + state.rows, n_best)
         tokens = np.full((*shape, state.room), self.eos_id, np.int32)
         ones = np.ones(shape)
-        nobody = np.full(state.rows, NOBODY)
-        return Searched(
+        nobody = np.full(state.rows, NO_LINE)
+        return QueueResult(
             state, nobody, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
         )
 

@@ -43,8 +43,8 @@ from flaxformer_mt.convert.format_interface import (
     Outputs,
     Weights,
     find_vocabs,
-    refusals,
-    write_facts,
+    unsupported_fields,
+    write_config_json,
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -69,7 +69,7 @@ def _problems(config: Config) -> list[str]:
             f"model.architecture is {config.model.architecture}; supported: encoder_decoder "
             "(for other architectures use --format=torch)"
         ]
-    return refusals(
+    return unsupported_fields(
         config,
         {
             "model.positions": ("sinusoidal", "learned", "rotary"),
@@ -91,7 +91,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     spec.register_target_vocabulary(vocabs.target.pieces(range(vocabs.target.size)))
     quantize(spec, quantization)
     spec.save(str(folder))
-    write_facts(weights, folder, _NAME, spec.config.to_dict())
+    write_config_json(weights, folder, _NAME, spec.config.to_dict())
     vocabs.save(folder / VOCAB_NAME)
     vocabs.source.save(folder / "source.spm")
     vocabs.target.save(folder / "target.spm")

@@ -82,7 +82,7 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
     table = Table(shapes, [*_rules(config), *_constants(config)], what="ctranslate2")
     # Quantization works in place, so the spec gets copies. Tied arrays share one copy, which is stored once.
     copies: dict[int, np.ndarray] = {}
-    tensors = table.to_theirs(leaves)
+    tensors = table.to_foreign(leaves)
     for name, array in tensors.items():
         scope, _, attribute = name.rpartition("/")
         copy = copies.setdefault(id(array), np.array(array, np.float32, order="C"))

@@ -15,7 +15,7 @@ import torch
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.documents.aiayn_module import AiaynTransformer
-from flaxformer_mt.convert.format_interface import CONFIG_NAME, Weights, read_facts, refusals
+from flaxformer_mt.convert.format_interface import CONFIG_NAME, Weights, read_config_json, unsupported_fields
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Shapes, Tensors, rules_for
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
 from flaxformer_mt.errors import warn_user
@@ -61,7 +61,7 @@ _EMBEDDING_NORM = [
 
 
 def _problems(config: Config) -> list[str]:
-    return [*refusals(config, _ALLOWED), *_shape_problems(config.model)]
+    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
 
 
 def _shape_problems(model: ModelConfig) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
             f"not written: the translate script builds the class with scale_emb_or_prj={_SCRIPT_SCALE}, and "
             f"this model has {scale}; build it with the arguments in config.json and load state_dict.pt"
         )
-        facts = read_facts(folder) | {CHECKPOINT_NAME: reason}
+        facts = read_config_json(folder) | {CHECKPOINT_NAME: reason}
         text = json.dumps(facts, indent=2, ensure_ascii=False)
         (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
         warn_user(f"{CHECKPOINT_NAME} is {reason}")

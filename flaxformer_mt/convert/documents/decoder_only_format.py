@@ -12,7 +12,7 @@ import torch
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.documents.decoder_only_module import TransformerDecoder
-from flaxformer_mt.convert.format_interface import refusals
+from flaxformer_mt.convert.format_interface import unsupported_fields
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, rules_for
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
@@ -43,7 +43,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 
 
 def _problems(config: Config) -> list[str]:
-    problems = refusals(config, _ALLOWED)
+    problems = unsupported_fields(config, _ALLOWED)
     if config.model.padding_mask == "none" and config.data.source_language:
         # The settings both and source need no mask in the class: its rows have no padding before the target,
         # and causal attention hides padding after the target from every real token.

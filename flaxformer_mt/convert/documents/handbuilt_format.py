@@ -11,7 +11,7 @@ import torch
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_BOTH, FLAT, HEADS_IN, HEADS_OUT, SAME, TRANSPOSED
 from flaxformer_mt.convert.documents.handbuilt_module import HandbuiltTransformer
-from flaxformer_mt.convert.format_interface import refusals
+from flaxformer_mt.convert.format_interface import unsupported_fields
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Shapes, rules_for
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
@@ -121,7 +121,7 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
 
 STATE_DICT = StateDictFormat(
     name="handbuilt",
-    problems=lambda config: refusals(config, _ALLOWED),
+    problems=lambda config: unsupported_fields(config, _ALLOWED),
     rules=_rules,
     arguments=_arguments,
     make_module=HandbuiltTransformer,

@@ -13,7 +13,7 @@ import torch
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, FLAT_ROWS, HEAD_STACKED, TRANSPOSED
 from flaxformer_mt.convert.documents.kokoyi_module import KokoyiTransformer
-from flaxformer_mt.convert.format_interface import refusals
+from flaxformer_mt.convert.format_interface import unsupported_fields
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, rules_for
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
@@ -52,7 +52,7 @@ _NORM = [Rule("_residual/norm/scale", ".weight"), Rule("_residual/norm/bias", ".
 
 
 def _problems(config: Config) -> list[str]:
-    return [*refusals(config, _ALLOWED), *_shape_problems(config.model)]
+    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
 
 
 def _shape_problems(model: ModelConfig) -> Iterator[str]:

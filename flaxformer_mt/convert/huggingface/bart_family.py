@@ -31,21 +31,21 @@ from flaxformer_mt.convert.format_interface import (
     Outputs,
     Weights,
     find_config,
-    read_facts,
-    refusals,
+    read_config_json,
+    unsupported_fields,
     shapes_of,
-    write_facts,
+    write_config_json,
 )
 from flaxformer_mt.convert.huggingface.model_config import (
     ACTIVATIONS,
     make_config,
-    make_facts,
+    make_model_fields,
     num_positions,
-    read_their_facts,
+    read_model_fields,
     write_generation,
 )
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
-    read_own_tokenizer,
+    read_exported_tokenizer,
     read_tokenizer,
     write_tokenizer,
 )
@@ -139,7 +139,7 @@ class HuggingFaceFormat:
             "model.key_dim": (None, size),
             "model.value_dim": (None, size),
         }
-        problems = refusals(config, allowed)
+        problems = unsupported_fields(config, allowed)
         if rest:
             problems.append(
                 f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
@@ -198,11 +198,11 @@ class HuggingFaceFormat:
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         config, vocabs = weights.config, weights.vocabs
-        tensors = self.make_table(config, vocabs, num_positions(config)).to_theirs(weights.leaves)
+        tensors = self.make_table(config, vocabs, num_positions(config)).to_foreign(weights.leaves)
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder)
         facts = {"architectures": [self.class_name], "model_type": self.model_type}
-        write_facts(weights, folder, self.name, facts | make_facts(config, vocabs))
+        write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
         for name in _tied_names(config.model.tying)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
         save_file(tensors, folder / _FILE, metadata={"format": "pt"})
@@ -230,17 +230,17 @@ class HuggingFaceFormat:
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
-        stored = read_facts(folder)
+        stored = read_config_json(folder)
         if stored.get("model_type") != self.model_type:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        facts = read_their_facts(folder)
+        facts = read_model_fields(folder)
         tensors = _load(folder)
         if given.vocabs is not None:
             vocabs = given.vocabs
         elif OUR_KEY in stored:
-            vocabs = read_own_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
+            vocabs = read_exported_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
         else:
             vocabs = read_tokenizer(folder, facts)
         if OUR_KEY in stored or given.config is not None:
@@ -251,7 +251,7 @@ class HuggingFaceFormat:
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
         table = self.make_table(config, vocabs, facts["max_position_embeddings"])
-        leaves = table.to_ours(tensors, tied=_tied_names(config.model.tying), origin=str(path))
+        leaves = table.to_flax(tensors, tied=_tied_names(config.model.tying), origin=str(path))
         return Weights(config, vocabs, leaves)
 
 

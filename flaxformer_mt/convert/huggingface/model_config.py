@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_facts
+from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_config_json
 from flaxformer_mt.convert.huggingface.sentencepiece_file import Settings
-from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_facts, read_tokenizer_settings
+from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
 
@@ -87,7 +87,7 @@ def _longest_target(config: Config) -> int:
     return max(1, min(limit, config.model.longest_input or limit))
 
 
-def make_facts(config: Config, vocabs: Vocabs) -> dict[str, Any]:
+def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     """The fields of config.json that both model classes have."""
     model = config.model
     share, tie = _TYING[model.tying]
@@ -144,14 +144,14 @@ def write_generation(config: Config, vocab: Vocab, folder: Path) -> None:
     (folder / _GENERATION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def read_their_facts(folder: Path) -> dict[str, Any]:
+def read_model_fields(folder: Path) -> dict[str, Any]:
     """Reads config.json and adds the defaults of missing fields.
 
     Raises:
       UserError: a model that this package cannot express; the message has the fields, their values and the
         supported ones.
     """
-    stored = read_facts(folder)
+    stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
@@ -189,14 +189,14 @@ def make_config(
     """Returns a config for a model of another system: network, vocabulary and search, defaults elsewhere.
 
     Args:
-      facts: result of `read_their_facts`.
+      facts: result of `read_model_fields`.
       output_bias: whether the output has a bias that is not zero.
     """
     tying: Any = {flags: name for name, flags in _TYING.items()}[
         bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
     ]
     longest = min(facts["max_position_embeddings"], _OPUS_POSITIONS)
-    tokenizer_config, data = read_tokenizer_facts(folder), DataConfig()
+    tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     return Config(
         data=DataConfig(
             source_language=tokenizer_config.get("source_lang") or data.source_language,

@@ -68,7 +68,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
     _write_json(tokens, folder / "special_tokens_map.json")
 
 
-def read_own_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
+def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
     """Reads the vocabularies that `write_tokenizer` wrote, byte for byte."""
     source, target = (Vocab.load(folder / _SPM[side]) for side in ("source", "target"))
     is_shared = joint and source.fingerprint == target.fingerprint
@@ -85,7 +85,7 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
       UserError: files are missing or damaged, an id has no row in the embedding, or config.json and the
         vocabulary disagree about a special symbol.
     """
-    tokenizer_config = read_tokenizer_facts(folder)
+    tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}
     ids["target"] = ids["source"] if joint else _read_ids(folder / _ID_FILES["target"])
@@ -113,7 +113,7 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
     return Vocabs(vocabs["source"], vocabs["source"] if is_shared else vocabs["target"], joint=joint)
 
 
-def read_tokenizer_facts(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Reads tokenizer_config.json; returns {} if the file does not exist."""
     if not (folder / _FACTS).is_file():
         return {}

@@ -14,7 +14,7 @@ import torch
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
-from flaxformer_mt.convert.format_interface import refusals
+from flaxformer_mt.convert.format_interface import unsupported_fields
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, rules_for
 from flaxformer_mt.convert.torch.nn_transformer_module import TransformerModel
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
@@ -50,7 +50,7 @@ def _problems(config: Config) -> list[str]:
     model = config.model
     size = model.model_dim / model.num_heads
     sizes = (None, int(size)) if size.is_integer() else (None,)
-    return refusals(config, {**_ALLOWED, "model.key_dim": sizes, "model.value_dim": sizes})
+    return unsupported_fields(config, {**_ALLOWED, "model.key_dim": sizes, "model.value_dim": sizes})
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:

@@ -31,7 +31,7 @@ from flaxformer_mt.convert.format_interface import (
     find_config,
     find_vocabs,
     shapes_of,
-    write_facts,
+    write_config_json,
 )
 from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
 from flaxformer_mt.convert.torch import modeling
@@ -108,7 +108,7 @@ def _tied_names(model: ModelConfig) -> list[str]:
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
-    tensors = make_table(weights.config, vocabs).to_theirs(weights.leaves)
+    tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
     kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
     save_file(kept, folder / TENSORS_NAME, metadata={"format": "pt"})
     vocabs.save(folder / VOCAB_NAME)
@@ -120,7 +120,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
             "eos": vocabs.target.eos_id,
         },
     }
-    write_facts(weights, folder, FORMAT.name, facts)
+    write_config_json(weights, folder, FORMAT.name, facts)
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
@@ -139,7 +139,7 @@ def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
-    leaves = make_table(config, vocabs).to_ours(tensors, tied=_tied_names(config.model), origin=str(path))
+    leaves = make_table(config, vocabs).to_flax(tensors, tied=_tied_names(config.model), origin=str(path))
     return Weights(config, vocabs, leaves)
 
 

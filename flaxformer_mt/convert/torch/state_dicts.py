@@ -22,9 +22,9 @@ from flaxformer_mt.convert.format_interface import (
     Weights,
     find_config,
     find_vocabs,
-    read_facts,
+    read_config_json,
     shapes_of,
-    write_facts,
+    write_config_json,
 )
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
 from flaxformer_mt.errors import UserError
@@ -66,13 +66,13 @@ class StateDictFormat:
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
-        tensors = self.make_table(weights.config, weights.vocabs).to_theirs(weights.leaves)
+        tensors = self.make_table(weights.config, weights.vocabs).to_foreign(weights.leaves)
         for file in {self.file_of(name): None for name in tensors}:
             save_tensors({n: a for n, a in tensors.items() if self.file_of(n) == file}, folder / file)
         (folder / VOCAB_NAME).mkdir()
         weights.vocabs.save(folder / VOCAB_NAME)
         arguments = self.arguments(weights.config, weights.vocabs)
-        write_facts(weights, folder, self.name, {"arguments": arguments})
+        write_config_json(weights, folder, self.name, {"arguments": arguments})
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
@@ -80,7 +80,7 @@ class StateDictFormat:
         config, vocabs = find_config(folder, Given()), find_vocabs(folder, Given())
         files = {self.file_of(name) for name in self.make_table(config, vocabs).names}
         states = {file: torch.load(folder / file, weights_only=True) for file in files}
-        module = self.make_module(**read_facts(folder)["arguments"])
+        module = self.make_module(**read_config_json(folder)["arguments"])
         module.load_state_dict(states[STATE_NAME], strict=True)
         module.eval()
         tensors = {name: tensor for state in states.values() for name, tensor in state.items()}
@@ -102,7 +102,7 @@ class StateDictFormat:
         for file in {self.file_of(name): None for name in table.names}:
             file_path = path if file == STATE_NAME and path.is_file() else folder / file
             tensors |= load_tensors(file_path)
-        return Weights(config, vocabs, table.to_ours(tensors, origin=str(path)))
+        return Weights(config, vocabs, table.to_flax(tensors, origin=str(path)))
 
 
 def tensor_of(ids: Any) -> torch.Tensor:

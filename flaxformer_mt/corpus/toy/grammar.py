@@ -15,11 +15,11 @@ from flaxformer_mt.corpus.toy.lexicon import VERBS, Adverb
 from flaxformer_mt.corpus.toy.phrases import (
     PEOPLE,
     STATES,
-    Dice,
-    Moods,
+    RandomChoices,
+    TenseWeights,
     fill_clause,
-    grow_clause,
-    grow_subject,
+    generate_clause,
+    generate_subject,
 )
 from flaxformer_mt.corpus.toy.syntax import (
     Clause,
@@ -45,9 +45,9 @@ _WHERE, _WHERE_TO = Adverb("wo", "where"), Adverb("wohin", "where")
 _WHEN, _WHY = Adverb("wann", "when"), Adverb("warum", "why")
 
 
-def grow_sentence(dice: Dice) -> Sentence:
+def generate_sentence(dice: RandomChoices) -> Sentence:
     """Generates a sentence of a random kind."""
-    kinds: dict[Callable[[Dice], Sentence], float] = {
+    kinds: dict[Callable[[RandomChoices], Sentence], float] = {
         _grow_statement: 9,
         _grow_question: 3,
         _grow_subordinate: 3,
@@ -59,8 +59,8 @@ def grow_sentence(dice: Dice) -> Sentence:
     return dice.weigh(kinds)(dice)
 
 
-def _grow_statement(dice: Dice) -> Statement:
-    clause = grow_clause(dice, rich=True)
+def _grow_statement(dice: RandomChoices) -> Statement:
+    clause = generate_clause(dice, rich=True)
     accusative = clause.accusative
     if clause.time and dice.chance(0.45):
         return Statement(clause, "time")
@@ -72,8 +72,8 @@ def _grow_statement(dice: Dice) -> Statement:
     return Statement(clause)
 
 
-def _grow_question(dice: Dice) -> Question:
-    kinds: dict[Callable[[Dice], Question], float] = {
+def _grow_question(dice: RandomChoices) -> Question:
+    kinds: dict[Callable[[RandomChoices], Question], float] = {
         _ask_whether: 4,
         _ask_who: 1.5,
         _ask_whom: 2,
@@ -83,82 +83,82 @@ def _grow_question(dice: Dice) -> Question:
     return dice.weigh(kinds)(dice)
 
 
-def _ask_whether(dice: Dice) -> Question:
-    return Question(grow_clause(dice))
+def _ask_whether(dice: RandomChoices) -> Question:
+    return Question(generate_clause(dice))
 
 
-def _ask_who(dice: Dice) -> Question:
+def _ask_who(dice: RandomChoices) -> Question:
     verb = dice.pick(
         [verb for verb in VERBS if "person" in verb.subjects and verb.frame not in ("dass", "zu")]
     )
     return Question(fill_clause(dice, Gap(), verb), _WHO)
 
 
-def _ask_whom(dice: Dice) -> Question:
+def _ask_whom(dice: RandomChoices) -> Question:
     verb = dice.pick([verb for verb in VERBS if verb.frame in ("acc", "dat")])
     role = "accusative" if verb.frame == "acc" else "dative"
     word = _TO_WHOM
     if role == "accusative":
         word = _WHOM if "person" in verb.objects else _WHAT
-    return Question(fill_clause(dice, grow_subject(dice, verb.subjects), verb, hole=role), word)
+    return Question(fill_clause(dice, generate_subject(dice, verb.subjects), verb, hole=role), word)
 
 
-def _ask_where(dice: Dice) -> Question:
-    clause = grow_clause(dice, frames=("place", "goal"))
+def _ask_where(dice: RandomChoices) -> Question:
+    clause = generate_clause(dice, frames=("place", "goal"))
     word = _WHERE_TO if clause.verb.frame == "goal" else _WHERE
     return Question(replace(clause, place=None, negated=False), word)
 
 
-def _ask_when_or_why(dice: Dice) -> Question:
-    clause = grow_clause(dice)
+def _ask_when_or_why(dice: RandomChoices) -> Question:
+    clause = generate_clause(dice)
     if clause.negated or dice.chance(0.4):  # a negated question asks why, never when
         return Question(clause, _WHY)
     return Question(replace(clause, time=None, frequency=None), _WHEN)
 
 
-def _grow_subordinate(dice: Dice) -> Compound:
+def _grow_subordinate(dice: RandomChoices) -> Compound:
     """Two clauses with because, although, if or before, in compatible tenses and in either order."""
     kind = dice.weigh({"reason": 5, "if": 2, "before": 1.5})
     conjunction = {"reason": dice.pick(_REASONS), "if": _IF, "before": _BEFORE}[kind]
-    first: Moods = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
+    first: TenseWeights = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
     if kind != "reason":
         first = {"present": 2, "future": 2, "modal": 1} if kind == "if" else {"present": 1, "past": 1}
-    main = grow_clause(dice, moods=first)
-    second: Moods = {"present": 1}
+    main = generate_clause(dice, moods=first)
+    second: TenseWeights = {"present": 1}
     if main.tense == "past":
         second = {"past": 1}
     elif kind == "reason":
         second = {"present": 3, "past": 1, "modal": 1}
-    return Compound(main, conjunction, grow_clause(dice, moods=second), second_first=dice.chance(0.35))
+    return Compound(main, conjunction, generate_clause(dice, moods=second), second_first=dice.chance(0.35))
 
 
-def _grow_that(dice: Dice) -> Compound:
+def _grow_that(dice: RandomChoices) -> Compound:
     main = _grow_bare(dice, "dass", past=dice.chance(0.3))
-    second = grow_clause(
+    second = generate_clause(
         dice, moods={"past": 1} if main.tense == "past" else {"present": 3, "past": 2, "future": 1}
     )
     return Compound(main, _THAT, second)
 
 
-def _grow_indirect_question(dice: Dice) -> Compound:
+def _grow_indirect_question(dice: RandomChoices) -> Compound:
     verb = next(verb for verb in VERBS if verb.infinitive == "wissen")
-    main = Clause(grow_subject(dice, PEOPLE), verb)
+    main = Clause(generate_subject(dice, PEOPLE), verb)
     if getattr(main.subject, "determiner", "") not in ("no", "every"):
         main = replace(main, negated=True)
     word = dice.pick(_INDIRECT)
-    second = grow_clause(dice)
+    second = generate_clause(dice)
     if word.german == "wann":
         second = replace(second, time=None, frequency=None)
     return Compound(main, word, second)
 
 
-def _grow_bare(dice: Dice, frame: str, *, past: bool) -> Clause:
+def _grow_bare(dice: RandomChoices, frame: str, *, past: bool) -> Clause:
     """Generates a clause with only a subject and a verb."""
     verb = dice.pick([verb for verb in VERBS if verb.frame == frame])
-    return Clause(grow_subject(dice, PEOPLE), verb, "past" if past else "present")
+    return Clause(generate_subject(dice, PEOPLE), verb, "past" if past else "present")
 
 
-def _grow_infinitive(dice: Dice) -> WithInfinitive:
+def _grow_infinitive(dice: RandomChoices) -> WithInfinitive:
     main = _grow_bare(dice, "zu", past=dice.chance(0.5))
     frames = ("-", "acc", "dat", "dat+acc")
     verbs = [verb for verb in VERBS if verb.frame in frames and "person" in verb.subjects]
@@ -168,19 +168,19 @@ def _grow_infinitive(dice: Dice) -> WithInfinitive:
     return WithInfinitive(main, replace(clause, subject=Gap()))
 
 
-def _grow_coordination(dice: Dice) -> Compound:
-    main = grow_clause(dice, moods={"present": 2, "past": 2})
-    second = grow_clause(dice, moods={main.tense: 1})
+def _grow_coordination(dice: RandomChoices) -> Compound:
+    main = generate_clause(dice, moods={"present": 2, "past": 2})
+    second = generate_clause(dice, moods={main.tense: 1})
     return Compound(main, dice.pick(_COORDINATIONS), second, coordinate=True)
 
 
 def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[tuple[str, str]]]:
     """Makes lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
-    dice = Dice(seed)
+    dice = RandomChoices(seed)
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
     while len(pairs) < sum(sizes):
-        sentence = grow_sentence(dice)
+        sentence = generate_sentence(dice)
         pair = to_german(sentence), to_english(sentence)
         if not all(SHORTEST <= len(text.split()) <= LONGEST for text in pair) or not seen.isdisjoint(pair):
             continue

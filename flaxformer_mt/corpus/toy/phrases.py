@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 PEOPLE = ("person", "family")
 # Probability weights of a clause's tense; `modal` is a modal verb in the present or the past.
-Moods = Mapping[Literal["present", "past", "future", "modal"], float]
-MOODS: Moods = {"present": 4, "past": 3.5, "future": 1, "modal": 2}
+TenseWeights = Mapping[Literal["present", "past", "future", "modal"], float]
+TENSE_WEIGHTS: TenseWeights = {"present": 4, "past": 3.5, "future": 1, "modal": 2}
 _SITES = ("room", "place")
 _OWNED = ("text", "thing", "box", "clothes", "vehicle", "machine", "family", "animal", "room")
 _PROFESSIONS = (
@@ -70,7 +70,7 @@ _PLEASURES = (
 _UNRESTRICTED = ("the", "this", "my", "your", "his", "our", "a")  # determiners that "nicht" may follow
 
 
-class Dice:
+class RandomChoices:
     """Random choices based on `random()` alone, whose values Python keeps stable for a given seed."""
 
     def __init__(self, seed: int) -> None:
@@ -110,8 +110,8 @@ def _adjectives_of(kind: str) -> tuple[Adjective, ...]:
     return tuple(adjective for adjective in ADJECTIVES if kind in adjective.kinds)
 
 
-def grow_noun_phrase(
-    dice: Dice, kinds: Sequence[str], *, subject: bool = False, rich: bool = False
+def generate_noun_phrase(
+    dice: RandomChoices, kinds: Sequence[str], *, subject: bool = False, rich: bool = False
 ) -> NounPhrase:
     """Generates a noun of `kinds` with a determiner; if `rich`, perhaps with an owner or relative clause."""
     noun = dice.pick(_nouns_of(tuple(kinds)))
@@ -135,7 +135,7 @@ def grow_noun_phrase(
     return phrase
 
 
-def _grow_owner(dice: Dice, noun: Noun) -> NounPhrase | Name:
+def _grow_owner(dice: RandomChoices, noun: Noun) -> NounPhrase | Name:
     if noun.kind != "opening" and dice.chance(0.3):
         return dice.pick(words.NAMES)
     kinds = ("room",) if noun.kind == "opening" else PEOPLE
@@ -143,17 +143,17 @@ def _grow_owner(dice: Dice, noun: Noun) -> NounPhrase | Name:
     return NounPhrase(owner, dice.weigh({"the": 4, "my": 2, "our": 1, "this": 1}), dice.chance(0.2))
 
 
-def grow_subject(dice: Dice, kinds: Sequence[str], *, rich: bool = False) -> Phrase:
+def generate_subject(dice: RandomChoices, kinds: Sequence[str], *, rich: bool = False) -> Phrase:
     """Generates a subject of one of `kinds`; if people are among them, perhaps a pronoun or a name."""
     if "person" in kinds and dice.chance(0.35):
         return dice.pick(words.PRONOUNS)
     if "person" in kinds and dice.chance(0.12):
         return dice.pick(words.NAMES)
-    return grow_noun_phrase(dice, kinds, subject=True, rich=rich)
+    return generate_noun_phrase(dice, kinds, subject=True, rich=rich)
 
 
 def _grow_object(
-    dice: Dice, kinds: Sequence[str], case: str, subject: Phrase, *, rich: bool
+    dice: RandomChoices, kinds: Sequence[str], case: str, subject: Phrase, *, rich: bool
 ) -> NounPhrase | Name | Pronoun:
     if "person" in kinds and dice.chance(0.25):
         return dice.pick(
@@ -163,7 +163,7 @@ def _grow_object(
         return dice.pick([name for name in words.NAMES if name != subject])
     if case == "accusative" and "thing" in kinds and "person" not in kinds and dice.chance(0.06):
         return words.IT
-    return grow_noun_phrase(dice, kinds, rich=rich)
+    return generate_noun_phrase(dice, kinds, rich=rich)
 
 
 def _reflects(pronoun: Pronoun, subject: Phrase) -> bool:
@@ -171,7 +171,7 @@ def _reflects(pronoun: Pronoun, subject: Phrase) -> bool:
     return pronoun.person < 3 and pronoun.person == agreement(subject)[0]
 
 
-def _grow_relative(dice: Dice, head: NounPhrase) -> Relative:
+def _grow_relative(dice: RandomChoices, head: NounPhrase) -> Relative:
     """Generates a relative clause in a role that is unambiguous in German.
 
     In "die Frau, die das Kind sieht" the woman is always the subject. Where the woman is the object, the
@@ -190,11 +190,11 @@ def _grow_relative(dice: Dice, head: NounPhrase) -> Relative:
     subject: Phrase = dice.pick([each for each in words.PRONOUNS if each.nominative != "sie"])
     clear = role == "dative" or (head.noun.gender == "m" and not head.plural)
     if "person" not in verb.subjects or (clear and dice.chance(0.5)):
-        subject = grow_subject(dice, verb.subjects)
+        subject = generate_subject(dice, verb.subjects)
     return Relative(role, fill_clause(dice, subject, verb, hole=role))
 
 
-def grow_place(dice: Dice, *, goal: bool = False, far: bool = False) -> PrepositionalPhrase | Adverb:
+def generate_place(dice: RandomChoices, *, goal: bool = False, far: bool = False) -> PrepositionalPhrase | Adverb:
     """Generates the place of a clause or, with `goal`, its destination; `far`: home or a city."""
     if dice.chance(0.12):
         return words.HOME if goal else words.AT_HOME
@@ -209,11 +209,11 @@ def grow_place(dice: Dice, *, goal: bool = False, far: bool = False) -> Preposit
     return PrepositionalPhrase(words.IN if dice.chance(0.7) else dice.pick(words.BEFORE_PLACES), phrase)
 
 
-def grow_clause(
-    dice: Dice,
+def generate_clause(
+    dice: RandomChoices,
     *,
     frames: Sequence[str] = (),
-    moods: Moods = MOODS,
+    moods: TenseWeights = TENSE_WEIGHTS,
     subject: Phrase | None = None,
     rich: bool = False,
 ) -> Clause:
@@ -228,18 +228,18 @@ def grow_clause(
         verbs = [verb for verb in verbs if "person" in verb.subjects]
     verb = dice.pick(verbs)
     return fill_clause(
-        dice, subject or grow_subject(dice, verb.subjects, rich=rich), verb, moods=moods, rich=rich
+        dice, subject or generate_subject(dice, verb.subjects, rich=rich), verb, moods=moods, rich=rich
     )
 
 
-def _grow_copula(dice: Dice, moods: Moods, subject: Phrase | None, *, rich: bool) -> Clause:
+def _grow_copula(dice: RandomChoices, moods: TenseWeights, subject: Phrase | None, *, rich: bool) -> Clause:
     tenses: dict[Tense, float] = {mood: weight for mood, weight in moods.items() if mood != "modal"}
     tense: Tense = dice.weigh(tenses) if tenses else "present"
     if subject is None and dice.chance(0.3):  # I am a teacher; sie and Anna would need Lehrerin
         subject = dice.pick([each for each in words.PRONOUNS if each.nominative != "sie"])
         noun = dice.pick([noun for noun in NOUNS if noun.german in _PROFESSIONS])
         return Clause(subject, words.BE, tense, predicate=noun, negated=dice.chance(0.2))
-    subject = subject or grow_subject(dice, (*PEOPLE, *_OWNED), rich=rich)
+    subject = subject or generate_subject(dice, (*PEOPLE, *_OWNED), rich=rich)
     kind = subject.noun.kind if isinstance(subject, NounPhrase) else "person"
     known = subject.adjective if isinstance(subject, NounPhrase) else None
     fitting = [adjective for adjective in _adjectives_of(kind) if adjective is not known]
@@ -250,11 +250,11 @@ def _grow_copula(dice: Dice, moods: Moods, subject: Phrase | None, *, rich: bool
 
 
 def fill_clause(
-    dice: Dice,
+    dice: RandomChoices,
     subject: Phrase,
     verb: Verb,
     *,
-    moods: Moods = MOODS,
+    moods: TenseWeights = TENSE_WEIGHTS,
     rich: bool = False,
     hole: str = "",
     bare: bool = False,
@@ -270,7 +270,7 @@ def fill_clause(
     elif verb.frame == "dat":
         phrases["dative"] = _grow_object(dice, verb.objects, "dative", subject, rich=rich)
     elif verb.frame == "dat+acc":
-        phrases["accusative"] = grow_noun_phrase(dice, verb.objects)
+        phrases["accusative"] = generate_noun_phrase(dice, verb.objects)
         phrases["dative"] = _grow_object(dice, PEOPLE, "dative", subject, rich=False)
     elif "+" in verb.frame:
         case = "accusative" if verb.frame.endswith("acc") else "dative"
@@ -280,11 +280,11 @@ def fill_clause(
     clause = replace(clause, **phrases)
     if verb.frame in ("place", "goal"):
         far = verb.infinitive in ("reisen", "fahren")
-        clause = replace(clause, place=grow_place(dice, goal=verb.frame == "goal", far=far))
+        clause = replace(clause, place=generate_place(dice, goal=verb.frame == "goal", far=far))
     return clause if bare else _decorate(dice, _negate(dice, clause), rich=rich)
 
 
-def _choose_tense(dice: Dice, clause: Clause, moods: Moods) -> Clause:
+def _choose_tense(dice: RandomChoices, clause: Clause, moods: TenseWeights) -> Clause:
     mood = dice.weigh(moods)
     alive = not isinstance(clause.subject, NounPhrase) or clause.subject.noun.kind in (*PEOPLE, "animal")
     if mood != "modal":
@@ -302,7 +302,7 @@ def _determiners(clause: Clause) -> Iterable[str]:
             yield phrase.determiner
 
 
-def _negate(dice: Dice, clause: Clause) -> Clause:
+def _negate(dice: RandomChoices, clause: Clause) -> Clause:
     """Negates some clauses: with kein if the accusative is indefinite, never with every or a number."""
     if getattr(clause.subject, "determiner", "") in ("no", "every") or not dice.chance(0.2):
         return clause
@@ -314,7 +314,7 @@ def _negate(dice: Dice, clause: Clause) -> Clause:
     return replace(clause, negated=getattr(clause.dative, "determiner", "") != "a")
 
 
-def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
+def _decorate(dice: RandomChoices, clause: Clause, *, rich: bool) -> Clause:
     """Adds adverbs and a companion at random, fewer to clauses that are not rich."""
     verb, often = clause.verb, 1.0 if rich else 0.4
     if _may_like(clause) and dice.chance(0.25):
@@ -328,7 +328,7 @@ def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
     if verb.manners and dice.chance(0.4 * often):
         clause = replace(clause, manner=words.MANNERS[dice.pick(verb.manners)])
     if verb.frame in ("-", "acc") and verb.auxiliary == "haben" and rich and dice.chance(0.15):
-        clause = replace(clause, place=grow_place(dice))
+        clause = replace(clause, place=generate_place(dice))
     if (
         verb.frame in ("-", "goal")
         and clause.manner is None
@@ -339,7 +339,7 @@ def _decorate(dice: Dice, clause: Clause, *, rich: bool) -> Clause:
     return clause
 
 
-def _pick_time(dice: Dice, clause: Clause) -> Adverb:
+def _pick_time(dice: RandomChoices, clause: Clause) -> Adverb:
     mood = "modal" if clause.modal and clause.tense == "present" else clause.tense
     times = [time for time in words.TIMES if mood in time.tenses]
     # "Not every day" would need the negation in another position.
@@ -363,7 +363,7 @@ def _like(clause: Clause) -> Clause:
     return replace(clause, gladly=True, accusative=bare)
 
 
-def _grow_companion(dice: Dice, subject: Phrase) -> PrepositionalPhrase:
+def _grow_companion(dice: RandomChoices, subject: Phrase) -> PrepositionalPhrase:
     preposition = dice.pick(words.COMPANIONS)
     kinds = ("person", "family", "animal")
     return PrepositionalPhrase(preposition, _grow_object(dice, kinds, preposition.case, subject, rich=False))
