@@ -105,13 +105,13 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
     resamples = make_resampling_options(
         options.bootstrap, options.paired, options.trials, compared=options.against
     )
-    rivals = [parse_compared_system(name) for name in options.against]
+    systems = [parse_compared_system(name) for name in options.against]
     # Search flags apply to every compared run; options without a flag are those of that run's config.
     against = [
-        dataclasses.replace(rival, search=choose_search(dataclasses.replace(options, run=rival.run)))
-        if rival.run
-        else rival
-        for rival in rivals
+        dataclasses.replace(system, search=choose_search(dataclasses.replace(options, run=system.run)))
+        if system.run
+        else system
+        for system in systems
     ]
     return {"against": against, "resamples": resamples}
 

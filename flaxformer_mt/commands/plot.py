@@ -49,7 +49,9 @@ Figures = dict[str, Any]
 def plot(
     run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Plots a run, and the attention over a sentence if one is given; returns the file names as JSON values.
+    """Plots a run, and the attention over a sentence if one is given; returns JSON values.
+
+    The result names the files and, with a sentence, contains its translation and the checkpoint.
 
     Args:
       source: a sentence to translate with the search options of the run, whose attention is drawn. Empty: no

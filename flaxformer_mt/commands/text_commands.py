@@ -188,7 +188,8 @@ def _check_flags(options: TranslateOptions) -> None:
         for name in names:
             if getattr(options, written) not in (False, None) and getattr(options, name):
                 contents = "all scores" if written == "json" else "each hypothesis with its score"
-                more = "" if written == "json" or name == "scores" else ", or give --json instead of it"
+                both = (written, name) == ("n_best", "token_scores")
+                more = f", or give --json instead of --{name}" if both else ""
                 raise UserError(
                     f"--{name} has no effect with --{written}, which writes {contents}; leave out "
                     f"--{name}{more}"

@@ -16,13 +16,13 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
-    StateLayout,
     Lines,
     NextLogits,
-    Search,
     QueueResult,
+    Search,
     Size,
     State,
+    StateLayout,
     Symbols,
     append_rows,
     begin_lines,
@@ -75,7 +75,10 @@ class SearchPrograms:
         self._symbols = symbols
         self.parts = local_device_count() if spread else 1
         self._configs = configs
-        self._models = [make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform()) for c in configs]
+        self._models = [
+            make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform())
+            for c in configs
+        ]
         self._layouts: dict[Any, StateLayout] = {}
         self._shares_first_step = shares_first_step(options)
         self.compile()
@@ -99,7 +102,11 @@ class SearchPrograms:
     def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
         """Returns the layout of search states for sources whose lines have the same fields and shapes as these."""
         first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], sources.lines)
-        key = n_best, jax.tree.structure(first_line), tuple(leaf.shape for leaf in jax.tree.leaves(first_line))
+        key = (
+            n_best,
+            jax.tree.structure(first_line),
+            tuple(leaf.shape for leaf in jax.tree.leaves(first_line)),
+        )
         if key not in self._layouts:
 
             def start(source_length: int, capacity: int) -> State:

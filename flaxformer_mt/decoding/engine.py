@@ -1,7 +1,8 @@
-"""From sentences of ids to hypotheses of ids.
+"""The search engine: from the token ids of sentences to hypotheses of token ids.
 
-Row 12 of the data path. Owns the lengths that a search may reach, what is asked of each sentence, and how
-many are searched at a time. Knows nothing of text, of files, or of how a network or a search works.
+Row 12 of the data path. Contains the search inputs of each sentence (length limits, prefixes, required
+phrases, seeds), and the second search of sentences whose translations exceed the default capacity.
+scheduler.py assigns sentences to rows; compiled_programs.py contains the programs.
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
-from flaxformer_mt.decoding.scheduler import Flow
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, round_up
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
@@ -28,34 +29,34 @@ from flaxformer_mt.search import (
     search_width,
 )
 
-# So many blocks of sources hold the tokens of a batch. They are sorted: the smaller a block, the less of it
-# is padding, and the less there is to do at a time.
+# Number of blocks of sources in batch_tokens. Sources are sorted by length: smaller blocks have less padding,
+# but the device encodes fewer tokens at a time.
 _BLOCKS = 16
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A source, and what its translation has to be like; all ids without bos."""
+    """A source and the constraints on its translation; all ids are without bos."""
 
-    # Ends in eos.
+    # Token ids of the source; the last one is eos.
     source: np.ndarray
-    # What the translation starts with, without eos.
+    # Prefix of the translation, without eos.
     prefix: tuple[int, ...] = ()
-    # What it contains, without eos.
+    # Required phrases of the translation, without eos.
     required: tuple[tuple[int, ...], ...] = ()
-    # How many tokens it has at least, with eos, whatever the options say.
+    # Minimum number of tokens of the translation, with eos, in addition to the minimum of the search options.
     least: int = 1
 
     @property
     def shortest(self) -> int:
-        """How many tokens a translation needs that does as it is told, with eos."""
+        """The minimum number of tokens, with eos, of a translation that satisfies the constraints."""
         return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)
 
 
 class SearchEngine:
-    """Searches translations of sentences with one model, or with several of one vocabulary.
+    """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
 
-    Compiles a program once for each size; other parameters of the same shapes need no compilation.
+    Compiles each program once for each size; other parameters of the same shapes need no new compilation.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class SearchEngine:
         spread: bool = False,
         warn: Callable[[str], None] = warn_user,
     ) -> None:
-        """Makes the networks.
+        """Builds the networks.
 
         Args:
-          models: one, or the members of an ensemble.
-          symbols: of the target vocabulary.
-          sizes: of the source and the target vocabulary.
-          longest_source: in tokens, with eos; none is longer.
-          spread: every local device searches a part of each batch, as large as if it were alone; parameters
-            come from `replicate_locally`.
-          warn: is told once that the device has too little memory for options.batch_tokens.
+          models: config of one model, or of each member of an ensemble.
+          symbols: special symbols of the target vocabulary.
+          sizes: number of entries of the source and the target vocabulary.
+          longest_source: maximum source length in tokens, with eos.
+          spread: whether each local device searches a part of the sentences, in batches of
+            options.batch_tokens each; parameters must then come from `replicate_locally`.
+          warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """
         self.options = options
         self._symbols = symbols
@@ -97,15 +98,15 @@ class SearchEngine:
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Each sentence's index and its hypotheses [N, ...], roughly from the longest source to the shortest.
+        """Yields each sentence's index and hypotheses [N, ...], roughly from the longest source to the shortest.
 
-        When the device runs out of memory, this call and all that follow use smaller batches.
+        If the device runs out of memory, this call and all later ones use smaller batches.
 
         Args:
-          params: of each model.
+          params: the parameters of each model.
 
         Raises:
-          UserError: the device has no memory for the smallest of batches.
+          UserError: the device runs out of memory with the smallest batch.
         """
 
         def search(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, SearchResult]]:
@@ -117,26 +118,28 @@ class SearchEngine:
     def _search_twice(
         self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], batch_tokens: int
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Searches with the default capacity, then again with full capacity what did not fit into it."""
+        """Searches with the default capacity, then repeats with full capacity the sentences that exceed it."""
         width = search_width(self.options, n_best)
-        again = []
-        for index, found in self._search(sentences, n_best, params, SizeRule(self.lengths, width, batch_tokens)):
-            if found.lengths[0] == OVER_CAPACITY:
-                again.append(index)
+        exceeding = []
+        for index, result in self._search(
+            sentences, n_best, params, SizeRule(self.lengths, width, batch_tokens)
+        ):
+            if result.lengths[0] == OVER_CAPACITY:
+                exceeding.append(index)
             else:
-                yield index, found
-        rest = [sentences[index] for index in again]
+                yield index, result
+        repeated = [sentences[index] for index in exceeding]
         full = SizeRule(self.lengths, width, batch_tokens, full=True)
-        for place, found in self._search(rest, n_best, params, full):
-            yield again[place], found
+        for position, result in self._search(repeated, n_best, params, full):
+            yield exceeding[position], result
 
     def _search(
         self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], sizes: SizeRule
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Searches once; sentences that need more than the capacity have the length OVER_CAPACITY."""
+        """Searches once; the lengths of sentences that exceed the capacity are OVER_CAPACITY."""
         if not sentences:
             return
-        flow = Flow(
+        scheduler = Scheduler(
             self.programs,
             params,
             self._lay_out(sentences),
@@ -146,52 +149,52 @@ class SearchEngine:
             block_tokens=sizes.batch_tokens // _BLOCKS,
             n_best=n_best,
         )
-        yield from flow.run()
+        yield from scheduler.run()
 
     @property
     def longest_target(self) -> int | None:
-        """The most tokens that every model has positions for; None: no bound."""
+        """The maximum number of target tokens for which all models have positions; None: unlimited."""
         return self.lengths.longest_target
 
     def check(self, sentence: Sentence, name: str) -> None:
-        """Raises UserError if a sentence asks for what its translation cannot have; `name` is its own."""
+        """Raises UserError if no translation can satisfy the constraints; the message begins with `name`."""
         if self.longest_target is not None and sentence.shortest > self.longest_target:
             raise UserError(
                 f"{name} has {sentence.shortest - 1} tokens of prefix and required phrases, but the model "
-                f"has positions for {self.longest_target}, end symbol included; ask for less"
+                f"has positions for {self.longest_target}, end symbol included; shorten them"
             )
-        if suppressed := set(self._symbols.never) & set(itertools.chain(*sentence.required)):
+        if both := set(self._symbols.never) & set(itertools.chain(*sentence.required)):
             raise UserError(
-                f"{name} requires a phrase with the suppressed token {min(suppressed)}; leave out the one or "
-                "the other"
+                f"{name} requires a phrase with the suppressed token {min(both)}; change the phrase or "
+                "search.suppress"
             )
 
     def _lay_out(self, sentences: Sequence[Sentence]) -> Sources:
-        """Everything about the sentences, a row each, and one more row without a sentence."""
+        """Returns arrays with one row per sentence, and a last row for padding."""
         lengths = np.array([len(sentence.source) for sentence in sentences])
         ids = np.full((len(sentences) + 1, lengths.max()), self._source_pad_id, np.int32)
-        lasts = np.append(lengths, 1)  # where there is no sentence, there must be something to attend to
-        mask = np.arange(lengths.max()) < lasts[:, None]
+        mask_lengths = np.append(lengths, 1)  # attention needs at least one position, also in the padding row
+        mask = np.arange(lengths.max()) < mask_lengths[:, None]
         for row, sentence in enumerate(sentences):
             ids[row, : lengths[row]] = sentence.source
         return Sources(ids, mask, self._make_lines(sentences))
 
     def _make_lines(self, sentences: Sequence[Sentence]) -> Lines:
-        """What is asked of each row; what no sentence asks for is not in the compiled program."""
+        """Returns the search inputs of each row; a field that no sentence uses is None, and is not compiled."""
         options, rows = self.options, len(sentences) + 1
-        limits = np.zeros(rows, np.int32)  # the last row stays at 0: it is not searched
+        limits = np.zeros(rows, np.int32)  # the padding row keeps 0 and is therefore not searched
         for row, sentence in enumerate(sentences):
             limits[row] = self.lengths.limit(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
         ratio, offset = options.min_length_ratio, options.min_length_offset
         if ratio or offset or any(sentence.least > 1 for sentence in sentences):
-            least = np.zeros(rows, np.int32)
+            min_lengths = np.zeros(rows, np.int32)
             for row, sentence in enumerate(sentences):
-                least[row] = max(sentence.least, int(ratio * len(sentence.source) + offset))
-            lines = lines._replace(min_lengths=least)
+                min_lengths[row] = max(sentence.least, int(ratio * len(sentence.source) + offset))
+            lines = lines._replace(min_lengths=min_lengths)
         if options.method == "sample":
             seeds = np.zeros(rows, np.uint32)
-            for row, sentence in enumerate(sentences):  # of the sentence, not of its place in the file
+            for row, sentence in enumerate(sentences):  # a function of the source, not of its position
                 seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), options.seed)
             lines = lines._replace(seeds=seeds)
         if longest := max(len(sentence.prefix) for sentence in sentences):
@@ -200,8 +203,8 @@ class SearchEngine:
                 prefixes[row, : len(sentence.prefix)] = sentence.prefix
             lines = lines._replace(prefixes=prefixes)
         if phrases := [phrase for sentence in sentences for phrase in sentence.required]:
-            most = max(len(sentence.required) for sentence in sentences)
-            shape = (rows, round_up(most), round_up(max(map(len, phrases))))
+            max_count = max(len(sentence.required) for sentence in sentences)
+            shape = (rows, round_up(max_count), round_up(max(map(len, phrases))))
             required = np.full(shape, NO_TOKEN, np.int32)
             for row, sentence in enumerate(sentences):
                 for number, phrase in enumerate(sentence.required):
@@ -211,9 +214,9 @@ class SearchEngine:
 
 
 def _longest_target(configs: Sequence[ModelConfig], longest_source: int) -> int | None:
-    longest = []
+    limits = []
     for config in configs:
         if config.longest_input is not None:
             shared = config.architecture == "decoder_only"  # source and target share the positions
-            longest.append(max(1, config.longest_input - longest_source * shared))
-    return min(longest, default=None)
+            limits.append(max(1, config.longest_input - longest_source * shared))
+    return min(limits, default=None)

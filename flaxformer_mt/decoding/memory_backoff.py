@@ -1,7 +1,6 @@
-"""How many tokens are worked on at a time, and what happens when the device has no room for them.
+"""Tokens per batch, halved when the device runs out of memory.
 
-Owns that running out of device memory halves the batches, once and for all, instead of ending the work. Knows
-nothing of what is done with a batch.
+The smaller batch size stays in effect for all later work, and the work continues.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,55 +12,57 @@ from flaxformer_mt.errors import UserError
 
 Result = TypeVar("Result")
 
-# Of the message with which XLA says that an allocation failed, on every backend.
-_NO_ROOM = "RESOURCE_EXHAUSTED"
+# Occurs in XLA's message about a failed allocation on every backend.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
-# Fewer tokens than this are one short sentence: halving them further changes nothing.
-_FEWEST = 8
+# Minimum number of tokens of a batch. A batch of fewer tokens has one short sentence, so halving has no
+# effect.
+_MIN_TOKENS = 8
 
 
 class TokenBudget:
-    """The tokens of a batch: as many as asked for, until the device turns out to hold fewer."""
+    """The number of tokens per batch: as requested until the device runs out of memory, then fewer."""
 
     def __init__(self, tokens: int, *, warn: Callable[[str], None]) -> None:
-        """Starts with `tokens`; `warn` is told the first time that there is less room."""
+        """Starts with `tokens` per batch; `warn` receives a warning when the number is first halved."""
         self.tokens = tokens
-        self._asked = tokens
+        self._requested = tokens
         self._warn = warn
 
     def run_all(
         self, work: Callable[[Sequence[int], int], Iterator[tuple[int, Result]]], count: int
     ) -> Iterator[tuple[int, Result]]:
-        """Gives what `work` gives of each of `count` items, with the items' indices, in any order.
+        """Yields the index of each of `count` items with the result of `work`, in any order.
 
         Args:
-          work: takes indices of items and the tokens of a batch, and gives places among those indices with
-            their results. It is called again for what is left when the device ran out of memory.
+          work: takes the indices of items and the tokens per batch; yields the result of each item, with its
+            position in these indices. When the device runs out of memory, `work` is called again for the
+            remaining items.
 
         Raises:
-          UserError: there is no room for the smallest of batches.
+          UserError: the device runs out of memory with the smallest batch.
         """
-        left = dict.fromkeys(range(count))
-        while left:
-            indices = list(left)
+        remaining = dict.fromkeys(range(count))
+        while remaining:
+            indices = list(remaining)
             try:
-                for place, result in work(indices, self.tokens):
-                    del left[indices[place]]
-                    yield indices[place], result
+                for position, result in work(indices, self.tokens):
+                    del remaining[indices[position]]
+                    yield indices[position], result
             except jax.errors.JaxRuntimeError as error:
-                if _NO_ROOM not in str(error):
+                if _OUT_OF_MEMORY not in str(error):
                     raise
                 self._halve(str(error))
 
     def _halve(self, message: str) -> None:
-        if self.tokens // 2 < _FEWEST:
+        if self.tokens // 2 < _MIN_TOKENS:
             raise UserError(
-                f"the device has no room for a batch of {self.tokens} tokens ({message.strip()[:200]}); free "
-                "its memory, or use a smaller beam"
+                f"the device has too little memory for a batch of {self.tokens} tokens "
+                f"({message.strip()[:200]}); free device memory, or use a smaller beam"
             )
-        if self.tokens == self._asked:
+        if self.tokens == self._requested:
             self._warn(
-                f"the device has no room for batches of {self.tokens} tokens; going on with smaller ones. "
-                f"Give --batch_tokens={self.tokens // 2} or less next time"
+                f"the device has too little memory for batches of {self.tokens} tokens; continuing with "
+                f"smaller batches. Give --batch_tokens={self.tokens // 2} or less next time"
             )
         self.tokens //= 2

@@ -1,7 +1,7 @@
-"""A flow of sentences through the programs of a search: who waits, who is searched, in states of which size.
+"""The scheduler of continuous batching: the order of sentences, their rows, and the sizes of search states.
 
-Row 12 of the data path. Owns the order and the bookkeeping on the host. Knows nothing of text, of files, or
-of how a network or a search works.
+Row 12 of the data path. Contains the bookkeeping on the host. search/continuous_batching.py assigns lines to
+rows on the device, compiled_programs.py contains the programs, and sizes.py the rules for sizes.
 """
 
 from collections import deque
@@ -15,34 +15,35 @@ from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.sizes import SHORTEST, SizeRule, choose_size, deal, round_down, round_up
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult, Size, State
 
-# A queue is so many times what is searched at a time. The shorter, the more often the host has to look after
-# it; the longer, the more memory what waits takes, and the later its results are there.
+# Length of a queue as a multiple of the rows. A shorter queue needs the host more often; a longer queue takes
+# more memory for waiting lines, and its results arrive later.
 _FILLS = 2
 
-# A part of the rows that are searched at a time, as many as are filled again together: filling takes time,
-# and so do rows that are free.
+# The number of rows divided by the number of free rows that are refilled together: each refill takes time,
+# and so do steps with free rows.
 _REFILL_SHARE = 24
 
 
 class _Queue(NamedTuple):
-    """What a program searched, a list for each part: sentences by their index."""
+    """The sentences of one program call, and its results; lists have one entry per part."""
 
+    # Indices of the sentences in the queue.
     lines: list[list[int]]
-    # How many lines the program takes.
+    # Number of lines in the queue that the program is compiled for.
     num_lines: int
-    # Sentences that were searched before, by their rows.
+    # Row -> index of the sentence that was active there before the call.
     before: list[dict[int, int]]
-    # Those that still are.
+    # Row -> index of the sentence that is active there after the call.
     after: list[dict[int, int]]
     results: SearchResult
 
 
-class Flow:
-    """One search of many sentences, from the longest source to the shortest.
+class Scheduler:
+    """Schedules the search of many sentences, from the longest source to the shortest.
 
-    Sentences begin as rows become free, and each program goes on with what the one before it left, so that
-    rows run empty only once, at the end. Shorter sentences are searched in smaller states with more rows, as
-    soon as the longer ones are done.
+    A sentence starts when a row becomes free, and each program call continues with the sentences that are
+    still active after the previous call, so that rows run empty only once, at the end. When the longer
+    sentences are done, shorter sentences are searched in smaller states with more rows.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class Flow:
         block_tokens: int,
         n_best: int,
     ) -> None:
-        """Nothing is searched yet.
+        """Sorts the sentences; `run` searches them.
 
         Args:
-          sources: a row a sentence, and one more that is none.
-          lengths: of the sources.
-          needed: of each sentence, the tokens that its translation has at least.
-          sizes: the sizes of states for such lengths.
-          block_tokens: how many tokens of sources a device reads at a time.
+          sources: one row per sentence, and a last row for padding.
+          lengths: lengths of the sources.
+          needed: minimum number of tokens of each sentence's translation.
+          sizes: the rule for the sizes of states.
+          block_tokens: number of source tokens that a device encodes at a time.
         """
         self._programs = programs
         self._params = params
@@ -79,51 +80,54 @@ class Flow:
         self._state: State | None = None
         self._size: Size | None = None
         self._busy: list[dict[int, int]] = [{} for _ in range(programs.parts)]
-        self._oldest = 0  # how many tokens the longest prefix has
+        self._longest_prefix = 0  # number of tokens of the longest active hypothesis
         self._halved = False
 
     def run(self) -> Iterator[tuple[int, SearchResult]]:
-        """Each sentence's index and its hypotheses [N, ...], as they are found."""
-        read: Iterator[tuple[int, SearchResult]] = iter(())
+        """Yields each sentence's index and its hypotheses [N, ...] as they are found."""
+        results: Iterator[tuple[int, SearchResult]] = iter(())
         while self._waiting or any(self._busy):
             size = self._choose_size()
-            lines, searched, num_lines = self._search(size)
-            # The device works on this queue while the host reads the one before.
-            yield from read
-            read = _read(self._settle(lines, searched, num_lines))
-        yield from read
+            lines, result, num_lines = self._search(size)
+            # The device computes this queue while the host processes the results of the previous one.
+            yield from results
+            results = _unpack_results(self._update_rows(lines, result, num_lines))
+        yield from results
 
     def _choose_size(self) -> Size:
-        """How large the next program's state is."""
+        """Returns the size of the state for the next program call."""
         parts, busy = self._programs.parts, max(map(len, self._busy))
-        searched = [index for rows in self._busy for index in rows.values()]
+        active = [index for rows in self._busy for index in rows.values()]
         if not self._waiting:
             assert self._size is not None
             size = choose_size(self._size, self._size, busy=busy, waiting=0)
             self._halved |= size.rows < self._size.rows
             return size
-        rows = self._size_for([*searched, self._waiting[0]]).rows
-        following = min(len(self._waiting), _FILLS * rows * parts)
-        own = self._size_for([*searched, *(self._waiting[place] for place in range(following))])
-        if self._size is not None and own.room <= self._oldest:
-            own = self._size  # what has grown so long has to be finished where it is
-        return choose_size(own, self._size, busy=busy, waiting=-(-len(self._waiting) // parts))
+        rows = self._size_for([*active, self._waiting[0]]).rows
+        num_next = min(len(self._waiting), _FILLS * rows * parts)
+        preferred = self._size_for([*active, *(self._waiting[number] for number in range(num_next))])
+        if self._size is not None and preferred.room <= self._longest_prefix:
+            preferred = self._size  # the active hypotheses are too long to move to a smaller capacity
+        return choose_size(preferred, self._size, busy=busy, waiting=-(-len(self._waiting) // parts))
 
     def _size_for(self, indices: Sequence[int]) -> Size:
-        """The size of a state in which these sentences are searched together."""
+        """Returns the size of a state in which these sentences are searched together."""
         if self._sizes.full:
             indices = range(len(self._lengths))
         longest = max(self._lengths[index] for index in indices)
         return self._sizes.size(longest, max(self._needed[index] for index in indices))
 
     def _search(self, size: Size) -> tuple[list[list[int]], QueueResult, int]:
-        """Starts the next program; gives each part's lines, what there will be, and how many it takes."""
+        """Starts the next program call.
+
+        Returns the queue of each part, the (asynchronous) result, and the number of lines of the program.
+        """
         programs, parts = self._programs, self._programs.parts
         at_once = self._size is None and len(self._waiting) <= size.rows * parts
         num_lines = size.rows if at_once else _FILLS * size.rows
         chosen = [self._waiting.popleft() for _ in range(min(len(self._waiting), num_lines * parts))]
-        lines = [[chosen[place] for place in places] for places in deal(len(chosen), parts)]
-        state = self._make_room(size)
+        lines = [[chosen[number] for number in numbers] for numbers in deal(len(chosen), parts)]
+        state = self._resize_state(size)
         if chosen:
             waiting = programs.begin(
                 self._params,
@@ -139,24 +143,25 @@ class Flow:
         refill = size.rows if at_once else max(1, size.rows // _REFILL_SHARE)
         final_free_rows = refill
         if not self._waiting:
-            # Lines that are searched all at once are few: to compile a program for half of them does not pay.
+            # If all lines start at once, there are few, and a program for half the rows is not worth
+            # compiling.
             final_free_rows = size.rows if at_once or self._halved else size.rows - size.rows // 2
-        searched = programs.search(
+        result = programs.search(
             self._params,
             self._layout,
             state,
             waiting,
-            counts=[len(some) for some in lines],
+            counts=[len(part_lines) for part_lines in lines],
             final_free_rows=final_free_rows,
             refill=refill,
             n_best=self._n_best,
         )
-        self._state, self._size = searched.state, size
-        return lines, searched, num_lines
+        self._state, self._size = result.state, size
+        return lines, result, num_lines
 
-    def _make_room(self, size: Size) -> State:
-        """Takes the state, and gives it its next size, the sentences in it in its first rows."""
-        state, self._state = self._state, None  # what is moved is not kept
+    def _resize_state(self, size: Size) -> State:
+        """Returns the state in a new size, with its active sentences in the first rows."""
+        state, self._state = self._state, None  # keeps no reference to the old state
         if state is None:
             return self._programs.empty(self._layout, size)
         if size == self._size:
@@ -168,62 +173,62 @@ class Flow:
         return self._programs.move(self._layout, state, rows, size)
 
     def _blocks(self, lines: list[list[int]], num_lines: int, size: Size) -> Iterator[tuple[int, Sources]]:
-        """The lines of all parts, some of each at a time, as long as the longest of those.
+        """Yields blocks of the lines of all parts: the first row of each block, and its sources.
 
-        Blocks of one length have as many rows, so that few programs are compiled; what is missing to the last
-        one is read again.
+        All blocks of one length have the same number of rows, so that few programs are compiled. The last
+        block therefore repeats rows of the block before if fewer rows remain.
         """
 
         def fit(first: int) -> tuple[int, int]:
-            length = max(self._lengths[some[first]] for some in lines if len(some) > first)
+            length = max(self._lengths[indices[first]] for indices in lines if len(indices) > first)
             length = min(round_up(max(length, SHORTEST)), size.source_length)
             return length, min(round_down(max(1, self._block_tokens // length)), num_lines)
 
-        first, most = 0, max(map(len, lines))
-        while first < most:
+        first, end = 0, max(map(len, lines))
+        while first < end:
             length, rows = fit(first)
             if first + rows > num_lines:
                 length, rows = fit(num_lines - rows)
                 first = min(first, num_lines - rows)
-            yield first, self._gather([some[first : first + rows] for some in lines], rows, length)
+            yield first, self._gather([indices[first : first + rows] for indices in lines], rows, length)
             first += rows
 
     def _gather(self, lines: list[list[int]], num_lines: int, length: int) -> Sources:
-        """The sources of all parts' lines, one part after the other, each filled up with what is no line."""
-        nobody = len(self._lengths)
-        rows = np.full((len(lines), num_lines), nobody)
-        for part, some in enumerate(lines):
-            rows[part, : len(some)] = some
+        """Returns the sources of all parts' lines, part after part, each part padded with the padding row."""
+        padding_row = len(self._lengths)
+        rows = np.full((len(lines), num_lines), padding_row)
+        for part, indices in enumerate(lines):
+            rows[part, : len(indices)] = indices
         gathered = jax.tree.map(lambda leaf: np.asarray(leaf)[rows.ravel()], self._sources)
         missing = [(0, 0), (0, max(0, length - gathered.ids.shape[1]))]
-        padding = self._sources.ids[nobody, 0]
-        ids = np.pad(gathered.ids[:, :length], missing, constant_values=padding)
+        pad_id = self._sources.ids[padding_row, 0]
+        ids = np.pad(gathered.ids[:, :length], missing, constant_values=pad_id)
         return gathered._replace(ids=ids, mask=np.pad(gathered.mask[:, :length], missing))
 
-    def _settle(self, lines: list[list[int]], searched: QueueResult, num_lines: int) -> _Queue:
-        """Waits for the program, and notes who is still searched where."""
+    def _update_rows(self, lines: list[list[int]], result: QueueResult, num_lines: int) -> _Queue:
+        """Waits for the program, and records which sentence is still active in which row."""
         parts = self._programs.parts
-        owners = np.asarray(searched.owners).reshape(parts, -1)
+        owners = np.asarray(result.owners).reshape(parts, -1)
         before, after = self._busy, []
         for part in range(parts):
-            own = {}
+            active = {}
             for row in np.flatnonzero(owners[part] != NO_LINE).tolist():
                 owner = int(owners[part, row])
-                own[row] = lines[part][owner] if owner < num_lines else before[part][owner - num_lines]
-            after.append(own)
-        ages = np.asarray(searched.ages)[owners.ravel() != NO_LINE]
-        self._busy, self._oldest = after, int(ages.max(initial=0))
-        return _Queue(lines, num_lines, before, after, searched.results)
+                active[row] = lines[part][owner] if owner < num_lines else before[part][owner - num_lines]
+            after.append(active)
+        ages = np.asarray(result.ages)[owners.ravel() != NO_LINE]
+        self._busy, self._longest_prefix = after, int(ages.max(initial=0))
+        return _Queue(lines, num_lines, before, after, result.results)
 
 
-def _read(queue: _Queue) -> Iterator[tuple[int, SearchResult]]:
-    """The results of the sentences that are done."""
-    host = jax.tree.map(np.asarray, queue.results)
-    most = len(host.lengths) // len(queue.lines)
+def _unpack_results(queue: _Queue) -> Iterator[tuple[int, SearchResult]]:
+    """Yields the index and the result of each sentence that is done."""
+    results = jax.tree.map(np.asarray, queue.results)
+    part_rows = len(results.lengths) // len(queue.lines)
     for part, lines in enumerate(queue.lines):
-        still = set(queue.after[part].values())
-        places = [*enumerate(lines)]
-        places += [(queue.num_lines + row, index) for row, index in queue.before[part].items()]
-        for place, index in places:
-            if index not in still:
-                yield index, jax.tree.map(lambda leaf, at=part * most + place: leaf[at], host)
+        active = set(queue.after[part].values())
+        rows = [*enumerate(lines)]
+        rows += [(queue.num_lines + row, index) for row, index in queue.before[part].items()]
+        for row, index in rows:
+            if index not in active:
+                yield index, jax.tree.map(lambda leaf, at=part * part_rows + row: leaf[at], results)

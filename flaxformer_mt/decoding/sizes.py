@@ -1,6 +1,7 @@
-"""Which sentences are searched together, in arrays of a few recurring shapes.
+"""Sizes of batches and search states: lengths and rows are rounded so that few shapes recur.
 
-Each new shape costs a compilation. Owns the ladder of sizes; knows lengths only.
+Each new shape requires a compilation. Contains the ladders of sizes, length limits, and the rules for the
+size of the next batch or state, as functions of lengths alone.
 """
 
 import bisect
@@ -9,84 +10,87 @@ from dataclasses import dataclass
 
 from flaxformer_mt.search.state_rows import Size
 
-# How many times the sentences that wait fill the rows at least, for a size of their own.
-_FEWEST_FILLS = 2
+# A smaller size is chosen only if the waiting sentences fill its rows at least this many times.
+_MIN_FILLS = 2
 
-# No array of sources is shorter.
+# Minimum length of an array of sources.
 SHORTEST = 8
 
-# Limits on lengths are for the worst case. The default capacity is this share of the limit, or this many tokens
-# more than the source has, so that more rows fit; the few sentences that need more are searched again.
+# Length limits are for the worst case. The default capacity is this share of the limit, or the source length
+# plus this many tokens, whichever is more, so that more rows fit; the few sentences that exceed it are
+# searched again.
 _DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
 
-# Sizes of arrays: few enough that shapes recur, close enough that at most a third is padding.
+# Ladder of sizes: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
 
-# With at most a fifth of padding.
+# Ladder with at most a fifth of padding.
 _FINE_LADDER = tuple(sorted({1, 2, 3, *(base << power for base in (4, 5, 6, 7) for power in range(30))}))
 
 
 @dataclass(frozen=True)
 class SearchBatch:
-    """Sentences, by their index, that are searched together in arrays of a ladder's shape."""
+    """Sentences that form a batch, in arrays whose shape is on the ladder."""
 
+    # Indices of the sentences.
     indices: tuple[int, ...]
     rows: int
     source_length: int
 
 
 def round_up(size: int) -> int:
-    """The least number of the ladder 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ... that is no less: 13 gives 16."""
+    """Rounds up to the ladder 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: 13 gives 16."""
     return _LADDER[bisect.bisect_left(_LADDER, size)]
 
 
 def round_up_finely(size: int) -> int:
-    """The least number of the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ... that is no less: 13 gives 14."""
+    """Rounds up to the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ...: 13 gives 14."""
     return _FINE_LADDER[bisect.bisect_left(_FINE_LADDER, size)]
 
 
 def round_up_coarsely(size: int) -> int:
-    """The least power of two that is no less: 13 gives 16."""
+    """Rounds up to a power of two: 13 gives 16."""
     return 1 << (size - 1).bit_length()
 
 
 def round_up_to_power_of_four(size: int) -> int:
-    """The least power of four that is no less: 5 gives 16."""
+    """Rounds up to a power of four: 5 gives 16."""
     return 1 << ((size - 1).bit_length() + 1) // 2 * 2
 
 
 def round_down(size: int) -> int:
-    """The largest number of the ladder that is no more: 15 gives 12."""
+    """Rounds down to the ladder of `round_up`: 15 gives 12."""
     return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
 
 
 def round_down_finely(size: int) -> int:
-    """The largest number of the ladder 1 to 8, 10, 12, 14, 16, 20, 24, ... that is no more: 15 gives 14."""
+    """Rounds down to the ladder of `round_up_finely`: 15 gives 14."""
     return _FINE_LADDER[bisect.bisect_right(_FINE_LADDER, size) - 1]
 
 
 @dataclass(frozen=True)
 class LengthRule:
-    """How long translations may become, as a function of the source length; all lengths include eos."""
+    """The maximum length of translations as a function of the source length; all lengths include eos."""
 
     max_length_ratio: float
     max_length_offset: float
-    # The longest source that the model reads.
+    # Maximum source length.
     longest_source: int
-    # The most target tokens that every model has positions for; None: no bound.
+    # Maximum number of target tokens for which all models have positions; None: unlimited.
     longest_target: int | None
 
     def limit(self, source_length: int, needed: int = 0) -> int:
-        """The most tokens that a translation of such a source may have; at least `needed`."""
+        """Returns the maximum number of tokens of a translation of such a source; at least `needed`."""
         limit = max(1, needed, int(self.max_length_ratio * source_length + self.max_length_offset))
         return self._within_positions(limit)
 
     def capacity(self, source_length: int, needed: int = 0, *, full: bool) -> int:
-        """The number of target tokens that a state provides for, rounded up so that sizes recur.
+        """Returns the token capacity of a state for such a source, rounded up so that sizes recur.
 
         Args:
-          needed: the tokens of the prefix and the required phrases.
-          full: provide for the longest translation that the limit allows, not for the default capacity.
+          needed: minimum number of tokens of the translation, such as its prefix and required phrases.
+          full: return the capacity for the longest translation that the limit allows, not the default
+            capacity.
         """
         limit = self.limit(source_length, needed)
         if full:
@@ -100,22 +104,22 @@ class LengthRule:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """The size of the state in which sentences are searched together, with as many rows as batch_tokens allow."""
+    """The size of a search state as a function of lengths, with as many rows as batch_tokens allow."""
 
     lengths: LengthRule
-    # Hypotheses that a row holds: the beam size, or the number of samples.
+    # Number of hypotheses of a row: the beam size, or the number of samples.
     width: int
-    # Source and target tokens of all hypotheses on one device, padding included.
+    # Maximum number of tokens on one device: the sources and all hypotheses, padding included.
     batch_tokens: int
-    # Every sentence has the capacity for its longest translation. Such sentences are few and differ from window
-    # to window, so all of a window share one size.
+    # Whether each sentence has the capacity for its longest translation. Such sentences are few and differ
+    # from window to window, so all of a window share one size.
     full: bool = False
 
     def size(self, source_length: int, needed: int) -> Size:
-        """The size for sources of at most `source_length` tokens whose translations need `needed` at least."""
+        """Returns the size for sources of at most `source_length` and translations of at least `needed` tokens."""
         length = round_up(max(source_length, SHORTEST))
         capacity = self.lengths.capacity(source_length, full=self.full)
-        if self.full:  # sources of different lengths have one size where they have the same capacity
+        if self.full:  # sources of different lengths share one size if they have the same capacity
             length = max(round_up_coarsely(max(source_length, SHORTEST)), capacity // 2)
         length = min(length, self.lengths.longest_source)
         rows = round_down_finely(max(1, self.batch_tokens // (length + self.width * capacity)))
@@ -125,11 +129,11 @@ class SizeRule:
 def plan_batches(
     lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], shortest: int = SHORTEST
 ) -> list[SearchBatch]:
-    """Lays sentences of the given lengths, the longest first, into batches of few different shapes.
+    """Groups sentences of the given lengths, the longest first, into batches of few different shapes.
 
-    A batch is as long as its longest sentence rounded up to the ladder from `shortest` to `longest`, and has
-    room for `rows_of(length)` sentences, whatever rung they are on. So only the last one may have fewer; its
-    rows are rounded up to the ladder, since rows without a sentence would cost as much as the others.
+    The length of a batch is that of its longest sentence, rounded up to the ladder and limited to the range
+    from `shortest` to `longest`. A batch has `rows_of(length)` sentences. Only the last batch may have fewer;
+    its rows are rounded up to the ladder, because a row of padding costs as much as a sentence.
 
     With 2 rows, lengths [3, 30, 5] give batches (1, 2) of 2x32 and (0,) of 1x8.
     """
@@ -146,31 +150,34 @@ def plan_batches(
     return batches
 
 
-def choose_size(own: Size, before: Size | None, *, busy: int, waiting: int) -> Size:
-    """The size of the state in which a search goes on, of which a device has `busy` rows in use.
+def choose_size(preferred: Size, current: Size | None, *, busy: int, waiting: int) -> Size:
+    """Returns the size of the state for the next program call.
 
-    The sentences come sorted, so after a while a smaller one does, with more rows. It is taken only where it
-    is filled a few times: each size is another program to compile.
+    Sentences are sorted by length, so later ones fit into a smaller state with more rows. A smaller state is
+    chosen only if the waiting sentences fill it several times, because each size requires a compilation.
 
     Args:
-      own: what the longest of those that are searched or wait would have alone, rows as many as can be.
-      before: of the state as it is, with rows for all of `busy`; None: there is none yet.
-      waiting: how many sentences wait for this device.
+      preferred: the size for the longest of the active and the next sentences, with the maximum number of
+        rows.
+      current: the size of the existing state, which has at least `busy` rows; None: there is no state yet.
+      busy: number of active rows of a device.
+      waiting: number of sentences that wait for a device.
     """
-    if before is None:
-        return own._replace(rows=min(own.rows, round_up_to_power_of_four(waiting)))
+    if current is None:
+        return preferred._replace(rows=min(preferred.rows, round_up_to_power_of_four(waiting)))
     if not waiting:
-        return before._replace(rows=max(1, before.rows // 2)) if busy <= before.rows // 2 else before
-    if own.room > before.room:
-        return own._replace(rows=before.rows, source_length=before.source_length)
-    if own.rows > before.rows and waiting >= _FEWEST_FILLS * own.rows:
-        return own
-    return before
+        return current._replace(rows=max(1, current.rows // 2)) if busy <= current.rows // 2 else current
+    if preferred.room > current.room:
+        return preferred._replace(rows=current.rows, source_length=current.source_length)
+    if preferred.rows > current.rows and waiting >= _MIN_FILLS * preferred.rows:
+        return preferred
+    return current
 
 
 def deal(waiting: int, parts: int) -> list[list[int]]:
-    """Which of the first sentences in the queue each of some equal parts gets, as cards are dealt.
+    """Distributes the first `waiting` sentences of a queue over parts in turn; returns the indices of each part.
 
-    Neighbours are of like lengths, so all parts take equally long: 5 for 2 parts are [0 2 4] and [1 3].
+    Sentences next to each other have similar lengths, so all parts take equally long: 5 sentences for 2 parts
+    give [0 2 4] and [1 3].
     """
     return [list(range(part, waiting, parts)) for part in range(parts)]

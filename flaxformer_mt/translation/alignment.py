@@ -59,13 +59,14 @@ def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
 def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:
     """Returns, for each piece of a text, the index of its word; white space separates the words.
 
-    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ stands for SentencePiece's space).
+    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ stands for SentencePiece's
+    space).
 
     Normalization may split a word ("½" becomes "1/2") or delete it. If the pieces therefore form another
-    number of words than the text, each word of the text is tokenized alone to count the words that it becomes.
-    If these counts do not add up either, for example because the vocabulary treats a space such as U+00A0 as a
-    letter, only U+0020 separates words. As a last resort, all surplus words of the pieces are assigned to the
-    last word of the text.
+    number of words than the text, each word of the text is tokenized alone to count the words that it
+    becomes. If these counts do not add up either, for example because the vocabulary treats a space such as
+    U+00A0 as a letter, only U+0020 separates words. As a last resort, all surplus words of the pieces are
+    assigned to the last word of the text.
 
     Args:
       cut: returns the pieces of each word of a list.

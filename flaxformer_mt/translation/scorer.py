@@ -210,7 +210,11 @@ class Scorer:
             )
             chosen = None if source_window is None else source_window[:num_pairs]
             yield from self._score_window(chosen, target_window[:num_pairs], first_line=done + 1)
-            if source_lines is not None and source_window is not None and len(source_window) != len(target_window):
+            if (
+                source_lines is not None
+                and source_window is not None
+                and len(source_window) != len(target_window)
+            ):
                 _refuse_counts(
                     done + len(source_window) + _count(source_lines),
                     done + len(target_window) + _count(target_lines),
@@ -284,8 +288,8 @@ class Scorer:
 def find_longest(config: Config) -> tuple[int, int]:
     """Returns the maximum source and target length, in tokens with eos, for the scores of a run's model.
 
-    Sources have the limit of translation. Targets may be as long as those of a search or of training. The text
-    of a language model is limited by the model's positions alone.
+    Sources have the limit of translation. Targets may be as long as those of a search or of training. The
+    text of a language model is limited by the model's positions alone.
     """
     source, bound = config.data.max_source_length, config.model.longest_input or UNBOUNDED
     if not config.data.source_language:

@@ -1,8 +1,8 @@
 """Segmentation of source lines: long lines are split into parts, and the translations of the parts are joined.
 
-Contains pure functions of strings (the boundaries at which a text may be split: after sentences, after clauses,
-between words, and as a last resort within a word), followed by the conversion of lines, whole or in parts, to
-the ids that a model reads.
+Contains pure functions of strings (the boundaries at which a text may be split: after sentences, after
+clauses, between words, and as a last resort within a word), followed by the conversion of lines, whole or in
+parts, to the ids that a model reads.
 """
 
 import collections
@@ -38,8 +38,8 @@ _CLAUSE_END = re.compile(rf"(?:[{_CLAUSE_MARKS}]+[{_CLOSING}]*\s+|[{_WIDE_CLAUSE
 _WORD_END = re.compile(r"\s+")
 _LAST_WORD = re.compile(r"[^\s(\[{\"'\u201e\u201c\u00ab\u00bf\u00a1-]*\Z")
 
-# Abbreviations, in lower case, after whose full stop a sentence usually continues, even if the next word has a
-# capital letter. "etc." and abbreviations that are also words are therefore absent.
+# Abbreviations, in lower case, after whose full stop a sentence usually continues, even if the next word has
+# a capital letter. "etc." and abbreviations that are also words are therefore absent.
 _ABBREVIATIONS = frozenset(
     """
     mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres vs nos fig figs vol pp eds cf al

@@ -19,7 +19,7 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import cache_dir
-from flaxformer_mt.decoding.engine import Sentence, SearchEngine
+from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally
@@ -127,8 +127,9 @@ class Translator:
           spread: see `Translator`.
 
         Raises:
-          UserError: the run directory or the checkpoint is absent, the parameters do not match the config, the
-            run is a language model, the search options are invalid, or the vocabularies of an ensemble differ.
+          UserError: the run directory or the checkpoint is absent, the parameters do not match the config,
+            the run is a language model, the search options are invalid, or the vocabularies of an ensemble
+            differ.
         """
         run_dir = Path(run_dir).expanduser()
         config = read_config(run_dir / "config.json")
@@ -218,9 +219,9 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
-        Sentences share batches within a window: a large window has a higher throughput, a small window a lower
-        latency. A window is read when all translations of the window before have been consumed. Warnings count
-        lines from `first_line`.
+        Sentences share batches within a window: a large window has a higher throughput, a small window a
+        lower latency. A window is read when all translations of the window before have been consumed.
+        Warnings count lines from `first_line`.
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
@@ -228,7 +229,9 @@ class Translator:
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
         while chunk := list(itertools.islice(lines, window)):
-            constraints = Constraints(n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk)))
+            constraints = Constraints(
+                n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
+            )
             yield from self._translate_window(chunk, constraints, notes, first_line=first_line, params=params)
             first_line += len(chunk)
         for what, remaining in (("prefixes", prefix_lines), ("lists of required phrases", required_lines)):
@@ -313,14 +316,20 @@ class Translator:
             results[line] = translated[0].translation
             if translated[0].part.text != lines[line]:
                 words, eos_id = notes.alignments != "pieces", self.vocabs.target.eos_id
-                results[line] = combine_parts(lines[line], translated, n_best=n_best, words=words, eos_id=eos_id)
+                results[line] = combine_parts(
+                    lines[line], translated, n_best=n_best, words=words, eos_id=eos_id
+                )
         for part in parts:
             if part.cut:
                 results[part.line] = dataclasses.replace(results[part.line], truncated=True)
         return results
 
     def _mark_unsatisfied(
-        self, results: list[Translation], parts: Sequence[SourcePart], constraints: Constraints, first_line: int
+        self,
+        results: list[Translation],
+        parts: Sequence[SourcePart],
+        constraints: Constraints,
+        first_line: int,
     ) -> list[Translation]:
         """Marks translations that lack required phrases as not satisfied, and warns of them."""
         if constraints.required is None:
