@@ -100,7 +100,7 @@ class SearchPrograms:
         self._empty = make(_empty_rows, "layout", "size")
 
     def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
-        """Returns the layout of search states for sources whose lines have the same fields and shapes as these."""
+        """Returns the layout of search states for sources whose lines have the fields and shapes of these."""
         first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], sources.lines)
         key = (
             n_best,

@@ -44,7 +44,7 @@ class Sentence:
     prefix: tuple[int, ...] = ()
     # Required phrases of the translation, without eos.
     required: tuple[tuple[int, ...], ...] = ()
-    # Minimum number of tokens of the translation, with eos, in addition to the minimum of the search options.
+    # Minimum number of tokens of the translation, with eos; the search options may require more.
     least: int = 1
 
     @property
@@ -98,7 +98,7 @@ class SearchEngine:
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Yields each sentence's index and hypotheses [N, ...], roughly from the longest source to the shortest.
+        """Yields each sentence's index and hypotheses [N, ...], the longest sources roughly first.
 
         If the device runs out of memory, this call and all later ones use smaller batches.
 
@@ -118,7 +118,7 @@ class SearchEngine:
     def _search_twice(
         self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], batch_tokens: int
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Searches with the default capacity, then repeats with full capacity the sentences that exceed it."""
+        """Searches with the default capacity, then with full capacity the sentences that exceed it."""
         width = search_width(self.options, n_best)
         exceeding = []
         for index, result in self._search(
@@ -165,8 +165,8 @@ class SearchEngine:
             )
         if both := set(self._symbols.never) & set(itertools.chain(*sentence.required)):
             raise UserError(
-                f"{name} requires a phrase with the suppressed token {min(both)}; change the phrase or "
-                "search.suppress"
+                f"{name} requires a phrase with the suppressed token {min(both)}; change the phrase, "
+                "or allow the token"
             )
 
     def _lay_out(self, sentences: Sequence[Sentence]) -> Sources:
@@ -180,7 +180,7 @@ class SearchEngine:
         return Sources(ids, mask, self._make_lines(sentences))
 
     def _make_lines(self, sentences: Sequence[Sentence]) -> Lines:
-        """Returns the search inputs of each row; a field that no sentence uses is None, and is not compiled."""
+        """Returns the search inputs of each row; a field that no sentence uses is None and not compiled."""
         options, rows = self.options, len(sentences) + 1
         limits = np.zeros(rows, np.int32)  # the padding row keeps 0 and is therefore not searched
         for row, sentence in enumerate(sentences):

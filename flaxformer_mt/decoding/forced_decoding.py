@@ -130,7 +130,7 @@ class ForcedDecoder:
         return source, target
 
     def _make_batch(self, pairs: Sequence[Pair], plan: SearchBatch) -> Batch:
-        """Makes a batch with one pair per row; other rows are padding, with one unmasked position for attention."""
+        """Makes a batch of one pair per row; rows of padding have one unmasked position for attention."""
         source_length, target_length = self._shape(plan.source_length)
         if not any(len(pair.source) for pair in pairs):
             source_length = 0  # a language model has no source
@@ -178,7 +178,10 @@ class ForcedDecoder:
 
 
 def _weights(decoder: Any, watched: Watched, source_length: int) -> Array:
-    """Returns attention weights [B, T, S] from target to source; decoder-only models have both in one sequence."""
+    """Returns the attention weights [B, T, S] from target to source.
+
+    The sequence of a decoder-only model is the source followed by the target.
+    """
     block = decoder[f"layers_{watched.layer % len(decoder)}"]
     if "cross_attention" in block:
         (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, T, S]

@@ -116,7 +116,7 @@ class SizeRule:
     full: bool = False
 
     def size(self, source_length: int, needed: int) -> Size:
-        """Returns the size for sources of at most `source_length` and translations of at least `needed` tokens."""
+        """Returns the size for source lengths up to `source_length` and translation lengths from `needed`."""
         length = round_up(max(source_length, SHORTEST))
         capacity = self.lengths.capacity(source_length, full=self.full)
         if self.full:  # sources of different lengths share one size if they have the same capacity
@@ -175,7 +175,7 @@ def choose_size(preferred: Size, current: Size | None, *, busy: int, waiting: in
 
 
 def deal(waiting: int, parts: int) -> list[list[int]]:
-    """Distributes the first `waiting` sentences of a queue over parts in turn; returns the indices of each part.
+    """Distributes the first `waiting` sentences of a queue over parts in turn; returns each part's indices.
 
     Sentences next to each other have similar lengths, so all parts take equally long: 5 sentences for 2 parts
     give [0 2 4] and [1 3].

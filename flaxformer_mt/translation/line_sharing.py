@@ -1,4 +1,4 @@
-"""Translation of one text by several processes: each translates a share of the sentences, and all get all results.
+"""Translation of one text by several processes: each translates a share, and all receive all translations.
 
 Contains the assignment of sentences to processes, and the JSON encoding in which translations are exchanged.
 With one process, no data is exchanged.

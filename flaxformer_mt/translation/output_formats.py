@@ -117,7 +117,7 @@ def _format_log_probs(log_prob: float, token_log_probs: Sequence[float]) -> list
 
 
 def write_json(value: dict[str, Any]) -> str:
-    """Formats a value as one line of JSON: floats are rounded to six decimals, NaN and infinity become null."""
+    """Formats a value as one line of JSON: floats with at most six decimals, null for NaN and infinity."""
     return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
 
 

@@ -101,7 +101,7 @@ def _add_up(
 
 
 def _shift_words(line: str, parts: Sequence[TranslatedPart], chosen: Sequence[Translation]) -> Alignment:
-    """Returns the word alignments of all parts, offset by the words before each part in line and translation."""
+    """Returns the word alignments of all parts, offset by the words of line and translation before each."""
     pairs: list[tuple[int, int]] = []
     text = ""
     for part, one in zip(parts, chosen, strict=True):

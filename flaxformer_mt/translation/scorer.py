@@ -43,7 +43,7 @@ class PairScore:
 
 
 class TokenScorer:
-    """Scores pairs of token ids as the search does, with one model or an ensemble that shares a vocabulary."""
+    """Scores pairs of token ids as the search does, with one model or an ensemble of one vocabulary."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Scorer:
         long_lines: Literal["refuse", "cut"] = "refuse",
         warn: Warn = warn_user,
     ) -> None:
-        """Places the parameters on the device; `config.search` gives the length penalty and the other penalties.
+        """Places the parameters on the device; `config.search` gives the length and coverage penalties.
 
         Args:
           checkpoint: name of the checkpoint that the parameters come from, for reports.
@@ -262,7 +262,7 @@ class Scorer:
     def _tokenize(
         self, side: str, vocab: Vocab, lines: Sequence[str], first_line: int, cut: set[int]
     ) -> list[np.ndarray]:
-        """Returns the ids of lines; cuts lines that are too long and adds their indices to `cut`, or refuses them."""
+        """Returns the ids of lines; refuses lines that are too long, or cuts them and adds them to `cut`."""
         longest = self._longest[Pair._fields.index(side)]
         ids = vocab.tokenize_all(lines)
         too_long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
@@ -271,7 +271,8 @@ class Scorer:
             if self._long_lines == "refuse":
                 raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
             self.warn(
-                f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is scored"
+                f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is "
+                "scored"
             )
         for index in too_long:
             ids[index] = np.append(ids[index][: longest - 1], vocab.eos_id)

@@ -1,4 +1,4 @@
-"""Segmentation of source lines: long lines are split into parts, and the translations of the parts are joined.
+"""Segmentation of source lines: long lines are split into parts, whose translations are joined.
 
 Contains pure functions of strings (the boundaries at which a text may be split: after sentences, after
 clauses, between words, and as a last resort within a word), followed by the conversion of lines, whole or in
@@ -282,12 +282,12 @@ def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest:
     messages = []
     if split:
         messages.append(
-            f"{format_line_numbers(split)}: longer than data.max_source_length {longest} tokens, so translated in "
-            "parts, which are joined again"
+            f"{format_line_numbers(split)}: longer than data.max_source_length {longest} tokens, so "
+            "translated in parts, which are joined again"
         )
     if cut:
         messages.append(
-            f"{format_line_numbers(cut)}: longer than data.max_source_length {longest} tokens, so only the beginning "
-            "was translated; split long lines into sentences"
+            f"{format_line_numbers(cut)}: longer than data.max_source_length {longest} tokens, so only the "
+            "beginning was translated; split long lines into sentences"
         )
     return messages

@@ -155,7 +155,7 @@ class Translator:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Returns all that translations depend on, as JSON values; equal descriptions give equal translations."""
+        """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
         digest = hashlib.blake2b(digest_size=16)
         for leaf in jax.tree.leaves((self._params, self._others)):
             digest.update(np.ascontiguousarray(leaf).tobytes())
@@ -271,7 +271,7 @@ class Translator:
     def _make_sentences(
         self, parts: Sequence[SourcePart], constraints: Constraints, first_line: int
     ) -> list[Sentence]:
-        """Adds constraints to the parts: a line's prefix to its first part, required phrases to an only part."""
+        """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
         count = collections.Counter(part.line for part in parts)
         sentences, previous_line = [], -1
         for line, _, ids, _ in parts:
@@ -303,7 +303,7 @@ class Translator:
         n_best: int,
         notes: Notes,
     ) -> list[Translation]:
-        """Joins the translations of parts to one translation per line; a line without parts has an empty one."""
+        """Joins the translations of each line's parts; a line without parts has an empty translation."""
         empty = dataclasses.replace(
             EMPTY,
             token_log_probs=() if notes.token_log_probs else None,
@@ -344,16 +344,16 @@ class Translator:
                 unsatisfied.append(first_line + index)
         if unsatisfied:
             self.warn(
-                f"{format_line_numbers(unsatisfied)}: the translation lacks some of the required phrases; require "
-                "fewer phrases, or allow longer translations or a larger beam"
+                f"{format_line_numbers(unsatisfied)}: the translation lacks some of the required phrases; "
+                "require fewer phrases, or allow longer translations or a larger beam"
             )
         return results
 
     def _warn_of_failures(self, numbers: list[int]) -> None:
         if numbers:
             self.warn(
-                f"{format_line_numbers(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so the "
-                "translation is empty; try an earlier checkpoint"
+                f"{format_line_numbers(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so "
+                "the translation is empty; try an earlier checkpoint"
             )
 
     def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:

@@ -60,9 +60,9 @@ class FakeTranslator:
     def pieces(self, tokens):
         return [f"p{token}" for token in tokens]
 
-    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, **demands):
+    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, **constraints):
         self.window, self.notes, self.first_line = window, notes, first_line
-        self.demands = {name: list(items) for name, items in demands.items()}
+        self.constraints = {name: list(items) for name, items in constraints.items()}
         for line in lines:
             best, *others = (
                 Translation(
@@ -419,7 +419,7 @@ def test_files_ask_something_of_each_line(tmp_path, capfd, run_dir, translator):
     (tmp_path / "phrases").write_bytes(b"\nred apples\tdog\n")
     files = ["--input=in", "--prefix=starts", "--required=phrases", "--ensemble=x@3,y"]
     assert main(["translate", f"--run={run_dir}", *files]) == 0
-    assert translator.demands == {"prefixes": ["the", ""], "required": [[""], ["red apples", "dog"]]}
+    assert translator.constraints == {"prefixes": ["the", ""], "required": [[""], ["red apples", "dog"]]}
     assert translator.ensemble == ("x@3", "y")
     assert capfd.readouterr().out == "A\nB\n"
 

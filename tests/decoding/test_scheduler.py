@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding import engine as sentence_search
-from flaxformer_mt.decoding.engine import Sentence, SearchEngine
+from flaxformer_mt.decoding import sizes
+from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.sizes import choose_size, deal, round_up_finely
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import replicate_locally
@@ -105,7 +105,7 @@ def test_what_outgrows_the_usual_room_is_searched_again(monkeypatch):
     usual, _ = search_with(MODEL, options, sentences, n_best=3)
     lengths = [int(length) for found in usual for length in found.lengths]
     assert max(lengths) > 24 > min(lengths)  # 24: there is usually room for so many
-    monkeypatch.setattr(sentence_search, "_USUAL_SHARE", 1.0)
+    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 1.0)
     whole, _ = search_with(MODEL, options, sentences, n_best=3)
     assert_same_translations(usual, whole)
 

@@ -254,7 +254,7 @@ def test_less_memory_means_smaller_batches_and_one_warning():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         yield
 
-    with pytest.raises(UserError, match="no room for a batch of 8 tokens"):
+    with pytest.raises(UserError, match="too little memory for a batch of 8 tokens"):
         list(budget.run_all(never, 1))
 
     def broken(indices, tokens):

@@ -21,7 +21,7 @@ from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.source_lines import read_sources
+from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator
 from flaxformer_mt.vocab import make_vocabs
 
@@ -194,15 +194,15 @@ class FakePrograms:
         assert (rows == -1).all()
         return size
 
-    def search(self, params, layout, state, lines, *, counts, leave, refill, n_best):
+    def search(self, params, layout, state, lines, *, counts, final_free_rows, refill, n_best):
         self.sizes.append((*state, int(lines.max())))
-        assert (lines > 0).sum() == counts[0] and leave <= state.rows
+        assert (lines > 0).sum() == counts[0] and final_free_rows <= state.rows
         shape = (len(lines) + state.rows, n_best)
         tokens = np.full((*shape, state.room), self.eos_id, np.int32)
         ones = np.ones(shape)
-        nobody = np.full(state.rows, NO_LINE)
+        no_lines = np.full(state.rows, NO_LINE)
         return QueueResult(
-            state, nobody, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
+            state, no_lines, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
         )
 
 
@@ -328,7 +328,8 @@ def test_scores_that_are_not_numbers_are_told(translator, warnings, params):
     assert [t.text for t in found] == ["", ""]
     assert found[0].score == -math.inf and found[1].score == 0.0
     assert warnings == [
-        "line 1: the model's scores are not numbers, so the translation is empty; try an earlier checkpoint"
+        "line 1: the model's scores are not numbers (NaN), so the translation is empty; "
+        "try an earlier checkpoint"
     ]
 
 
@@ -516,7 +517,7 @@ def test_prefixes_and_phrases_are_in_the_translation(translator, warnings):
     assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
 
 
-def test_a_stream_takes_its_demands_line_by_line(translator):
+def test_a_stream_takes_its_constraints_line_by_line(translator):
     lines, prefixes = ["der Hund", "Milch", "ein Buch"], ["we", "", "a"]
     whole = translator.translate(lines, prefixes=prefixes)
     stream = translator.translate_stream(iter(lines), prefixes=iter(prefixes), window=2)
@@ -589,9 +590,9 @@ def test_an_ensemble_is_loaded_by_name(run_dir, warnings, translator):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"suppress": ("nothing-like-it",)}, "search.suppress has 'nothing-like-it'"),
-        ({"suppress": ("999",)}, "search.suppress has '999'"),
-        ({"suppress": ("</s>",)}, "has the end symbol"),
+        ({"suppress": ("nothing-like-it",)}, "search.suppress contains 'nothing-like-it'"),
+        ({"suppress": ("999",)}, "search.suppress contains '999'"),
+        ({"suppress": ("</s>",)}, "contains the end symbol"),
         (
             {"coverage_penalty": 1.0, "coverage_layer": 1},
             "coverage_layer is 1, but model.num_decoder_layers is 1",
@@ -605,7 +606,7 @@ def test_options_that_cannot_be_are_named(config, params, vocabs, fields, words)
         searching(config, params, vocabs, **fields)
 
 
-def test_demands_that_cannot_be_are_named(config, params, vocabs, translator):
+def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, translator):
     with pytest.raises(UserError, match="there are 1 prefixes for 2 lines; give one for each"):
         translator.translate(SENTENCES[:2], prefixes=["a"])
     greedy, _ = searching(config, params, vocabs, method="greedy")
@@ -654,7 +655,7 @@ def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
     assert found.tokens == translator.translate([LONG])[0].tokens
 
 
-def test_demands_on_a_long_line(translator, warnings):
+def test_constraints_on_a_long_line(translator, warnings):
     found = translator.translate([LONG, LONG], prefixes=["the old", ""], required=[[], ["red apples"]])
     assert found[0].text.startswith("the old") and found[0].satisfied
     assert found[1].satisfied == ("red apples" in found[1].text)
@@ -710,7 +711,7 @@ def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch)
     found = translator.translate(SENTENCES)
     assert [t.text for t in found] == [t.text for t in expected] and max(tried) > 2
     translator.translate(SENTENCES)
-    assert len(warnings) == 1 and "no room for batches of 400 tokens" in warnings[0]
+    assert len(warnings) == 1 and "too little memory for batches of 400 tokens" in warnings[0]
 
 
 def test_a_description_tells_models_apart(config, params, vocabs, translator):
