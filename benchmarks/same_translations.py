@@ -20,7 +20,7 @@ import numpy as np
 
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run, load_weights
-from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.translation.translator import Translator

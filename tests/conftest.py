@@ -17,8 +17,12 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
     )
-# Programs as small as these take longer to optimise, and to take apart for several threads, than to run.
-os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
+# Programs as small as these take longer to optimise than to run.
+os.environ["XLA_FLAGS"] += (
+    " --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
+    " --xla_cpu_use_fusion_emitters=false"
+)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -77,7 +81,7 @@ def tiny_config(session_folder, tiny_text):
 
 @pytest.fixture(scope="session")
 def tiny_run(session_folder, tiny_config) -> Path:
-    """A run directory, trained for 12 updates and never disturbed. Tests read it; those that write copy it."""
+    """A run directory, trained for 12 updates and never disturbed. Tests that write to it copy it."""
 
     def train(folder: Path) -> None:
         from flaxformer_mt.training.loop import fit

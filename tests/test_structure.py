@@ -1,4 +1,4 @@
-"""The structure of the package: the order of imports, one importer for each heavy dependency, the form of files."""
+"""The structure of the package: order of imports, one importer per heavy dependency, form of files."""
 
 import ast
 import importlib.metadata
@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "flaxformer_mt"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From the lowest layer up. A wing (a folder, or a loose file) imports only from layers below its own; wings of one
-# layer do not import each other.
+# From the lowest layer up. A wing (a folder, or a loose file) imports only from layers below its own; wings
+# of one layer do not import each other.
 LAYERS = [
     {"errors"},
     {"shapes", "trees"},
@@ -116,7 +116,7 @@ def test_the_package_has_few_entries_and_every_wing_has_one_layer():
 
 
 def test_imports_go_down():
-    """The package's own __init__ is left out: it loads the public names lazily, and imports for type checkers."""
+    """The package's own __init__ is left out: its imports are for type checkers; names load lazily."""
     for file in FILES:
         if file == PACKAGE / "__init__.py":
             continue
@@ -216,7 +216,7 @@ def test_no_shortcuts():
 
 
 def test_only_commands_print_and_exit():
-    """Library functions raise and warn; what the user sees, and whether the process ends, is the command's."""
+    """Library functions raise and warn; only commands write to the terminal and end the process."""
     shows = {
         "text_io.throughput",
         "tracking",
@@ -241,7 +241,7 @@ def run_python(code: str) -> str:
 
 def test_importing_the_package_and_the_command_line_loads_nothing_heavy():
     out = run_python(
-        "import sys, flaxformer_mt, flaxformer_mt.commands.main; from flaxformer_mt import Config, load_config; "
+        "import sys, flaxformer_mt.commands.main; from flaxformer_mt import Config, load_config; "
         "print(*{'tensorflow', 'torch', 'jax', 'flax', 'numpy'} & set(sys.modules))"
     )
     assert not out.split(), "the command line loads what its commands need when they run"

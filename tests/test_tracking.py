@@ -176,7 +176,8 @@ def test_tensorboard_has_the_scalars_and_is_told_what_to_forget(tmp_path):
 def test_without_tensorboard_it_is_not_imported(tmp_path):
     code = (
         "import sys, pathlib; from flaxformer_mt.tracking import Tracker\n"
-        f"with Tracker(pathlib.Path({str(tmp_path)!r}), total_steps=1, tensorboard=False, stream=sys.stderr) as tracker:\n"
+        f"run = pathlib.Path({str(tmp_path)!r})\n"
+        "with Tracker(run, total_steps=1, tensorboard=False, stream=sys.stderr) as tracker:\n"
         "    tracker.log(1, 'train', {})\n"
         "assert not {'tensorboardX', 'rich', 'tensorflow', 'torch', 'jax'} & set(sys.modules)"
     )

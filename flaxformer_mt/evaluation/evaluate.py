@@ -14,14 +14,14 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import (
-    ResamplingOptions,
     ComparedSystem,
+    ResamplingOptions,
     describe_scores,
     parse_compared_system,
-    save_largest_differences,
     read_compared_files,
     report_confidence,
     report_paired_tests,
+    save_largest_differences,
     translate_compared_systems,
 )
 from flaxformer_mt.evaluation.evaluation_set import check_split, name_of_file, read_set
@@ -123,14 +123,18 @@ def evaluate_run(
     """
     run_dir = Path(run_dir).expanduser()
     source, reference = (None if file is None else str(file) for file in (source, reference))
-    rivals = [other if isinstance(other, ComparedSystem) else parse_compared_system(str(other)) for other in against]
+    rivals = [
+        other if isinstance(other, ComparedSystem) else parse_compared_system(str(other)) for other in against
+    ]
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, rivals)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
     resamples = ResamplingOptions(1000 if rivals else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
-    from_files = read_compared_files(rivals, (run_dir, config, scored), split=split if source is None else None)
+    from_files = read_compared_files(
+        rivals, (run_dir, config, scored), split=split if source is None else None
+    )
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
     score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
@@ -215,7 +219,9 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
     return "\n\n".join([describe_scores(name, result), describe_by_length(result["by_length"])])
 
 
-def _check_text_alone(run_dir: Path, config: Config, source: str | None, against: Sequence[ComparedSystem]) -> None:
+def _check_text_alone(
+    run_dir: Path, config: Config, source: str | None, against: Sequence[ComparedSystem]
+) -> None:
     what = (
         f"{run_dir} is a language model of {config.data.target_language} (its data.source_language is empty)"
     )

@@ -166,8 +166,8 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Array, dict[str, Array]]:
         """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
 
-        `lineage` [B, W, T, W] marks the cached tokens of each hypothesis (see `make_ancestry_mask`). `prefix` is
-        projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
+        `ancestry_mask` [B, W, T, W] marks the cached tokens of a hypothesis (`make_ancestry_mask`). `prefix`
+        is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
         Returns the output [B, W, D] and the updated cache.
         """
         query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]

@@ -37,7 +37,9 @@ class DeviceLayout(NamedTuple):
         return f"mesh of data {self.data} x fsdp {self.fsdp} x tensor {self.tensor}"
 
 
-def choose_layout(config: Config, *, device_count: int, process_count: int = 1, platform: str = "") -> DeviceLayout:
+def choose_layout(
+    config: Config, *, device_count: int, process_count: int = 1, platform: str = ""
+) -> DeviceLayout:
     """Return the layout that the config selects for a number of devices.
 
     Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or

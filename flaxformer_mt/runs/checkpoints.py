@@ -67,7 +67,7 @@ class Checkpoints:
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
-        # The damaged checkpoints that the last call of `newest_undamaged` skipped, and their damage; "" if none.
+        # The damaged checkpoints that the last `newest_undamaged` skipped, and their damage; "" if none.
         self.warning = ""
         self._index = CheckpointIndex(run_dir, best_metric=best_metric)
         self.directory = self._index.directory

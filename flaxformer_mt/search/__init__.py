@@ -17,8 +17,8 @@ from flaxformer_mt.search.continuous_batching import (
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.search_loop import Search, search
 from flaxformer_mt.search.state_rows import (
-    StateLayout,
     Size,
+    StateLayout,
     append_rows,
     empty_rows,
     find_layout,

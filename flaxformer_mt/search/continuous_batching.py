@@ -92,7 +92,14 @@ def take_first_step(task: Search, state: State) -> State:
 
 
 def search_queue(
-    task: Search, layout: StateLayout, state: State, lines: State, count: Array, final_free_rows: Array, *, refill: int
+    task: Search,
+    layout: StateLayout,
+    state: State,
+    lines: State,
+    count: Array,
+    final_free_rows: Array,
+    *,
+    refill: int,
 ) -> QueueResult:
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
@@ -121,7 +128,9 @@ def search_queue(
     def fill_and_search(queue: _Queue) -> _Queue:
         queue = _fill(layout, queue, waiting_lines, count, refill)
         num_waiting = count - queue.next_line
-        return _run(task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), final_free_rows))
+        return _run(
+            task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), final_free_rows)
+        )
 
     queue = _start(unpack(state), len(waiting_lines.done))
     queue = jax.lax.while_loop(unfinished, fill_and_search, queue)

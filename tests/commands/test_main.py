@@ -38,7 +38,7 @@ def fitted(monkeypatch):
     """What `train` hands to `fit`."""
     calls = []
     monkeypatch.setattr(
-        trainer, "fit", lambda config, run_dir, *, profile: calls.append((config, run_dir)) or {"step": 7}
+        trainer, "fit", lambda config, run_dir, **options: calls.append((config, run_dir)) or {"step": 7}
     )
     return calls
 
@@ -223,7 +223,7 @@ def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
 
 def test_errors_of_rooms_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
     def raise_error(error):
-        def fit(config, run_dir, *, profile):
+        def fit(config, run_dir, *, profile, progress=None):
             raise error
 
         monkeypatch.setattr(trainer, "fit", fit)
@@ -262,7 +262,7 @@ def test_train_without_arguments_is_the_toy_job(capfd, fitted):
 
 def test_how_many_updates_to_profile_is_handed_over(monkeypatch):
     asked = []
-    monkeypatch.setattr(trainer, "fit", lambda config, run_dir, *, profile: asked.append(profile))
+    monkeypatch.setattr(trainer, "fit", lambda config, run_dir, *, profile, progress: asked.append(profile))
     assert [main(["train", *flags]) for flags in ([], ["--profile", "3"])] == [0, 0]
     assert asked == [0, 3]
 

@@ -13,7 +13,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, 
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, find_config, shapes_of
-from flaxformer_mt.convert.parity_check import make_batch, measure, flax_outputs
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs

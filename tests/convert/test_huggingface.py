@@ -15,7 +15,7 @@ from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.huggingface.model_config import write_generation
-from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import load_vocabs, make_vocabs

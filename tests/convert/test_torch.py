@@ -19,7 +19,7 @@ pytest.importorskip("safetensors")
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.format_interface import Format, Given, Weights, read_config_json, shapes_of
-from flaxformer_mt.convert.parity_check import make_batch, flax_outputs
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch import modeling, nn_transformer_format, standalone_format
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
 from flaxformer_mt.errors import UserError

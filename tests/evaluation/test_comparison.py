@@ -15,7 +15,7 @@ from flaxformer_mt.config import Config, DataConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
-from flaxformer_mt.evaluation.comparison import parse_compared_system, make_resampling_options
+from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 from flaxformer_mt.evaluation.metrics import resample_scores, score_ter, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
@@ -266,4 +266,7 @@ def test_names_of_rivals(runs):
     odd.mkdir()
     save_config(Config(), odd / "config.json")
     assert (parse_compared_system("b@c").run.name, parse_compared_system("b@c").checkpoint) == ("b@c", None)
-    assert (parse_compared_system("b@c@last").run.name, parse_compared_system("b@c@last").checkpoint) == ("b@c", "last")
+    assert (parse_compared_system("b@c@last").run.name, parse_compared_system("b@c@last").checkpoint) == (
+        "b@c",
+        "last",
+    )

@@ -15,9 +15,9 @@ from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_
 from flaxformer_mt.evaluation.metrics import score_ter, score_translations
 from flaxformer_mt.evaluation.translation_files import (
     Translations,
+    format_side_by_side,
     load_translations,
     save_translations,
-    format_side_by_side,
 )
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -193,7 +193,9 @@ def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
     assert (confidence["samples"], confidence["level"]) == (20, 95)
     for metric in ("bleu", "chrf", "ter"):
         assert confidence[metric]["ci"] > 0 and "|bs:20|seed:12345|" in confidence[metric]["signature"]
-    assert sure == evaluate_run(run_dir, **files, resamples=ResamplingOptions(20)) | {"seconds": sure["seconds"]}
+    assert sure == evaluate_run(run_dir, **files, resamples=ResamplingOptions(20)) | {
+        "seconds": sure["seconds"]
+    }
     table = describe_evaluation(sure, name="mine")
     assert f"{sure['ter']:.2f} ± {confidence['ter']['ci']:.2f}" in table and "source words" in table
     assert "±" not in describe_evaluation(light, name="mine")

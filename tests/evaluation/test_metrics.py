@@ -13,8 +13,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import (
     MetricSums,
     resample_scores,
-    score_ter,
     score_sentences_chrf,
+    score_ter,
     score_translations,
 )
 

@@ -173,7 +173,7 @@ def test_steps_equal_causal_attention(rotary):
     def step(x: jax.Array, cache: dict, index: jax.Array) -> tuple[jax.Array, dict]:
         at = jnp.full((1, 1), index) if rotary else None
         ancestry_mask = make_ancestry_mask(Cache([], {}, index), beams=B, length=Q + 2)
-        options = {"lineage": ancestry_mask, "positions": at, "method": "step"}
+        options = {"ancestry_mask": ancestry_mask, "positions": at, "method": "step"}
         return layer.apply({"params": params}, x, cache, index, **options)
 
     cache = layer.apply(

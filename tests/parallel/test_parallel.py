@@ -241,7 +241,9 @@ def saved(runs, tmp_path_factory) -> dict[str, Path]:
     folders = {name: tmp_path_factory.mktemp("saved") for name in LAYOUTS}
     for name, run_dir in folders.items():
         checkpoints = Checkpoints(run_dir)
-        checkpoints.save(STEPS, to_trees(runs[name].placed), TrainProgress(step=STEPS, epoch=2, index=3).to_dict())
+        checkpoints.save(
+            STEPS, to_trees(runs[name].placed), TrainProgress(step=STEPS, epoch=2, index=3).to_dict()
+        )
         checkpoints.wait()
     return folders
 

@@ -13,10 +13,10 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search import (
     NO_LINE,
     OVER_CAPACITY,
-    StateLayout,
     Lines,
     Search,
     Size,
+    StateLayout,
     append_rows,
     begin_lines,
     empty_rows,
@@ -61,7 +61,9 @@ def begin(tables, lines, *, options):
 
 @functools.partial(jax.jit, static_argnames=("options", "layout", "refill", "room"), compiler_options=QUICK)
 def go_through(state, waiting, count, final_free_rows, *, options, layout, refill, room):
-    return search_queue(make_task(options, room), layout, state, waiting, count, final_free_rows, refill=refill)
+    return search_queue(
+        make_task(options, room), layout, state, waiting, count, final_free_rows, refill=refill
+    )
 
 
 @functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)

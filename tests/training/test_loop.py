@@ -1,6 +1,5 @@
 """`fit` end to end on a made-up language: it learns, writes its directory, and survives what kills it."""
 
-import dataclasses
 import functools
 import json
 import re

@@ -11,12 +11,12 @@ import optax
 import pytest
 
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.losses import smoothed_cross_entropy
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.training.update import (
     Sums,
     add_sums,

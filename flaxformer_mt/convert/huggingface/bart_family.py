@@ -32,8 +32,8 @@ from flaxformer_mt.convert.format_interface import (
     Weights,
     find_config,
     read_config_json,
-    unsupported_fields,
     shapes_of,
+    unsupported_fields,
     write_config_json,
 )
 from flaxformer_mt.convert.huggingface.model_config import (

@@ -194,7 +194,9 @@ def _grow_relative(dice: RandomChoices, head: NounPhrase) -> Relative:
     return Relative(role, fill_clause(dice, subject, verb, hole=role))
 
 
-def generate_place(dice: RandomChoices, *, goal: bool = False, far: bool = False) -> PrepositionalPhrase | Adverb:
+def generate_place(
+    dice: RandomChoices, *, goal: bool = False, far: bool = False
+) -> PrepositionalPhrase | Adverb:
     """Generates the place of a clause or, with `goal`, its destination; `far`: home or a city."""
     if dice.chance(0.12):
         return words.HOME if goal else words.AT_HOME
