@@ -35,8 +35,8 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.commands.text_commands import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import load_config, read_config
-from flaxformer_mt.config.find_config import find_config
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.find_config import load_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 
 PROGRAM = "flaxformer-mt"
@@ -163,7 +163,7 @@ def _import(options: ImportOptions) -> object:
         options.input,
         format_name=options.format,
         run_dir=options.run,
-        config=None if options.config is None else load_config(find_config(options.config)),
+        config=None if options.config is None else load_config(options.config),
         vocab=options.vocab,
         tolerance=options.tolerance,
     )

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import sys
 import types
 import typing
 from pathlib import Path
@@ -28,6 +29,8 @@ def load_config(path: str | Path) -> Config:
     if spec is None or spec.loader is None:
         raise UserError(f"config file {path} is not a Python file; it should define get_config() -> Config")
     module = importlib.util.module_from_spec(spec)
+    # Config files written for version 0.1 import load_config from `flaxformer_mt.config_files`, this module.
+    sys.modules.setdefault("flaxformer_mt.config_files", sys.modules[__name__])
     try:
         spec.loader.exec_module(module)
         config = module.get_config()

@@ -7,8 +7,7 @@ config files that come with the package.
 import difflib
 from pathlib import Path
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import load_config, read_config
+from flaxformer_mt.config import Config, files
 from flaxformer_mt.errors import UserError
 
 DEFAULT_CONFIG = "toy_de_en"
@@ -31,7 +30,7 @@ def find_config(name: str) -> Path:
     """
     given, recipes = Path(name).expanduser(), list_recipes()
     if given.is_file() or given.parent != Path("."):
-        return given  # load_config reports a missing file
+        return given  # files.load_config reports a missing file
     local = Path("configs") / f"{given.stem}.py"
     if given.suffix in ("", ".py") and local.is_file():
         return local
@@ -40,6 +39,15 @@ def find_config(name: str) -> Path:
     near = difflib.get_close_matches(given.stem, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
     raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
+
+
+def load_config(name: str | Path) -> Config:
+    """Loads a config file, given by its path or as the name of a recipe: `load_config("toy_de_en")`.
+
+    Raises:
+      UserError: there is no such file or recipe, or the file is invalid.
+    """
+    return files.load_config(find_config(str(name)))
 
 
 def choose_config(name: str | None, run: str | None) -> tuple[Config, Path]:
@@ -54,6 +62,6 @@ def choose_config(name: str | None, run: str | None) -> tuple[Config, Path]:
     """
     run_dir = Path(run).expanduser() if run else None
     if name is None and run_dir is not None and (run_dir / "config.json").is_file():
-        return read_config(run_dir / "config.json"), run_dir
+        return files.read_config(run_dir / "config.json"), run_dir
     path = find_config(name or DEFAULT_CONFIG)
-    return load_config(path), run_dir or Path("runs") / path.stem
+    return files.load_config(path), run_dir or Path("runs") / path.stem

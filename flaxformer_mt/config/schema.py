@@ -278,7 +278,7 @@ class TrainConfig:
     keep_checkpoints: int = 5
     # Validation metric that selects the best checkpoint and that early stopping observes.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
-    # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
+    # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: int = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: int = 0

@@ -127,7 +127,7 @@ def make_resampling_options(
 
 
 def read_compared_files(
-    rivals: Sequence[ComparedSystem],
+    systems: Sequence[ComparedSystem],
     own: tuple[Path, Config, ScoredSet],
     *,
     split: Literal["test", "valid"] | None,
@@ -142,40 +142,40 @@ def read_compared_files(
       UserError: the split of a run differs from the set, or a file has another number of lines.
     """
     found = {}
-    for rival in rivals:
-        if rival.run is not None:
+    for system in systems:
+        if system.run is not None:
             if split is not None:
-                check_same_set(split, own, (rival.run, read_config(rival.run / "config.json")))
+                check_same_set(split, own, (system.run, read_config(system.run / "config.json")))
             continue
-        lines = read_sentences(rival.name)
+        lines = read_sentences(system.name)
         count = len(own[2].sources)
         if len(lines) != count:
             raise UserError(
-                f"{rival.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
+                f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
-        found[rival.name] = tuple(lines)
+        found[system.name] = tuple(lines)
     return found
 
 
 def translate_compared_systems(
-    rivals: Sequence[ComparedSystem], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
+    systems: Sequence[ComparedSystem], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
     """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
     Keeps the given order. Loads the models one after another.
     """
     translations, described = dict[str, tuple[str, ...]](), []
-    for rival in rivals:
-        facts: dict[str, Any] = {"name": rival.name}
-        if rival.run is None:
-            translations[rival.name] = from_files[rival.name]
+    for system in systems:
+        facts: dict[str, Any] = {"name": system.name}
+        if system.run is None:
+            translations[system.name] = from_files[system.name]
         else:
             translator = Translator.load(
-                rival.run, checkpoint=rival.checkpoint, search=rival.search, spread=True
+                system.run, checkpoint=system.checkpoint, search=system.search, spread=True
             )
             texts = tuple(translation.text for translation in translator.translate(sources))
-            translations[rival.name] = texts
+            translations[system.name] = texts
             search = translator.config.search
             facts |= {
                 "checkpoint": translator.checkpoint,
@@ -254,11 +254,11 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
     runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
     """
-    confidence, rivals = result.get("confidence", {}), result.get("against", [])
+    confidence, systems = result.get("confidence", {}), result.get("against", [])
     own = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, own), *((rival["name"], rival) for rival in rivals)]
+    rows = [(name, own), *((system["name"], system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:

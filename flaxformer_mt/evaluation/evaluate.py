@@ -123,17 +123,17 @@ def evaluate_run(
     """
     run_dir = Path(run_dir).expanduser()
     source, reference = (None if file is None else str(file) for file in (source, reference))
-    rivals = [
+    compared = [
         other if isinstance(other, ComparedSystem) else parse_compared_system(str(other)) for other in against
     ]
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
-        _check_text_alone(run_dir, config, source, rivals)
+        _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
-    resamples = ResamplingOptions(1000 if rivals else 0) if resamples is None else resamples
+    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
     from_files = read_compared_files(
-        rivals, (run_dir, config, scored), split=split if source is None else None
+        compared, (run_dir, config, scored), split=split if source is None else None
     )
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
@@ -142,8 +142,8 @@ def evaluate_run(
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}
     del translator  # frees its parameters before those of the compared runs are loaded
-    others, described = translate_compared_systems(rivals, scored.sources, from_files)
-    if rivals:
+    others, described = translate_compared_systems(compared, scored.sources, from_files)
+    if compared:
         save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
     return (
         named

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flaxformer_mt.shapes import Array
 
 Kind = Literal["plain", "xla", "cudnn"]
+Preference = Literal["auto", "plain", "xla", "cudnn"]
 
 # Limits of cuDNN on all GPUs that have its kernel: dtypes, the divisor and the maximum of the head size, and
 # the divisor of both lengths where there is a mask and a gradient.
@@ -20,7 +21,7 @@ _CUDNN_HEAD_MULTIPLE, _CUDNN_MAX_HEAD_SIZE = 8, 128
 _CUDNN_LENGTH_MULTIPLE = 2
 
 
-def resolve_attention(preferred: str, platform: str) -> str:
+def resolve_attention(preferred: Preference, platform: str) -> Preference:
     """Resolve the value `auto` of `model.attention`: cudnn on GPUs, plain elsewhere.
 
     Args:

@@ -104,7 +104,7 @@ def search_queue(
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
     Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
-    The search ends when no line waits and `leave` rows are free. Lines are independent of each other, so the
+    The search ends when no line waits and `final_free_rows` rows are free. Lines are independent of each other, so the
     result of each line equals the result of a search of all lines at once.
 
     A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
@@ -117,7 +117,7 @@ def search_queue(
       state: packed [R, ...]; see `empty_rows` and `move_rows`.
       lines: packed [M, ...]; see `begin_lines` and `take_first_step`.
       count: number of lines in the queue; the other rows of `lines` are padding.
-      leave: number of free rows at which the search ends once no line waits.
+      final_free_rows: number of free rows at which the search ends once no line waits.
       refill: number of free rows that are refilled together.
     """
     waiting_lines = unpack(lines)

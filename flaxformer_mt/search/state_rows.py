@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """StateLayout of the states of a search, whatever their size; a static argument of compiled programs."""
+    """Layout of the states of a search, whatever their size; a static argument of compiled programs."""
 
     leaves: tuple[Leaf, ...]
     structure: Any

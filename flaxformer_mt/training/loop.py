@@ -78,7 +78,7 @@ def fit(
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
         tracker.message("scoring the test set")
-    facts = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
+    facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
     report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
     if is_first():
         write_report(run_dir, report)

@@ -2,17 +2,18 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
-from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.shapes import Batch
 
 V = 23  # words, on both sides
@@ -20,7 +21,7 @@ LENGTHS = ((5, 4), (3, 6), (2, 3))  # source and target tokens of three sentence
 
 TINY = ModelConfig(
     num_encoder_layers=1,
-    num_decoder_layers=2,
+    num_decoder_layers=1,
     model_dim=12,
     num_heads=2,
     ffn_dim=14,
@@ -28,7 +29,7 @@ TINY = ModelConfig(
     max_positions=16,
 )
 
-# Between them, every choice that the config offers, and each beside different others.
+# Between them, every choice that the config offers, each combined with different others.
 VARIANTS = {
     "paper": {"norm_position": "post"},
     "learned": {
@@ -39,6 +40,7 @@ VARIANTS = {
         "output_bias": True,
     },
     "modern": {
+        "num_decoder_layers": 2,
         "positions": "rotary",
         "activation": "swiglu",
         "norm": "rms",
@@ -71,6 +73,7 @@ VARIANTS = {
     },
     "decoder_only": {
         "architecture": "decoder_only",
+        "num_decoder_layers": 2,
         "norm_position": "post",
         "positions": "learned",
         "embedding_bias": True,
@@ -84,21 +87,11 @@ VARIANTS = {
 }
 
 
-class Built(NamedTuple):
-    model: Model
-    params: Any
-    forward: Any  # params, batch -> logits, compiled
-
-
 @functools.cache
-def build(variant: str) -> Built:
-    """A variant with all parameters moved off their initial ones and zeros, and its forward pass."""
+def build(variant: str) -> tuple[Model, Any]:
+    """A variant of the model, and parameters away from their initial ones and zeros."""
     model = make_model(dataclasses.replace(TINY, **VARIANTS[variant]), source_size=V, target_size=V)
-    leaves, structure = jax.tree.flatten(init_params(model, jax.random.key(0)))
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    forward = jax.jit(lambda params, batch: model.apply({"params": params}, batch, deterministic=True))
-    return Built(model, jax.tree.unflatten(structure, moved), forward)
+    return model, random_params(model, scale=0.25)
 
 
 def make_rows(rows: list[int], source_length: int = 5, target_length: int = 6, filling: int = 0) -> Batch:
@@ -114,123 +107,196 @@ def make_rows(rows: list[int], source_length: int = 5, target_length: int = 6, f
     return Batch(source, target, target, source_mask, target_mask)
 
 
+PREFIXES = np.random.default_rng(9).integers(4, V, size=(3, 2, 6)).astype(np.int32)
+
+
+def pack_rows(order: list[int]) -> Batch:
+    """The pairs of `LENGTHS` in this order in one row, with a gap of padding at its end."""
+    separate = make_rows(order)
+
+    def pack(parts: list[np.ndarray]) -> np.ndarray:
+        return np.pad(np.concatenate(parts), (0, 2))[None].astype(np.int32)
+
+    def pack_side(rows: np.ndarray, lengths: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        tokens = pack([row[:length] for row, length in zip(rows, lengths, strict=True)])
+        segments = pack([np.full(length, number) for number, length in enumerate(lengths, start=1)])
+        return tokens, segments, pack([np.arange(length) for length in lengths])
+
+    source, source_segments, source_positions = pack_side(separate.source, [LENGTHS[n][0] for n in order])
+    target, target_segments, target_positions = pack_side(separate.target_in, [LENGTHS[n][1] for n in order])
+    return Batch(
+        source,
+        target,
+        target,
+        source_segments > 0,
+        target_segments > 0,
+        source_segments,
+        target_segments,
+        source_positions,
+        target_positions,
+    )
+
+
 @functools.cache
+def compute(variant: str) -> dict[str, Any]:
+    """What one program of a variant computes for all tests.
+
+    logits, hidden [3, 6, ...]: of the three pairs as one batch, the reference for everything else.
+    whole [3, 2, 6, V]: of two target prefixes per source, in the same batch.
+    shuffled [3, 6, V]: of pairs 2, 0 and 1, padded with another token, in the same batch.
+    stepwise [6, 3, 2, V], index [6]: the prefixes token by token, with a cache longer than need be.
+    alone [1, 3, V]: of pair 2, without padding.
+    packed [1, 15, V]: of pairs 1, 0 and 2 in one row.
+    table, bias: the output layer.
+    """
+    model, params = build(variant)
+    pairs = make_rows([0, 1, 2])
+    source, source_mask = (np.repeat(array, 2, axis=0) for array in (pairs.source, pairs.source_mask))
+    rows = PREFIXES.reshape(6, 6)
+    beams = Batch(source, rows, rows, source_mask, np.ones(rows.shape, bool))
+    batch = jax.tree.map(lambda *xs: np.concatenate(xs), pairs, beams, make_rows([2, 0, 1], filling=V - 1))
+
+    @jax.jit
+    def run(params: Any, batch: Batch, alone: Batch, packed: Batch, prefixes: np.ndarray) -> dict[str, Any]:
+        apply = functools.partial(model.apply, {"params": params})
+
+        def step(cache: Any, tokens: jax.Array) -> tuple[Any, Any]:
+            logits, after = apply(tokens, cache, method="decode_step")
+            return after, (logits, cache.index)
+
+        def hidden_and_logits(model: Model) -> tuple[jax.Array, jax.Array]:
+            hidden = model.hidden(batch, deterministic=True)
+            return hidden, model.logits(hidden)
+
+        hidden, logits = apply(method=hidden_and_logits)
+        cache = apply(batch.source[:3], batch.source_mask[:3], 2, 9, method="start_decoding")
+        _, (stepwise, index) = jax.lax.scan(step, cache, prefixes.transpose(2, 0, 1))
+        table, bias = apply(method="output_layer")
+        return {
+            "hidden": hidden[:3],
+            "logits": logits[:3],
+            "whole": logits[3:9].reshape(3, 2, 6, V),
+            "shuffled": logits[9:],
+            "stepwise": stepwise,
+            "index": index,
+            "alone": apply(alone, deterministic=True),
+            "packed": apply(packed, deterministic=True),
+            "table": table,
+            "bias": bias,
+        }
+
+    found = jax.device_get(run(params, batch, make_rows([2], 2, 3), pack_rows([1, 0, 2]), PREFIXES))
+    assert found["logits"].shape == (3, 6, V)
+    for name in ("logits", "stepwise", "alone", "packed"):
+        assert found[name].dtype == np.float32, name
+    return found
+
+
 def expected_logits(variant: str) -> np.ndarray:
-    """The logits of the three pairs as one batch, the measure for everything else."""
-    built = build(variant)
-    logits = built.forward(built.params, make_rows([0, 1, 2]))
-    assert logits.shape == (3, 6, V)
-    assert logits.dtype == jnp.float32
-    return np.asarray(logits)
+    """The logits of the three pairs as one batch."""
+    return compute(variant)["logits"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decoding_with_a_cache_equals_the_whole_forward_pass_at_every_step(variant):
     """Two beams of each source, with different prefixes and a cache longer than need be."""
-    model, params, _ = build(variant)
-    batch = make_rows([0, 1, 2])
-    prefixes = np.random.default_rng(9).integers(4, V, size=(3, 2, 6)).astype(np.int32)
-
-    @jax.jit
-    def whole(params: Any, rows: np.ndarray) -> tuple[jax.Array, Any]:
-        variables = {"params": params}
-        args = batch.source, batch.source_mask, 2, 9
-        cache = model.apply(variables, *args, method="start_decoding")
-        source, source_mask = (jnp.repeat(array, 2, axis=0) for array in args[:2])
-        twice = Batch(source, rows, rows, source_mask, np.ones(rows.shape, bool))
-        return model.apply(variables, twice, deterministic=True), cache
-
-    @jax.jit
-    def step(params: Any, tokens: np.ndarray, cache: Any) -> Any:
-        return model.apply({"params": params}, tokens, cache, method="decode_step")
-
-    logits, cache = whole(params, prefixes.reshape(6, 6))
-    expected = logits.reshape(3, 2, 6, V)
+    found = compute(variant)
+    assert found["index"].tolist() == list(range(6))
     for index in range(6):
-        assert cache.index == index
-        logits, cache = step(params, prefixes[:, :, index], cache)
-        assert logits.dtype == jnp.float32
-        np.testing.assert_allclose(logits, expected[:, :, index], atol=3e-5, err_msg=f"step {index}")
+        np.testing.assert_allclose(
+            found["stepwise"][index], found["whole"][:, :, index], atol=3e-5, err_msg=f"step {index}"
+        )
 
 
 def test_encoding_and_decoding_apart_are_the_forward_pass():
-    model, params, _ = build("documents")
+    model, params = build("documents")
     batch = make_rows([0, 1, 2])
 
     @jax.jit
-    def apart(params: Any) -> jax.Array:
+    def apart(params: Any, batch: Batch) -> jax.Array:
         memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
         args = batch.target_in, memory, batch.source_mask
         return model.apply({"params": params}, *args, method="decode")
 
-    logits = apart(params)
+    logits = apart(params, batch)
     for row, (_, targets) in enumerate(LENGTHS):
         expected = expected_logits("documents")[row, :targets]
         np.testing.assert_allclose(logits[row, :targets], expected, atol=3e-5)
 
 
 def test_padding_masks_by_name():
-    """none: padding reaches real tokens; both: no padded target is attended to, not even by its like."""
-    batch = make_rows([2])
-    other = make_rows([2], filling=V - 1)
+    """none: padding reaches real tokens; both: padded targets attend to no padded target."""
+    kinds = ("source", "both", "none")
+    models = {
+        kind: make_model(dataclasses.replace(TINY, padding_mask=kind), source_size=V, target_size=V)
+        for kind in kinds
+    }
+    batch, other = make_rows([2]), make_rows([2], filling=V - 1)
+    # The padding at position 3 is another token: do the padded positions after it see that?
+    target = batch.target_in.copy()
+    target[0, 3] = V - 1
+    rows = [batch, other._replace(target_in=batch.target_in), batch._replace(target_in=target)]
+
+    @jax.jit
+    def run(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        return {
+            kind: model.apply({"params": params}, batch, deterministic=True) for kind, model in models.items()
+        }
+
+    params = random_params(models["none"], scale=0.25)
+    found = jax.device_get(run(params, jax.tree.map(lambda *xs: np.concatenate(xs), *rows)))
     changed = {}
-    for kind in ("source", "both", "none"):
-        config = dataclasses.replace(TINY, num_decoder_layers=1, padding_mask=kind)
-        model = make_model(config, source_size=V, target_size=V)
-        params = init_params(model, jax.random.key(0))
-        forward = jax.jit(
-            lambda b, model=model, params=params: model.apply({"params": params}, b, deterministic=True)
-        )
-        one, two = forward(batch), forward(other._replace(target_in=batch.target_in))
-        changed[kind] = not np.allclose(one[0, :3], two[0, :3], atol=1e-5)
+    for kind, (one, two, three) in found.items():
+        changed[kind] = not np.allclose(one[:3], two[:3], atol=1e-5)
         if kind == "none":
             continue
-        # the padding at place 3 is other text: does the padding after it see that?
-        target = batch.target_in.copy()
-        target[0, 3] = V - 1
-        three = forward(batch._replace(target_in=target))
-        np.testing.assert_allclose(one[0, :3], three[0, :3], atol=1e-5)
-        assert np.allclose(one[0, 4:], three[0, 4:], atol=1e-5) == (kind == "both")
+        np.testing.assert_allclose(one[:3], three[:3], atol=1e-5, err_msg=kind)
+        assert np.allclose(one[4:], three[4:], atol=1e-5) == (kind == "both"), kind
     assert changed == {"source": False, "both": False, "none": True}
 
 
 def test_an_input_beyond_the_last_position_is_refused():
-    model, params, _ = build("paper")
+    model, params = build("paper")
     with pytest.raises(UserError, match="17 tokens is longer than the 16 positions of .*sinusoidal; raise"):
         jax.eval_shape(lambda: model.apply({"params": params}, make_rows([0], 17, 4), deterministic=True))
 
 
 def test_a_language_model_reads_no_source():
-    """What the text before a target's end gives does not depend on an absent source's shape or on padding."""
-    model, params, forward = build("decoder_only")
+    """Logits before the end of a target depend on neither the shape of an absent source nor padding."""
+    model, params = build("decoder_only")
     batch = make_rows([0, 1, 2])
     nothing = np.zeros((3, 0), np.int32), np.zeros((3, 0), bool)
     alone = batch._replace(source=nothing[0], source_mask=nothing[1])
-    logits = forward(params, alone)
+    short = alone._replace(target_in=batch.target_in[:, :4], target_mask=batch.target_mask[:, :4])
+
+    @jax.jit
+    def run(params: Any, batches: list[Batch]) -> list[jax.Array]:
+        return [model.apply({"params": params}, batch, deterministic=True) for batch in batches]
+
+    logits, of_short = jax.device_get(run(params, [alone, short]))
     assert logits.shape == (3, 6, V)
     assert not np.allclose(logits, expected_logits("decoder_only"), atol=1e-3)
-    short = alone._replace(target_in=batch.target_in[:, :4], target_mask=batch.target_mask[:, :4])
-    np.testing.assert_allclose(forward(params, short), logits[:, :4], atol=3e-5)
+    np.testing.assert_allclose(of_short, logits[:, :4], atol=3e-5)
 
 
 def test_one_vector_tells_no_positions_apart():
-    """Document 002 read literally: a token sees the same first layer wherever it stands."""
-    config = dataclasses.replace(
-        TINY, architecture="decoder_only", positions="one_vector", num_decoder_layers=1, max_positions=5
-    )
+    """Document 002 read literally: the first layer computes the same for a token at every position."""
+    config = dataclasses.replace(TINY, architecture="decoder_only", positions="one_vector", max_positions=5)
     model = make_model(config, source_size=V, target_size=V)
-    params = init_params(model, jax.random.key(0))
+    params = random_params(model, scale=0.25)
     assert params["decoder"]["positions"]["embedding"].shape == (5, 12)
     rows = np.array([[7, 8, 9], [8, 7, 9]], np.int32)
     nothing = np.zeros((2, 0), np.int32)
     batch = Batch(nothing, rows, rows, nothing > 0, rows > 0)
-    logits = jax.jit(lambda: model.apply({"params": params}, batch, deterministic=True))()
+    logits = jax.jit(lambda params, batch: model.apply({"params": params}, batch, deterministic=True))(
+        params, batch
+    )
     np.testing.assert_allclose(logits[0, 2], logits[1, 2], atol=1e-5)
     assert not np.allclose(logits[0, 1], logits[1, 1], atol=1e-3)
 
 
 def test_cache_leaves_are_where_search_expects_them():
-    model, params, _ = build("modern")
+    model, params = build("modern")
     batch = make_rows([0, 1, 2])
 
     def start() -> Any:
@@ -246,16 +312,12 @@ def test_cache_leaves_are_where_search_expects_them():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_pair_in_a_batch_is_the_pair_alone(variant):
     """Neither the other rows nor the amount of padding, on either side, reach the logits of real tokens."""
-    _, params, forward = build(variant)
-    alone = forward(params, make_rows([2], 2, 3))
-    np.testing.assert_allclose(expected_logits(variant)[2, :3], alone[0], atol=3e-5)
+    np.testing.assert_allclose(expected_logits(variant)[2, :3], compute(variant)["alone"][0], atol=3e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padding_may_hold_anything_and_order_does_not_matter(variant):
-    _, params, forward = build(variant)
-    expected = expected_logits(variant)
-    shuffled = forward(params, make_rows([2, 0, 1], filling=V - 1))
+    expected, shuffled = expected_logits(variant), compute(variant)["shuffled"]
     for place, row in enumerate([2, 0, 1]):
         targets = LENGTHS[row][1]
         np.testing.assert_allclose(shuffled[place, :targets], expected[row, :targets], atol=3e-5)
@@ -264,53 +326,26 @@ def test_padding_may_hold_anything_and_order_does_not_matter(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_packed_pairs_are_pairs_in_rows_of_their_own(variant):
     """Pairs 1, 0 and 2 in one row, with a gap of padding at its end."""
-    _, params, forward = build(variant)
-    separate = make_rows([1, 0, 2])
-    order = [LENGTHS[row] for row in (1, 0, 2)]
-
-    def pack(rows: np.ndarray, lengths: list[int], values: list[np.ndarray] | None = None) -> np.ndarray:
-        parts = (
-            [row[:length] for row, length in zip(rows, lengths, strict=True)] if values is None else values
-        )
-        return np.pad(np.concatenate(parts), (0, 2))[None].astype(np.int32)
-
-    def number(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        segments = [np.full(length, number) for number, length in enumerate(lengths, start=1)]
-        positions = [np.arange(length) for length in lengths]
-        return pack(segments, lengths), pack(positions, lengths)
-
-    sources, targets = [s for s, _ in order], [t for _, t in order]
-    source_segments, source_positions = number(sources)
-    target_segments, target_positions = number(targets)
-    target = pack(separate.target_in, targets)
-    packed = Batch(
-        pack(separate.source, sources),
-        target,
-        target,
-        source_segments > 0,
-        target_segments > 0,
-        source_segments,
-        target_segments,
-        source_positions,
-        target_positions,
-    )
-    logits = forward(params, packed)
-    assert np.isfinite(logits).all()
-    start = 0
-    for row, length in zip((1, 0, 2), targets, strict=True):
+    packed, start = compute(variant)["packed"][0], 0
+    assert np.isfinite(packed).all()
+    for row in (1, 0, 2):
+        length = LENGTHS[row][1]
         np.testing.assert_allclose(
-            logits[0, start : start + length], expected_logits(variant)[row, :length], atol=3e-5
+            packed[start : start + length], expected_logits(variant)[row, :length], atol=3e-5
         )
         start += length
 
 
 def test_attention_weights_are_kept_on_request():
-    model, params, _ = build("paper")
+    model, params = build("modern")
     batch = make_rows([0, 1, 2])
-    logits, kept = jax.jit(
-        lambda: model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
-    )()
-    np.testing.assert_allclose(logits, expected_logits("paper"), atol=1e-5)
+
+    @jax.jit
+    def run(params: Any, batch: Batch) -> Any:
+        return model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+
+    logits, kept = jax.device_get(run(params, batch))
+    np.testing.assert_allclose(logits, expected_logits("modern"), atol=1e-5)
     found = {
         "/".join(path): leaf[0]
         for path, leaf in _flatten(kept["intermediates"], stop=lambda node: isinstance(node, tuple))
@@ -327,17 +362,21 @@ def test_attention_weights_are_kept_on_request():
         if "self_attention" in name and "decoder" in name:
             assert np.all(np.triu(weights, 1) == 0)  # no token looks ahead
         else:
-            assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)  # pair 1 has three source tokens
+            assert np.all(weights[1, :, :, 3:] == 0)  # pair 1 has three source tokens
 
 
 def test_attention_maps_are_in_the_order_of_layers():
-    model, params, _ = build("paper")
-    maps = attention_maps(model, params, make_rows([0, 1, 2]))
+    """By their shapes; tests/model/test_scan_layers.py compares their values."""
+
+    def shapes_of(variant: str) -> AttentionMaps:
+        model, params = build(variant)
+        return jax.eval_shape(lambda batch: attention_maps(model, params, batch), make_rows([0, 1, 2]))
+
+    maps = shapes_of("modern")
     assert [m.shape for m in maps.encoder] == [(3, 2, 5, 5)]
     assert [m.shape for m in maps.decoder] == [(3, 2, 6, 6)] * 2
     assert [m.shape for m in maps.cross] == [(3, 2, 6, 5)] * 2
-    model, params, _ = build("decoder_only")
-    maps = attention_maps(model, params, make_rows([0, 1, 2]))
+    maps = shapes_of("decoder_only")
     assert (maps.encoder, maps.cross) == ([], [])
     assert [m.shape for m in maps.decoder] == [(3, 2, 11, 11)] * 2
 
@@ -362,7 +401,6 @@ def attention_paths(prefix: str, *names: str) -> set[str]:
 
 def test_parameter_paths_are_an_interface():
     """Checkpoints and converters read these names: a change here breaks what users have on disk."""
-    plain = dataclasses.replace(TINY, num_decoder_layers=1)
     encoder, decoder = "encoder/layers_0", "decoder/layers_0"
     paths = attention_paths(f"{encoder}/self_attention", "kernel", "bias")
     paths |= attention_paths(f"{decoder}/self_attention", "kernel", "bias")
@@ -376,18 +414,18 @@ def test_parameter_paths_are_an_interface():
     paths |= {f"{place}_residual/norm/{leaf}" for place in residuals for leaf in ("scale", "bias")}
     final = {f"{stack}/final_norm/{leaf}" for stack in ("encoder", "decoder") for leaf in ("scale", "bias")}
 
-    shapes = parameter_shapes(plain)
+    shapes = parameter_shapes(TINY)
     assert set(shapes) == paths | final | {"shared_embedding/embedding"}
     assert shapes["shared_embedding/embedding"] == (V, 12)
     assert shapes["decoder/layers_0/cross_attention/query/kernel"] == (12, 2, 6)
     assert shapes["decoder/layers_0/cross_attention/output/kernel"] == (2, 6, 12)
     assert shapes["encoder/layers_0/feedforward/input/kernel"] == (12, 14)
 
-    post = parameter_shapes(dataclasses.replace(plain, norm_position="post"))
+    post = parameter_shapes(dataclasses.replace(TINY, norm_position="post"))
     assert set(post) == paths | {"shared_embedding/embedding"}
 
     untied = parameter_shapes(
-        dataclasses.replace(plain, tying="none", output_bias=True, positions="learned", remat="full"), 19, 29
+        dataclasses.replace(TINY, tying="none", output_bias=True, positions="learned", remat="full"), 19, 29
     )
     assert set(untied) == paths | final | {
         "source_embedding/embedding",
@@ -404,7 +442,7 @@ def test_parameter_paths_are_an_interface():
     assert untied["encoder/positions/embedding"] == (16, 12)
 
     gated = parameter_shapes(
-        dataclasses.replace(plain, tying="target_output", activation="swiglu", norm="rms")
+        dataclasses.replace(TINY, tying="target_output", activation="swiglu", norm="rms")
     )
     gates = {
         f"{layer}/feedforward/gate/{leaf}" for layer in (encoder, decoder) for leaf in ("kernel", "bias")
@@ -429,70 +467,69 @@ def test_initial_parameters():
     """Xavier's bound counts a three-axis kernel as the matrix that it is; embeddings have variance 1 / D."""
     config = dataclasses.replace(TINY, model_dim=24, num_heads=3, key_dim=5, value_dim=7, tying="none")
     model = make_model(config, source_size=400, target_size=500)
-    params = init_params(model, jax.random.key(4))
-    attention = params["decoder"]["layers_1"]["cross_attention"]
+    params = jax.device_get(init_params(model, jax.random.key(4)))
+    attention = params["decoder"]["layers_0"]["cross_attention"]
     for name, fans in {"query": 24 + 15, "key": 24 + 15, "value": 24 + 21, "output": 24 + 21}.items():
-        largest, bound = float(jnp.abs(attention[name]["kernel"]).max()), (6 / fans) ** 0.5
+        largest, bound = float(np.abs(attention[name]["kernel"]).max()), (6 / fans) ** 0.5
         assert 0.95 * bound < largest <= bound, name
         assert not attention[name]["bias"].any()
     for side in ("source_embedding", "target_embedding"):
         assert abs(float(params[side]["embedding"].std()) * 24**0.5 - 1) < 0.05
-    largest, bound = float(jnp.abs(params["output_kernel"]).max()), (6 / (24 + 500)) ** 0.5
+    largest, bound = float(np.abs(params["output_kernel"]).max()), (6 / (24 + 500)) ** 0.5
     assert 0.95 * bound < largest <= bound
 
 
-def gradients(config: ModelConfig, params: Any) -> tuple[jax.Array, Any]:
-    """Mean of the squared logits, and its gradients, with dropout."""
-    model = make_model(config, source_size=V, target_size=V)
-    batch = make_rows([0, 1, 2])
-
-    def loss(params: Any) -> jax.Array:
-        rngs = {"dropout": jax.random.key(5)}
-        return (model.apply({"params": params}, batch, deterministic=False, rngs=rngs) ** 2).mean()
-
-    return jax.jit(jax.value_and_grad(loss))(params)
+def squared_logits(model: Model, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The mean of the squared logits, with dropout, and the logits."""
+    rngs = {"dropout": jax.random.key(5)}
+    logits = model.apply({"params": params}, batch, deterministic=False, rngs=rngs)
+    return (logits**2).mean(), logits
 
 
 def test_recomputing_layers_changes_no_gradient():
-    config = dataclasses.replace(TINY, num_decoder_layers=1, dropout_rate=0.3)
-    params = init_params(make_model(config, source_size=V, target_size=V), jax.random.key(0))
-    loss, expected = gradients(config, params)
+    config = dataclasses.replace(TINY, dropout_rate=0.3)
+    models = {
+        remat: make_model(dataclasses.replace(config, remat=remat), source_size=V, target_size=V)
+        for remat in ("none", "full", "dots")
+    }
+
+    @jax.jit
+    def run(params: Any, batch: Batch) -> dict[str, Any]:
+        losses = {remat: functools.partial(squared_logits, model) for remat, model in models.items()}
+        return {
+            remat: jax.value_and_grad(loss, has_aux=True)(params, batch) for remat, loss in losses.items()
+        }
+
+    found = jax.device_get(run(random_params(models["none"], scale=0.25), make_rows([0, 1, 2])))
+    (loss, _), expected = found["none"]
+    assert any(leaf.any() for leaf in jax.tree.leaves(expected))
     for remat in ("full", "dots"):
-        again, recomputed = gradients(dataclasses.replace(config, remat=remat), params)
-        np.testing.assert_allclose(again, loss, rtol=1e-6)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), recomputed, expected)
+        (again, _), recomputed = found[remat]
+        np.testing.assert_allclose(again, loss, rtol=1e-6, err_msg=remat)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, atol=1e-6, err_msg=remat), recomputed, expected
+        )
 
 
 def test_bfloat16_computes_narrow_and_answers_wide():
-    _, params, _ = build("paper")
-    narrow = make_model(
-        dataclasses.replace(TINY, **VARIANTS["paper"], dtype="bfloat16"), source_size=V, target_size=V
-    )
+    model, params = build("paper")
+    narrow = make_model(dataclasses.replace(model.config, dtype="bfloat16"), source_size=V, target_size=V)
     batch = make_rows([0, 1, 2])
-    logits, hidden = jax.jit(
-        lambda: [
-            narrow.apply({"params": params}, batch, deterministic=True, method=method)
-            for method in (None, "hidden")
-        ]
-    )()
+    run = jax.jit(jax.value_and_grad(functools.partial(squared_logits, narrow), has_aux=True))
+    (loss, logits), grads = jax.device_get(run(params, batch))
+    hidden = jax.eval_shape(
+        lambda: narrow.apply({"params": params}, batch, deterministic=True, method="hidden")
+    )
     assert (logits.dtype, hidden.dtype) == (jnp.float32, jnp.bfloat16)
-    difference = np.abs(np.asarray(logits) - expected_logits("paper")).max()
+    difference = np.abs(logits - expected_logits("paper")).max()
     assert 1e-4 < difference < 0.1 * np.abs(expected_logits("paper")).max()
-    loss, grads = gradients(narrow.config, params)
     assert np.isfinite(loss)
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
 def test_the_output_layer_is_what_makes_the_logits():
     for variant in VARIANTS:
-        model, params, _ = build(variant)
-        batch = make_rows([0, 1, 2])
-        (table, bias), hidden = jax.jit(
-            lambda params, model=model, batch=batch: (
-                model.apply({"params": params}, method="output_layer"),
-                model.apply({"params": params}, batch, deterministic=True, method="hidden"),
-            )
-        )(params)
-        assert (bias is not None) == model.config.output_bias
-        expected = np.asarray(hidden) @ np.asarray(table).T + (0 if bias is None else np.asarray(bias))
-        np.testing.assert_allclose(expected, expected_logits(variant), atol=3e-5)
+        found, bias = compute(variant), compute(variant)["bias"]
+        assert (bias is not None) == build(variant)[0].config.output_bias, variant
+        expected = found["hidden"] @ found["table"].T + (0 if bias is None else bias)
+        np.testing.assert_allclose(expected, found["logits"], atol=3e-5, err_msg=variant)

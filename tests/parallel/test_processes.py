@@ -1,67 +1,75 @@
 """Two processes of two simulated devices train as one of four does, and end when one of them dies."""
 
 import json
-import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from made_up_text import write_text
+from tiny_experiment import change, quick_environment
 
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
-from flaxformer_mt.config import *
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import from_dict
 
 
 def get_config() -> Config:
-    return Config(
-        seed=5,
-        data=DataConfig(
-            dataset="parallel_text", text_dir={text!r}, cache_dir={cache!r}, source_language="xx",
-            target_language="yy", max_source_length=16, max_target_length=16, batch_tokens=128, num_shapes=1,
-        ),
-        vocab=VocabConfig(kind="bpe", size=40, byte_fallback=False, normalization="identity"),
-        model=ModelConfig(
-            num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=2, ffn_dim=16,
-            dropout_rate=0.1,
-        ),
-        optim=OptimConfig(learning_rate=0.02, warmup_steps=4, ema_decay=0.9, epsilon=1e-3),
-        train=TrainConfig(
-            steps=12, log_every=2, evaluate_every=6, checkpoint_every=4, tensorboard=False, prng="threefry",
-        ),
-        parallel=ParallelConfig(backend="mesh"),
-        search=SearchConfig(beam_size=2, max_length_offset=4),
-    )
+    return from_dict({values!r})
 """
 
+COMMAND = "import sys; from flaxformer_mt.commands.main import main; sys.exit(main())"
 
-def start(
-    *arguments: str | Path, devices: int, together: tuple[int, int, int] | None = None
-) -> subprocess.Popen:
-    """The command line on so many simulated devices; together: number of processes, this one's, port."""
-    command = [sys.executable, "-m", "flaxformer_mt", *map(str, arguments)]
-    if together is not None:
-        processes, process, port = together
-        command += [f"--coordinator=127.0.0.1:{port}", f"--processes={processes}", f"--process={process}"]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "FLAXFORMER_MT_PROCESS_TIMEOUT": "10",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+# Several commands of one job: the processes connect before the first and leave the job after the last.
+COMMANDS_OF_ONE_JOB = """
+import json, sys
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.parallel import processes
+
+def connect_once(**flags):
+    processes.connect = lambda **flags: None
+    connect(**flags)
+
+connect, processes.connect = processes.connect, connect_once
+leave, processes._leave = processes._leave, lambda **_: processes.wait_for_all("end")
+first, *flags = sys.argv[1:]
+commands = json.loads(first)
+for number, command in enumerate(commands, start=1):
+    if number == len(commands):
+        processes._leave = leave
+    status = main([*command, *flags])
+    if status:
+        sys.exit(status)
+"""
+
+# Training in which this process kills itself in the sixth update, once the checkpoint of the fourth is written.
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.training.train_log import TrainingLog
+
+manifest, add = Path({manifest!r}), TrainingLog.add
+
+def kill(self, step, *arguments):
+    if step == 6:
+        while not manifest.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, step, *arguments)
+
+TrainingLog.add = kill
+sys.exit(main())
+"""
 
 
 def free_port() -> int:
@@ -70,40 +78,67 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start_two(*arguments: str | Path) -> list[subprocess.Popen]:
+def start_two(*arguments: str | Path, programs: tuple[str, str] = (COMMAND, COMMAND)) -> list:
+    """Two processes of one job, with two simulated devices each."""
     port = free_port()
-    return [start(*arguments, devices=2, together=(2, process, port)) for process in (0, 1)]
+    job = [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *map(str, arguments), *job, f"--process={process}"],
+            cwd=ROOT,
+            env=quick_environment(devices=2, FLAXFORMER_MT_PROCESS_TIMEOUT="10"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process, program in enumerate(programs)
+    ]
 
 
 def finish(*processes: subprocess.Popen) -> list[tuple[str, str]]:
-    """Standard output and error of each, once all have ended well."""
+    """Standard output and error of each process, once all have ended with status 0."""
     ended = [process.communicate(timeout=300) for process in processes]
-    for process, (_, said) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, said
+    for process, (_, stderr) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, stderr
     return ended
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> Path:
-    text, cache = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("cache")
-    for number, (split, pairs) in enumerate({"train": 64, "valid": 8, "test": 7}.items()):
-        write_text(text, split, pairs, seed=number)
-    path = tmp_path_factory.mktemp("config") / "tiny.py"
-    path.write_text(CONFIG.format(text=str(text), cache=str(cache)), encoding="utf-8")
+def config(tiny_config, tmp_path_factory) -> Path:
+    """The tiny config on all devices, with 7 test and 8 validation pairs: odd, and even for two processes."""
+    folder = tmp_path_factory.mktemp("config")
+    shutil.copytree(tiny_config.data.text_dir, folder / "text")
+    for number, (split, pairs) in enumerate({"valid": 8, "test": 7}.items(), start=1):
+        write_text(folder / "text", split, pairs, seed=number)
+    config = change(
+        tiny_config,
+        data={"text_dir": str(folder / "text"), "cache_dir": str(folder / "cache")},
+        # Biases of keys have no gradient but rounding, which Adam would amplify with a smaller epsilon.
+        optim={"epsilon": 1e-3},
+        train={"log_every": 2, "evaluate_every": 6, "log_accuracy": False},
+        parallel={"devices": 0, "backend": "mesh"},
+    )
+    path = folder / "tiny.py"
+    path.write_text(CONFIG.format(values=to_dict(config)), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def one(config, tmp_path_factory) -> Path:
-    """The run of one process with four devices."""
+    """The run of one process, this one, on four devices."""
     run = tmp_path_factory.mktemp("one") / "run"
-    finish(start("train", f"--config={config}", f"--run={run}", devices=4))
+    assert train_alone(config, run) == 0
     return run
+
+
+def train_alone(config: Path, run: Path) -> int:
+    return main(["train", f"--config={config}", f"--run={run}", "--config.parallel.devices=4"])
 
 
 @pytest.fixture(scope="module")
 def two(config, one, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
-    """The run of two processes with two devices each, and what they said."""
+    """The run of two processes with two devices each, and their output."""
     run = tmp_path_factory.mktemp("two") / "run"
     return run, finish(*start_two("train", f"--config={config}", f"--run={run}"))
 
@@ -139,21 +174,26 @@ def test_two_processes_train_evaluate_and_translate_as_one_does(one, two):
 
 
 def test_the_first_process_speaks_for_all(two):
-    _, ((result, said), (silence, whisper)) = two
+    _, ((result, stderr), (other_result, other_stderr)) = two
     assert json.loads(result)["step"] == 12
-    assert "4 simulated devices of 2 processes" in said and "step    12/12" in said
-    assert silence == ""
-    assert "step" not in whisper
+    assert "4 simulated devices of 2 processes" in stderr and "step    12/12" in stderr
+    assert other_result == ""
+    assert "step" not in other_stderr
 
 
-def test_two_processes_translate_and_score_files_as_one_does(one, config, tmp_path):
-    """With a line that is too long, an empty one, and everything that JSON lines say."""
+def test_two_processes_translate_and_score_files_as_one_does(one, tmp_path):
+    """With a line that is too long, an empty one, and all fields of the JSON lines."""
     source = tmp_path / "source.txt"
     source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
-    flags = [f"--run={one}", f"--input={source}", "--json"]
-    finish(start("translate", *flags, f"--output={tmp_path / 'alone'}", devices=4))
-    ((_, said), (silence, whisper)) = finish(*start_two("translate", *flags, f"--output={tmp_path / 'both'}"))
-    assert "line 3: longer than" in said and silence == "" and "warning" not in whisper
+    run = tmp_path / "run"  # on all devices, of which this process has eight
+    shutil.copytree(one, run)
+    translate = ["translate", f"--input={source}", "--json"]
+    assert main([*translate, f"--run={run}", f"--output={tmp_path / 'alone'}"]) == 0
+    commands = [[*translate, f"--output={tmp_path / 'both'}"], ["evaluate", "--bootstrap=0"]]
+    ((result, stderr), (other_result, other_stderr)) = finish(
+        *start_two(json.dumps(commands), f"--run={run}", programs=(COMMANDS_OF_ONE_JOB, COMMANDS_OF_ONE_JOB))
+    )
+    assert "line 3: longer than" in stderr and other_result == "" and "warning" not in other_stderr
     alone, both = ([json.loads(line) for line in (tmp_path / name).open()] for name in ("alone", "both"))
     assert len(alone) == len(both) == 6
     for mine, other in zip(alone, both, strict=True):
@@ -161,46 +201,37 @@ def test_two_processes_translate_and_score_files_as_one_does(one, config, tmp_pa
         for name in ("text", "tokens", "alignment"):
             assert mine[name] == other[name]
         assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
-    ((result, _), (silence, _)) = finish(*start_two("evaluate", f"--run={one}", "--bootstrap=0"))
     report = json.loads((one / "report.json").read_text())["test"]
-    assert json.loads(result)["bleu"] == report["bleu"] and silence == ""
+    assert json.loads(result)["bleu"] == report["bleu"]
 
 
 def test_standard_input_cannot_be_shared(one):
     for process in start_two("translate", f"--run={one}"):
-        said = process.communicate(timeout=120)[1]
+        _, stderr = process.communicate(timeout=120)
         assert process.returncode == 2
-        assert "error: 2 processes cannot all read standard input; give --input=FILE" in said
+        assert "error: 2 processes cannot all read standard input; give --input=FILE" in stderr
 
 
-def test_a_killed_process_ends_the_other_and_the_run_goes_on_alone(config, tmp_path):
-    """After ten updates or more; then one process of four devices ends where an undisturbed run does."""
-    longer = ["--config.train.steps=60", "--config.train.checkpoint_every=10"]
-    longer += ["--config.train.evaluate_every=30", f"--config={config}"]
-    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
-    finish(start("train", *longer, f"--run={undisturbed}", devices=4))
-    first, second = start_two("train", *longer, f"--run={run}")
-    deadline = time.monotonic() + 240
-    while not (run / "checkpoints" / "10" / "manifest.json").exists():
-        assert time.monotonic() < deadline and first.poll() is None and second.poll() is None
-        time.sleep(0.02)
-    second.kill()
-    killed = time.monotonic()
-    _, said = first.communicate(timeout=120)
-    assert time.monotonic() - killed < 60
+def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config, one, tmp_path, capsys):
+    """After a checkpoint; then one process of four devices ends where an undisturbed run does."""
+    run = tmp_path / "run"
+    manifest = run / "checkpoints" / "4" / "manifest.json"
+    first, second = start_two(
+        "train", f"--config={config}", f"--run={run}", programs=(COMMAND, KILLED.format(manifest=str(manifest)))
+    )
+    assert second.communicate(timeout=240) and second.returncode == -signal.SIGKILL
+    _, stderr = first.communicate(timeout=60)
     assert first.returncode == 75 and not (run / "report.json").exists()
-    (line,) = [line for line in said.split("\n") if line.startswith("error: ")]
+    (line,) = [line for line in stderr.split("\n") if line.startswith("error: ")]
     assert "process 1 of 2 has sent no heartbeat" in line and "resume from the last checkpoint" in line
-    second.communicate()
-    ((_, said),) = finish(start("train", *longer, f"--run={run}", devices=4))
-    assert "resuming at step" in said
-    assert_alike(run, undisturbed)
+    capsys.readouterr()
+    assert train_alone(config, run) == 0
+    assert "resuming at step" in capsys.readouterr().err
+    assert_alike(run, one)
 
 
-def test_flags_that_do_not_go_together_are_the_users_mistake():
-    process = start("train", "--processes=2", "--process=2", "--coordinator=127.0.0.1:1", devices=1)
-    said = process.communicate()[1]
-    assert process.returncode == 2
-    assert said.endswith("error: --process=2 of --processes=2: it must be from 0 to 1\n")
-    process = start("train", "--processes=2", devices=1)
-    assert "error: --coordinator and --process missing: several" in process.communicate()[1]
+def test_inconsistent_flags_are_user_errors(capsys):
+    assert main(["train", "--processes=2", "--process=2", "--coordinator=127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.endswith("error: --process=2 of --processes=2: it must be from 0 to 1\n")
+    assert main(["train", "--processes=2"]) == 2
+    assert "error: --coordinator and --process missing: several" in capsys.readouterr().err
