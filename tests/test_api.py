@@ -1,13 +1,16 @@
 """The public API: the examples of docs/api.md run as one program, and importing the package is light."""
 
+import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import flaxformer_mt
+from flaxformer_mt.decoding import engine
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -23,15 +26,35 @@ def test_every_public_name_has_an_example_and_loads():
         getattr(flaxformer_mt, "Translater")  # noqa: B009
 
 
-def test_the_examples_run(tiny_text, tmp_path, monkeypatch, capfd):
-    """Nothing but what the examples themselves print comes out, on either stream."""
+@pytest.fixture
+def few_programs(monkeypatch):
+    """One device, and compiled programs that translators of the same options share."""
+    device = jax.devices()[0]
+    for name, value in (("devices", [device]), ("local_devices", [device])):
+        monkeypatch.setattr(jax, name, lambda *arguments, value=value, **options: value)
+    for name in ("device_count", "local_device_count"):
+        monkeypatch.setattr(jax, name, lambda *arguments: 1)
+    made, make = {}, engine.SearchPrograms
+
+    @functools.wraps(make)
+    def shared(*arguments, **options):
+        key = repr((arguments, sorted(options.items())))
+        if key not in made:
+            made[key] = make(*arguments, **options)
+        return made[key]
+
+    monkeypatch.setattr(engine, "SearchPrograms", shared)
+
+
+def test_the_examples_run(few_programs, tiny_text, tmp_path, monkeypatch, capfd):
+    """The examples print what they say, on standard output, and the library prints nothing."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     text = tmp_path / "my_data"
     text.mkdir()
-    for file in tiny_text.iterdir():
-        language = {"xx": "de", "yy": "en"}[file.suffix.removeprefix(".")]
-        (text / f"{file.stem}.{language}").write_bytes(file.read_bytes())
+    for split, contents in {"train": "train", "valid": "valid", "test": "valid"}.items():  # two sizes
+        for suffix, language in {"xx": "de", "yy": "en"}.items():
+            (text / f"{split}.{language}").write_bytes((tiny_text / f"{contents}.{suffix}").read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "cache"))
     printed = 0

@@ -5,6 +5,7 @@ share, among them the entry of this package in config.json.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,8 +94,12 @@ class Format:
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
     """Shapes of the parameters of a model, by path."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
-    single = dataclasses.replace(config, scan_layers=False)
-    model = make_model(single, source_size=source_size, target_size=target_size)
+    return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
+
+
+@functools.lru_cache(maxsize=128)
+def _trace_shapes(config: ModelConfig, source_size: int, target_size: int) -> Shapes:
+    model = make_model(config, source_size=source_size, target_size=target_size)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     return {path: tuple(leaf.shape) for path, leaf in flatten_tree(params).items()}
 

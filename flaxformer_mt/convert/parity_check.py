@@ -3,6 +3,7 @@
 Contains the choice of the batches and the comparison. Each format provides the foreign forward function.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.convert.format_interface import Outputs, Weights
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import Model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocab, Vocabs
 
@@ -52,18 +54,18 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
     """Logits [B, T, V] of the Flax model, or log-probabilities [B, T] of target_out, in full float32."""
-    model = weights.make_model()
-
-    @jax.jit
-    def run(params: dict, batch: Batch) -> jax.Array:
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        if quantity == "logits":
-            return logits
-        picked = jnp.take_along_axis(logits, batch.target_out[..., None], axis=-1)[..., 0]
-        return picked - jax.nn.logsumexp(logits, axis=-1)
-
     with jax.default_matmul_precision("highest"):
-        return np.asarray(run(weights.params, batch))
+        return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
+
+
+# One function for all calls: batches of one shape share a compiled program.
+@functools.partial(jax.jit, static_argnames=("model", "quantity"))
+def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Array:
+    logits = model.apply({"params": params}, batch, deterministic=True)
+    if quantity == "logits":
+        return logits
+    picked = jnp.take_along_axis(logits, batch.target_out[..., None], axis=-1)[..., 0]
+    return picked - jax.nn.logsumexp(logits, axis=-1)
 
 
 def make_batches(weights: Weights) -> tuple[list[Batch], str]:

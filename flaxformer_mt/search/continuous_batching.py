@@ -104,14 +104,14 @@ def search_queue(
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
     Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
-    The search ends when no line waits and `final_free_rows` rows are free. Lines are independent of each other, so the
-    result of each line equals the result of a search of all lines at once.
+    The search ends when no line waits and `final_free_rows` rows are free. Lines are independent of each
+    other, so the result of each line equals the result of a search of all lines at once.
 
     A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
     that needs more tokens is stopped at the capacity, and all its lengths are OVER_CAPACITY.
 
-    With 2 free rows, refill 1, leave 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in steps 0 to
-    2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
+    With 2 free rows, refill 1, final_free_rows 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in
+    steps 0 to 2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
 
     Args:
       state: packed [R, ...]; see `empty_rows` and `move_rows`.

@@ -2,21 +2,22 @@
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
+from tiny_experiment import quick_environment, random_params
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.translation.scorer import Scorer
+from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import make_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,11 +41,11 @@ def run_dir(tmp_path_factory):
             num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=8, output_bias=True
         )
         search = SearchConfig(method="greedy", max_length_ratio=0.0, max_length_offset=8)
-        config = Config(data=DataConfig(max_source_length=16), model=model, search=search)
+        config = Config(data=DataConfig(max_source_length=12), model=model, search=search)
         network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-        params = init_params(network, jax.random.key(0))
-        params["shared_embedding"]["embedding"] = 3.0 * params["shared_embedding"]["embedding"]
-        params["output_bias"] = params["output_bias"].at[vocabs.target.eos_id].set(3.0)
+        params = random_params(network)
+        params["shared_embedding"]["embedding"] *= 3.0
+        params["output_bias"][vocabs.target.eos_id] = 3.0
         save_config(config, run / "config.json")
         checkpoints = Checkpoints(run)
         checkpoints.save(10, {"params": params}, {"step": 10, "metrics": {"bleu": 1.0}})
@@ -52,9 +53,25 @@ def run_dir(tmp_path_factory):
         yield run
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    """Translators and scorers by the arguments that they were loaded with."""
+    return {}
+
+
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path, monkeypatch, loaded):
+    """Commands run in a working directory of their own, and load each run once, to compile once."""
     monkeypatch.chdir(tmp_path)
+    for kind in (Translator, Scorer):
+
+        def load(*arguments, kind=kind, load=kind.load, **options):
+            key = repr((kind, arguments, options))
+            if key not in loaded:
+                loaded[key] = load(*arguments, **options)
+            return loaded[key]
+
+        monkeypatch.setattr(kind, "load", load)
 
 
 LINES = [
@@ -76,12 +93,14 @@ def read_lines(path):
 
 
 def test_translations_and_their_scores(run_dir, capfd):
-    write_lines("in", LINES)
+    lines = LINES * 2
+    write_lines("in", lines)
     assert main(["translate", f"--run={run_dir}", "--input=in", "--output=out", "--json"]) == 0
-    assert "line 6: longer than data.max_source_length 16" in capfd.readouterr().err
+    assert "lines 6, 12: longer than data.max_source_length 12" in capfd.readouterr().err
     found = [json.loads(line) for line in read_lines("out")]
-    assert [one["source"] for one in found] == LINES and [one["line"] for one in found] == list(range(6))
-    assert [one["text"] == "" for one in found][1::3] == [True, True] and found[5]["parts"] > 1
+    assert [one["source"] for one in found] == lines and [one["line"] for one in found] == list(range(12))
+    assert [one["text"] == "" for one in found][1::3] == [True] * 4
+    assert found[5]["parts"] > 1 and found[11]["parts"] > 1
     for one in found:
         assert len(one["token_log_probs"]) == len(one["tokens"]) == len(one["pieces"])
         assert sum(one["token_log_probs"]) == pytest.approx(one["log_prob"], abs=1e-4)
@@ -94,7 +113,7 @@ def test_translations_and_their_scores(run_dir, capfd):
         assert [list(map(int, pair.split("-"))) for pair in alignment.split()] == one["alignment"]
     # The same through `score`, for a translation whose text is cut into the pieces that the search wrote.
     write_lines("texts", [one["text"] for one in found])
-    write_lines("whole", [line if number < 5 else "Hund" for number, line in enumerate(LINES)])
+    write_lines("whole", [line if number % 6 < 5 else "Hund" for number, line in enumerate(lines)])
     assert main(["score", f"--run={run_dir}", "--source=whole", "--target=texts", "--json"]) == 0
     scored = list(map(json.loads, capfd.readouterr().out.split("\n")[:-1]))
     assert [one["target"] for one in scored] == [one["text"] for one in found]
@@ -113,17 +132,17 @@ PROGRAM = (
 
 
 def start(*arguments, **options):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = quick_environment(devices=8, PYTHONPATH=str(ROOT))
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=environment, **options)
 
 
-def test_a_killed_translation_is_gone_on_with_byte_for_byte(run_dir, capfd, monkeypatch):
+def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkeypatch):
+    monkeypatch.setattr("flaxformer_mt.commands.text_commands.WINDOW", 16)
     words = "der kleine Hund schläft wir lesen ein Buch .".split()
-    lines = [" ".join(words[n % 7 : n % 7 + n % 3]) for n in range(100)]
+    lines = [" ".join(words[n % 7 : n % 7 + n % 3]) for n in range(112)]
     write_lines("in", lines)
     command = ["translate", f"--run={run_dir}", "--json"]
-    whole = start(*command, "--input=in", "--output=whole")
-    assert whole.wait(timeout=600) == 0
+    assert main([*command, "--input=in", "--output=whole"]) == 0
     # It waits for more input when it is killed, in the middle of the file.
     killed = start(*command, "--input=-", "--output=out", stdin=subprocess.PIPE)
     killed.stdin.write("".join(f"{line}\n" for line in lines[:70]).encode())
@@ -141,14 +160,13 @@ def test_a_killed_translation_is_gone_on_with_byte_for_byte(run_dir, capfd, monk
     with Path("out.partial").open("ab") as partial:
         partial.write(b'{"line": 64, "sour')
     # Another command is refused, and leaves all as it is.
-    monkeypatch.setattr("flaxformer_mt.commands.text_commands.WINDOW", 16)
     again = [*command, "--input=in", "--output=out", "--resume"]
     assert main([*again, "--length_penalty=0.5"]) == 2
     message = capfd.readouterr().err
     assert '"length_penalty": 0.5' in message and '"length_penalty": 1.0' in message
     write_lines("other", ["x", *lines[1:]])
     assert main([*command, "--input=other", "--output=out", "--resume"]) == 2
-    assert "the first 64 lines of input are not those" in capfd.readouterr().err
+    assert "the first 64 lines of input differ from those" in capfd.readouterr().err
     assert main(again) == 0
     assert Path("out").read_bytes() == Path("whole").read_bytes()
     assert not Path("out.partial").exists() and not record.exists()

@@ -1,67 +1,78 @@
-"""Sentences that flow through programs of several sizes: the same translations as if each were alone."""
+"""Sentences that continue through programs of several sizes: the same translations as if each were alone."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 import pytest
+from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import sizes
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.sizes import choose_size, deal, round_up_finely
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
 from flaxformer_mt.search import Size, Symbols
 
 # Users would see a warning for each size.
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
 
-VOCAB, LONGEST = 24, 11
-MODEL = ModelConfig(model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+VOCAB = 24
+MODEL = ModelConfig(
+    model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, output_bias=True
+)
 FEW = {"max_length_ratio": 1.0, "max_length_offset": 4}
+AT_ONCE = 1_000_000
 
 
-def make_sentences(count: int, **more) -> list[Sentence]:
+def make_sentences(lengths, **more) -> list[Sentence]:
     random = np.random.default_rng(5)
-    lengths = random.integers(2, LONGEST + 1, count)
     return [
         Sentence(np.append(random.integers(3, VOCAB, n - 1), 2).astype(np.int32), **more) for n in lengths
     ]
 
 
-@functools.cache
-def make_params(model: ModelConfig, seed: int):
-    network = make_model(model, source_size=VOCAB, target_size=VOCAB)
-    return jax.tree.map(lambda leaf: np.asarray(leaf) * 3, init_params(network, jax.random.key(seed)))
+class Searcher:
+    """A search engine whose programs are compiled once for all numbers of tokens per batch.
 
+    Sources of up to 8 tokens have arrays of one length.
+    """
 
-def search_with(model: ModelConfig, options: SearchConfig, sentences, *, members=1, spread=False, n_best=1):
-    """The translations, and each program's size and how many sentences a part began with it."""
-    searcher = SearchEngine(
-        [model] * members,
-        options,
-        Symbols(0, 1, 2),
-        sizes=(VOCAB, VOCAB),
-        source_pad_id=0,
-        longest_source=LONGEST,
-        spread=spread,
-    )
-    params = [make_params(model, number) for number in range(members)]
-    params = [replicate_locally(own) if spread else own for own in params]
-    programs, ran = searcher.programs, []
-    programs.compile(compiler_options={"xla_backend_optimization_level": 0})
-    unwatched = programs.search
+    def __init__(self, models, options: SearchConfig, *, longest_source=8, spread: bool = False) -> None:
+        self.engine = SearchEngine(
+            models,
+            options,
+            Symbols(0, 1, 2),
+            sizes=(VOCAB, VOCAB),
+            source_pad_id=0,
+            longest_source=longest_source,
+            spread=spread,
+        )
+        networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
+        params = [random_params(network, seed, scale=0.7) for seed, network in enumerate(networks)]
+        for own in params:  # some translations end early, others at their limit
+            own["output_bias"][2] -= 0.3
+        self.params = [replicate_locally(own) if spread else own for own in params]
+        programs, self.ran = self.engine.programs, []
+        programs.compile(compiler_options={"xla_backend_optimization_level": 0})
+        unwatched = programs.search
 
-    def watched(params, layout, state, lines, **more):
-        ran.append((state.tokens.shape[0] // programs.parts, state.tokens.shape[2], more["counts"]))
-        return unwatched(params, layout, state, lines, **more)
+        def watched(params, layout, state, lines, **more):
+            rows, _, room = state.tokens.shape
+            self.ran.append((rows // programs.parts, room, more["counts"]))
+            return unwatched(params, layout, state, lines, **more)
 
-    programs.search = watched
-    found = dict(searcher.search_all(sentences, n_best=n_best, params=params))
-    assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
-    return [found[index] for index in range(len(sentences))], ran
+        programs.search = watched
+
+    def search(self, sentences, batch_tokens, *, n_best=1):
+        """The translations, and each program's size and how many sentences a part began with it."""
+        self.engine.budget.tokens = batch_tokens
+        self.ran.clear()
+        found = dict(self.engine.search_all(sentences, n_best=n_best, params=self.params))
+        ran = list(self.ran)
+        assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
+        return [found[index] for index in range(len(sentences))], ran
 
 
 def assert_same_translations(found, expected):
@@ -72,66 +83,60 @@ def assert_same_translations(found, expected):
         np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "members"),
-    [
-        ({}, {}, 1),
-        ({"positions": "rotary"}, {"coverage_penalty": 0.3}, 2),
-        (
-            {"architecture": "decoder_only", "positions": "learned", "max_positions": 64, "tying": "all"},
-            {"diversity_groups": 3},
-            1,
-        ),
-    ],
-    ids=["sinusoidal", "rotary_ensemble_coverage", "decoder_only_groups"],
-)
-def test_sentences_of_a_flow_are_translated_as_if_alone(changes, options, members):
-    model = dataclasses.replace(MODEL, **changes)
-    sentences = make_sentences(12)
-    narrow = SearchConfig(beam_size=3, batch_tokens=160, **FEW, **options)
-    wide = dataclasses.replace(narrow, batch_tokens=1_000_000)
-    flowing, ran = search_with(model, narrow, sentences, members=members)
-    at_once, ran_at_once = search_with(model, wide, sentences, members=members)
+def test_sentences_in_several_sizes_are_translated_as_if_alone():
+    """An ensemble of a model with sinusoidal and one with rotary positions, with a coverage penalty."""
+    models = [MODEL, dataclasses.replace(MODEL, positions="rotary")]
+    options = SearchConfig(beam_size=3, coverage_penalty=0.3, **FEW)
+    searcher = Searcher(models, options, longest_source=11)
+    sentences = make_sentences([6, 11, 6, 10, 6, 5, 6, 6, 5, 6])
+    found, ran = searcher.search(sentences, 120)
     assert len(ran) > 1 and max(room for _, room, _ in ran) > min(room for _, room, _ in ran)
-    assert [rows for rows, _, _ in ran_at_once] == [16]
-    assert_same_translations(flowing, at_once)
+    assert len({int(one.lengths[0]) for one in found}) > 3
+    at_once, ran = searcher.search(sentences, AT_ONCE)
+    assert [rows for rows, _, _ in ran] == [16]
+    assert_same_translations(found, at_once)
 
 
-def test_what_outgrows_the_usual_room_is_searched_again(monkeypatch):
-    """Three samples of each, which have a past each."""
-    sentences = make_sentences(8)
-    limit = {"max_length_ratio": 0.0, "max_length_offset": 40}
-    options = SearchConfig(method="sample", temperature=8.0, batch_tokens=180, **limit)
-    usual, _ = search_with(MODEL, options, sentences, n_best=3)
-    lengths = [int(length) for found in usual for length in found.lengths]
-    assert max(lengths) > 24 > min(lengths)  # 24: there is usually room for so many
-    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 1.0)
-    whole, _ = search_with(MODEL, options, sentences, n_best=3)
-    assert_same_translations(usual, whole)
-
-
-def test_a_long_prefix_of_a_short_sentence_gets_its_room_when_it_comes():
-    sentences = [dataclasses.replace(one, least=2) for one in make_sentences(16)]
-    order = sorted(range(16), key=lambda index: len(sentences[index].source))
+def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts():
+    """Of a decoder-only model, with groups of beams; all sentences are translated as if alone."""
+    model = dataclasses.replace(
+        MODEL, architecture="decoder_only", positions="learned", max_positions=64, tying="all"
+    )
+    searcher = Searcher([model], SearchConfig(beam_size=3, diversity_groups=3, **FEW))
+    sentences = make_sentences([4, 8, 3, 8, 4, 7, 4, 8, 2, 4, 8, 4], least=2)
     prefix = tuple(range(3, 18)) * 2
-    sentences[order[0]] = dataclasses.replace(sentences[order[0]], prefix=prefix)
-    options = SearchConfig(beam_size=2, batch_tokens=240, **FEW)
-    found, ran = search_with(MODEL, options, sentences)
+    sentences[8] = dataclasses.replace(sentences[8], prefix=prefix)
+    found, ran = searcher.search(sentences, 100)
     rooms = [room for _, room, _ in ran]
     assert max(rooms) >= 31 > rooms[0]
-    assert tuple(found[order[0]].tokens[0, :30]) == prefix
-    alone, _ = search_with(MODEL, options, [sentences[order[0]]])
-    assert_same_translations([found[order[0]]], alone)
+    assert tuple(found[8].tokens[0, :30]) == prefix
+    at_once, ran = searcher.search(sentences, AT_ONCE)
+    assert [rows for rows, _, _ in ran] == [16]
+    assert_same_translations(found, at_once)
+
+
+def test_sentences_that_exceed_the_default_capacity_are_searched_again(monkeypatch):
+    """Three samples of each sentence, each with its own cache."""
+    sentences = make_sentences([8, 3, 5, 7, 2, 8, 4, 6])
+    limit = {"max_length_ratio": 0.0, "max_length_offset": 40}
+    searcher = Searcher([MODEL], SearchConfig(method="sample", temperature=8.0, **limit))
+    default, ran = searcher.search(sentences, 180, n_best=3)
+    lengths = [int(length) for found in default for length in found.lengths]
+    assert max(lengths) > 24 > min(lengths)  # 24: the default capacity
+    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 1.0)
+    whole, _ = searcher.search(sentences, 180, n_best=3)
+    assert_same_translations(default, whole)
 
 
 def test_devices_search_queues_of_their_own_with_the_same_results():
-    parts, sentences = jax.local_device_count(), make_sentences(32)
+    parts, sentences = jax.local_device_count(), make_sentences([8, 3, 5, 7, 2, 8, 4, 6] * 4)
     assert parts > 1
-    options = SearchConfig(method="greedy", batch_tokens=80, **FEW)
-    alone, _ = search_with(MODEL, dataclasses.replace(options, batch_tokens=1_000_000), sentences)
-    spread, ran = search_with(MODEL, options, sentences, spread=True)
+    options = SearchConfig(method="greedy", **FEW)
+    at_once, ran = Searcher([MODEL], options).search(sentences, AT_ONCE)
+    assert [rows for rows, _, _ in ran] == [64]
+    spread, ran = Searcher([MODEL], options, spread=True).search(sentences, 40)
     assert len(ran) > 1 and all(max(counts) - min(counts) <= 1 for _, _, counts in ran)
-    assert_same_translations(spread, alone)
+    assert_same_translations(spread, at_once)
 
 
 # ---- sizes ----

@@ -1,6 +1,7 @@
 """The documents' configs, made small: each trains, lowers its loss, and is evaluated by the same commands.
 
-As many lines are translated as the test set has, so that both share their programs.
+Tests translate with the translator that the evaluation of the test set loaded, and as many lines as that set
+has: both share their compiled programs.
 """
 
 import dataclasses
@@ -37,6 +38,19 @@ def one_device(monkeypatch):
     """Translate on one of the simulated devices: programs for eight take longer to compile."""
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list[Translator]:
+    """The translators that a test has loaded from run directories."""
+    translators, load = [], Translator.load
+
+    def load_and_keep(*arguments, **options):
+        translators.append(load(*arguments, **options))
+        return translators[-1]
+
+    monkeypatch.setattr(Translator, "load", load_and_keep)
+    return translators
 
 
 def write_text(folder: Path, pairs: list[tuple[str, str]], languages: tuple[str, str]) -> None:
@@ -95,7 +109,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", [*SMALL, "language_model"])
-def test_each_recipe_lowers_its_loss(name, tmp_path):
+def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
     recipe = "decoder_only" if name == "language_model" else name
     write_text(tmp_path, PAIRS, ("de", "en"))
     small = shrink(
@@ -122,7 +136,8 @@ def test_each_recipe_lowers_its_loss(name, tmp_path):
         assert evaluate_run(run_dir, split="valid")["perplexity"] < math.exp(first_loss)
         return
     assert 0 <= report["test"]["bleu"] <= 100
-    translations = Translator.load(run_dir).translate([*(source for source, _ in PAIRS), ""])
+    (translator,) = loaded
+    translations = translator.translate([*(source for source, _ in PAIRS), ""])
     assert len(translations) == len(PAIRS) + 1 and translations[-1].text == ""
     if name == "kokoyi_iwslt":
         shares = [line["accuracy"] for line in lines if line["split"] == "train"]
@@ -134,7 +149,7 @@ def test_each_recipe_lowers_its_loss(name, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["german", "chinese"])
-def test_handbuilt_lowers_its_loss_and_learns_five_pairs_by_heart(which, tmp_path):
+def test_handbuilt_lowers_its_loss_and_learns_five_pairs_by_heart(which, tmp_path, loaded):
     pairs, languages = FIVE, ("de", "en")
     if which == "chinese":
         if not FIVE_CHINESE_PAIRS.is_dir():
@@ -166,7 +181,7 @@ def test_handbuilt_lowers_its_loss_and_learns_five_pairs_by_heart(which, tmp_pat
     report = fit(dataclasses.replace(small, data=data), run_dir)
     assert_loss_falls(run_dir, steps=60)
     assert report["test"]["bleu"] == pytest.approx(100)
-    translator = Translator.load(run_dir)
+    (translator,) = loaded
     assert translator.config.search.method == "greedy"
     translations = translator.translate([*(source for source, _ in pairs), ""])
     assert [t.text for t in translations] == [*(target for _, target in pairs), ""]

@@ -1,8 +1,7 @@
-"""Stacked layers run as a loop: the same function as layers one by one, and runs that nobody tells apart."""
+"""Stacked layers run as a loop: the same function as layers one by one, and the same runs."""
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_experiment import change, random_params
 
 from flaxformer_mt.commands.show import count_parameters
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    SearchConfig,
-    TrainConfig,
-    VocabConfig,
-)
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run
@@ -29,18 +20,19 @@ from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
 
 V = 11
 TINY = ModelConfig(
-    num_encoder_layers=2,
-    num_decoder_layers=3,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
     model_dim=8,
     num_heads=2,
     ffn_dim=10,
@@ -49,7 +41,9 @@ TINY = ModelConfig(
 )
 MODELS = {
     "pre": TINY,
-    "post": dataclasses.replace(TINY, norm_position="post", tying="none"),
+    "post": dataclasses.replace(
+        TINY, num_encoder_layers=2, num_decoder_layers=1, norm_position="post", tying="none"
+    ),
     "packed": dataclasses.replace(TINY, positions="rotary", norm="rms", activation="swiglu"),
     "decoder_only": dataclasses.replace(TINY, architecture="decoder_only", positions="learned"),
 }
@@ -61,10 +55,8 @@ def make_tiny(config: ModelConfig, **changes: Any) -> Any:
 
 @functools.cache
 def params_of(name: str) -> Any:
-    """Parameters moved off their zeros and ones, a tree for each layer."""
-    leaves, structure = jax.tree.flatten(init_params(make_tiny(MODELS[name]), jax.random.key(0)))
-    random = np.random.default_rng(1)
-    return structure.unflatten([np.asarray(x) + random.normal(0, 0.1, x.shape).astype("f4") for x in leaves])
+    """Parameters away from zeros and ones, a tree for each layer."""
+    return random_params(make_tiny(MODELS[name]), scale=0.25)
 
 
 def make_batch(packed: bool) -> Batch:
@@ -80,23 +72,34 @@ def make_batch(packed: bool) -> Batch:
     )
 
 
+# For each model, the values of model.remat that its loop over layers is tested with.
+REMAT = {"pre": ["none", "full", "dots"], "post": ["dots"], "packed": ["none"], "decoder_only": ["full"]}
+
+
 @functools.cache
-def compute(name: str, *, scan_layers: bool, remat: str) -> tuple[np.ndarray, Any]:
-    """Logits, and gradients in the layout of single layers, from the same parameters."""
-    model = make_tiny(MODELS[name], scan_layers=scan_layers, remat=remat)
-    batch = make_batch(packed=name == "packed")
+def compute(name: str) -> dict[str, tuple[np.ndarray, Any]]:
+    """Logits, and gradients in the layout of single layers, from the same parameters.
+
+    "single": of layers one by one; other keys are those of `REMAT`, of a loop over layers.
+    """
+    models = {"single": make_tiny(MODELS[name])}
+    models |= {remat: make_tiny(MODELS[name], scan_layers=True, remat=remat) for remat in REMAT[name]}
 
     @jax.jit
-    def run(params: Any) -> Any:
-        def loss(params: Any) -> Any:
+    def run(single: Any, stacked: Any, batch: Batch) -> Any:
+        def loss(params: Any, model: Any) -> Any:
             logits = model.apply({"params": params}, batch, deterministic=True)
             return (jnp.sin(logits) * batch.target_mask[..., None]).sum(), logits
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        return {
+            kind: differentiate(single if kind == "single" else stacked, model)
+            for kind, model in models.items()
+        }
 
     params = params_of(name)
-    (_, logits), gradients = run(stack_layers(params) if scan_layers else params)
-    return np.asarray(logits), unstack_layers(gradients)
+    found = jax.device_get(run(params, stack_layers(params), make_batch(packed=name == "packed")))
+    return {kind: (logits, unstack_layers(gradients)) for kind, ((_, logits), gradients) in found.items()}
 
 
 # ---- the layouts ----
@@ -119,9 +122,8 @@ def test_more_than_ten_layers_keep_their_order():
     assert stack_layers(single)["layers"]["x"].tolist() == list(range(12))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_each_way_undoes_the_other(name):
-    single = params_of(name)
+def test_each_way_undoes_the_other():
+    single = {name: params_of(name) for name in MODELS}
     again = unstack_layers(stack_layers(single))
     assert jax.tree.structure(again) == jax.tree.structure(single)
     assert jax.tree.all(jax.tree.map(np.array_equal, again, single))
@@ -141,9 +143,9 @@ def test_trees_that_are_no_stack_are_refused():
 
 
 def test_parameters_start_as_the_same_numbers():
-    single = init_params(make_tiny(TINY, remat="full"), jax.random.key(3))
+    single = jax.device_get(init_params(make_tiny(TINY, remat="full"), jax.random.key(3)))
     model = make_tiny(TINY, scan_layers=True)
-    stacked = init_params(model, jax.random.key(3))
+    stacked = jax.device_get(init_params(model, jax.random.key(3)))
     assert is_stacked(stacked)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(3))
     assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda leaf: leaf.shape, shapes)
@@ -155,22 +157,11 @@ def test_parameters_start_as_the_same_numbers():
     assert count_parameters(stacked) == count_parameters(single)
 
 
-@pytest.mark.parametrize(
-    ("name", "remat"),
-    [
-        ("pre", "none"),
-        ("pre", "full"),
-        ("pre", "dots"),
-        ("post", "dots"),
-        ("packed", "none"),
-        ("decoder_only", "full"),
-    ],
-)
+@pytest.mark.parametrize(("name", "remat"), [(name, remat) for name in MODELS for remat in REMAT[name]])
 def test_a_loop_over_layers_is_the_same_function(name, remat):
-    logits, gradients = compute(name, scan_layers=True, remat=remat)
-    expected_logits, expected = compute(name, scan_layers=False, remat="none")
+    (logits, gradients), (expected_logits, expected) = compute(name)[remat], compute(name)["single"]
     np.testing.assert_allclose(logits, expected_logits, rtol=0, atol=1e-6 * np.abs(expected_logits).max())
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6 * largest), gradients, expected
@@ -182,32 +173,36 @@ def test_each_layer_drops_by_numbers_of_its_own():
     model = make_tiny(
         MODELS["decoder_only"],
         scan_layers=True,
+        num_decoder_layers=3,
         dropout_rate=0.5,
         embedding_dropout_rate=0.0,
         ffn_dropout_rate=0.0,
         final_norm=False,
     )
-    params = jax.tree.map(np.zeros_like, stack_layers(params_of("decoder_only")))
-    del params["decoder"]["final_norm"]
+    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     params["decoder"]["layers"]["feedforward"]["output"]["bias"] += 1
-    hidden = model.apply(
-        {"params": params},
-        make_batch(packed=False),
-        deterministic=False,
-        method="hidden",
-        rngs={"dropout": jax.random.key(0)},
-    )
-    values, counts = np.unique(np.asarray(hidden), return_counts=True)
+
+    @jax.jit
+    def run(params: Any, batch: Batch) -> jax.Array:
+        rngs = {"dropout": jax.random.key(0)}
+        return model.apply({"params": params}, batch, deterministic=False, method="hidden", rngs=rngs)
+
+    values, counts = np.unique(run(params, make_batch(packed=False)), return_counts=True)
     np.testing.assert_allclose(values, [0, 2, 4, 6])
     # 96 sums of three coins: by chance each of the inner ones is below 12 once in a million.
     assert counts[1] >= 12 and counts[2] >= 12
 
 
 def test_attention_maps_are_those_of_each_layer():
-    batch = make_batch(packed=False)
-    expected = attention_maps(make_tiny(TINY), params_of("pre"), batch)
-    found = attention_maps(make_tiny(TINY, scan_layers=True), stack_layers(params_of("pre")), batch)
-    assert [len(maps) for maps in found] == [2, 3, 3]
+    @jax.jit
+    def run(single: Any, stacked: Any, batch: Batch) -> tuple[AttentionMaps, AttentionMaps]:
+        of_single = attention_maps(make_tiny(TINY), single, batch)
+        return of_single, attention_maps(make_tiny(TINY, scan_layers=True), stacked, batch)
+
+    params = params_of("pre")
+    expected, found = jax.device_get(run(params, stack_layers(params), make_batch(packed=False)))
+    assert [len(maps) for maps in found] == [1, 2, 2]
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
 
@@ -235,33 +230,15 @@ def test_muon_is_refused_with_stacked_layers():
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Config:
-    folder = tmp_path_factory.mktemp("text")
-    words = ["ba", "do", "fi", "gu", "ka"]
-    pairs = [f"{a} {b}" for a in words for b in words]
-    for split, lines in {"train": pairs, "valid": pairs[:6], "test": pairs[6:10]}.items():
-        (folder / f"{split}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        (folder / f"{split}.yy").write_text("".join(f"{x.upper()}\n" for x in lines), encoding="utf-8")
-    return Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(folder),
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            source_language="xx",
-            target_language="yy",
-            max_source_length=8,
-            max_target_length=8,
-            batch_tokens=64,
-            num_shapes=1,
-        ),
-        vocab=VocabConfig(kind="char", size=23, byte_fallback=False, normalization="identity"),
-        model=dataclasses.replace(
-            TINY, num_encoder_layers=1, num_decoder_layers=2, dropout_rate=0.1, scan_layers=True
-        ),
-        optim=OptimConfig(schedule="constant", warmup_steps=0, ema_decay=0.9),
-        train=TrainConfig(steps=4, evaluate_every=2, checkpoint_every=2, tensorboard=False, prng="threefry"),
-        parallel=ParallelConfig(devices=1),
-        search=SearchConfig(method="greedy", beam_size=1, max_length_offset=2),
+def base(tiny_config) -> Config:
+    """Two decoder layers, a learning rate that moves parameters by rounding, and no test set."""
+    return change(
+        tiny_config,
+        data={"test_split": "unseen"},
+        model={"num_decoder_layers": 2, "scan_layers": True},
+        optim={"schedule": "constant", "learning_rate": 1e-7, "warmup_steps": 0},
+        train={"steps": 2, "evaluate_every": 2, "checkpoint_every": 1, "log_accuracy": False},
+        search={"method": "greedy", "beam_size": 1, "max_length_offset": 2},
     )
 
 
@@ -281,21 +258,22 @@ def exported(run, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 
 def test_a_run_keeps_its_layers_stacked_and_is_read_as_single_ones(base, run):
     assert read_config(run / "config.json") == base
-    stored, _ = Checkpoints(run).restore_params(4)
+    stored, _ = Checkpoints(run).restore_params(2)
     assert is_stacked(stored)
-    trained = load_trained(run, checkpoint="4", warn=print)
+    trained = load_trained(run, checkpoint="2", warn=print)
     assert not trained.config.model.scan_layers
     assert jax.tree.all(jax.tree.map(np.array_equal, stack_layers(trained.params), stored))
     Checkpoints(run).average(2)
     assert not is_stacked(load_trained(run, checkpoint="average", warn=print).params)
 
 
-def test_a_run_translates_as_it_did_while_it_was_trained(base, run):
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    found = evaluate_run(run, split="test")
-    assert found["chrf"] == report["test"]["chrf"]
-    lines = (run / "translations" / "test.source").read_text(encoding="utf-8").split("\n")[:-1]
-    expected = (run / "translations" / "test.hypothesis").read_text(encoding="utf-8").split("\n")[:-1]
+def test_a_run_translates_as_it_did_while_it_was_trained(run):
+    """Validation, from the stacked parameters of the training state, and translation, from a checkpoint."""
+    (valid,) = (record for record in read_metrics(run) if record["split"] == "valid")
+    found = evaluate_run(run, split="valid")
+    assert found["chrf"] == valid["chrf"] > 0
+    lines = (run / "translations" / "valid.source").read_text(encoding="utf-8").split("\n")[:-1]
+    expected = (run / "translations" / "valid.hypothesis").read_text(encoding="utf-8").split("\n")[:-1]
     assert [best.text for best in Translator.load(run).translate(lines)] == expected
 
 
@@ -310,9 +288,11 @@ def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, 
     assert not read_config(run_dir / "config.json").model.scan_layers
     before = load_trained(run, warn=print).params
     assert jax.tree.all(jax.tree.map(np.array_equal, load_trained(run_dir, warn=print).params, before))
-    slow = dataclasses.replace(base.optim, learning_rate=1e-7, ema_decay=0.0)
-    train = dataclasses.replace(base.train, steps=1)
-    fit(dataclasses.replace(base, optim=slow, train=train), run_dir)
+    without_validation = {
+        "data": {"valid_split": "unseen"},
+        "train": {"steps": 1, "final_checkpoint": "last"},
+    }
+    fit(change(base, **without_validation), run_dir)
     assert is_stacked(Checkpoints(run_dir).restore_params(1)[0])
     after = load_trained(run_dir, checkpoint="1", warn=print).params
     assert not jax.tree.all(jax.tree.map(np.array_equal, after, before))

@@ -1,6 +1,7 @@
 """However the work is laid over eight simulated devices, training computes the same."""
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ LAYOUTS = {
     "2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2),
 }
 MESHES = ("one", "data 8", "fsdp 8", "2 x 2 x 2")
+DROPOUT = 0.3
 
 
 def on(layout: str | ParallelConfig, config: Config = CONFIG) -> Config:
@@ -74,24 +76,36 @@ class Run(NamedTuple):
     parallel: Parallel
 
 
-def make_parts(config: Config):
+class Parts(NamedTuple):
+    model: Any
+    optimizer: Any
+    # The training step is jitted, so that all mesh layouts share one trace.
+    train_step: Any
+
+
+@functools.cache
+def make_parts(rate: float = 0.0) -> Parts:
+    """The model with this dropout rate, and what trains it."""
+    config = with_dropout(rate)
     model = make_model(config.model, source_size=V, target_size=V)
     optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
-
-    def make_state() -> TrainState:
-        return init_state(init_params(model, jax.random.key(0)), optimizer, ema=True)
-
-    return model, optimizer, make_state
+    train_step = make_train_step(model, optimizer, config)
+    return Parts(model, optimizer, jax.jit(train_step, static_argnames="reduce"))
 
 
-def train(config: Config, steps: int = STEPS) -> Run:
-    """So many updates on the config's layout, as the trainer makes them."""
-    parallel = make_parallel(config)
-    model, optimizer, make_state = make_parts(config)
+@jax.jit
+def make_state() -> TrainState:
+    parts = make_parts()
+    return init_state(init_params(parts.model, jax.random.key(0)), parts.optimizer, ema=True)
+
+
+def train(name: str, rate: float = 0.0) -> Run:
+    """Twenty updates on a layout, as the training loop makes them."""
+    parallel = make_parallel(on(name))
     state = parallel.init(make_state)
-    train_step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
+    train_step = parallel.compile(make_parts(rate).train_step, batch=1, donate=(0,))
     metrics = []
-    for number in range(steps):
+    for number in range(STEPS):
         state, found = train_step(state, parallel.put(make_batch(number)))
         metrics.append(found)
     metrics = parallel.fetch(metrics)
@@ -100,14 +114,15 @@ def train(config: Config, steps: int = STEPS) -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
-    return {name: train(on(name)) for name in LAYOUTS}
+def plain() -> Run:
+    """The run of one device without dropout."""
+    return train("one")
 
 
 @pytest.fixture(scope="module")
-def dropout_runs() -> dict[str, Run]:
-    config = with_dropout(0.3)
-    return {name: train(on(name, config), steps=4) for name in MESHES}
+def runs() -> dict[str, Run]:
+    """With dropout, whose masks do not depend on the mesh; without it on a pmap, whose devices have their own."""
+    return {name: train(name, DROPOUT if name in MESHES else 0.0) for name in LAYOUTS}
 
 
 def test_eight_devices_are_simulated():
@@ -115,9 +130,9 @@ def test_eight_devices_are_simulated():
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one"])
-def test_every_layout_trains_as_one_device_does(runs, name):
+def test_every_layout_trains_as_one_device_does(runs, plain, name):
     """Twenty updates with uneven padding, clipping and an average: the same up to the rounding of sums."""
-    one, other = runs["one"], runs[name]
+    one, other = runs["one"] if name in MESHES else plain, runs[name]
     assert one.losses[-1] < 0.9 * one.losses[0], "training that does not train would compare anything"
     np.testing.assert_allclose(other.losses, one.losses, rtol=1e-5)
     for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
@@ -125,13 +140,12 @@ def test_every_layout_trains_as_one_device_does(runs, name):
     assert one.metrics[0].weight == other.metrics[0].weight == 28
 
 
-def test_microbatches_train_as_their_batch_does(runs):
+def test_microbatches_train_as_their_batch_does(plain):
     """Eight of a row each, one of which has no token at all."""
-    config = on(ONE)
-    parallel = make_parallel(config)
-    model, optimizer, make_state = make_parts(config)
-    gradient, update = jax.jit(make_gradient_step(model, config)), jax.jit(make_update(optimizer, config))
-    add, state, losses = jax.jit(add_sums), parallel.init(make_state), []
+    config, parts = on(ONE), make_parts()
+    gradient = jax.jit(make_gradient_step(parts.model, config))
+    update, add = jax.jit(make_update(parts.optimizer, config)), jax.jit(add_sums)
+    state, losses = plain.parallel.init(make_state), []
     for number in range(STEPS):
         batch, sums = make_batch(number), None
         for row in range(8):
@@ -140,18 +154,13 @@ def test_microbatches_train_as_their_batch_does(runs):
             sums = found if sums is None else add(sums, found)
         state, metrics = update(state, sums)
         losses.append(float(metrics.loss_sum / metrics.weight))
-    np.testing.assert_allclose(losses, runs["one"].losses, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", MESHES[1:])
-def test_dropout_does_not_depend_on_the_mesh(dropout_runs, name):
-    np.testing.assert_allclose(dropout_runs[name].losses, dropout_runs["one"].losses, rtol=1e-5)
+    np.testing.assert_allclose(losses, plain.losses, rtol=1e-5)
 
 
 def test_devices_of_a_pmap_draw_dropout_of_their_own():
     """Rows that are all the same give different losses where masks differ."""
     config = on("pmap 8", with_dropout(0.5))
-    parallel, (model, _, make_state) = make_parallel(config), make_parts(config)
+    parallel, model = make_parallel(config), make_parts(0.5).model
     state = parallel.init(make_state)
     gradient = make_gradient_step(model, config)
     same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
@@ -172,8 +181,8 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
     assert parallel.compile(lambda x: 2 * x)(state.step) == 0
 
 
-def test_dropout_is_at_work_in_these_tests(runs, dropout_runs):
-    assert abs(dropout_runs["one"].losses[1] - runs["one"].losses[1]) > 1e-3
+def test_dropout_is_at_work_in_these_tests(runs, plain):
+    assert abs(runs["one"].losses[1] - plain.losses[1]) > 1e-3
 
 
 def bytes_on_first_device(tree: Any) -> int:
@@ -194,7 +203,7 @@ def test_fsdp_keeps_an_eighth_of_the_parameters_on_each_device():
 
 
 @pytest.mark.parametrize(("name", "share"), [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), ("2 x 2 x 2", 4)])
-def test_states_stay_where_they_were_born(runs, name, share):
+def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
     """After twenty updates the moments and the average are split as the parameters are."""
     run = runs[name]
     for tree in (run.placed.params, run.placed.ema_params, run.placed.opt_state):
@@ -207,20 +216,21 @@ def test_states_stay_where_they_were_born(runs, name, share):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
-def test_each_layout_compiles_one_program_for_one_shape(runs):
-    run = runs["2 x 2 x 2"]
-    model, optimizer, _ = make_parts(CONFIG)
-    traced = []
+def test_each_layout_compiles_one_program_for_one_shape(runs, plain):
+    """And without dropout, a mesh trains as one device does, too."""
+    parallel = runs["2 x 2 x 2"].parallel
+    traced, losses = [], []
 
     def step(state, batch):
         traced.append(1)
-        return make_train_step(model, optimizer, CONFIG)(state, batch)
+        return make_parts().train_step(state, batch)
 
-    compiled = run.parallel.compile(step, batch=1)
-    state = run.placed
+    compiled, state = parallel.compile(step, batch=1), parallel.init(make_state)
     for number in range(3):
-        state, _ = compiled(state, run.parallel.put(make_batch(number)))
+        state, metrics = compiled(state, parallel.put(make_batch(number)))
+        losses.append(float(metrics.loss_sum / metrics.weight))
     assert len(traced) == 1 and compiled._cache_size() == 1
+    np.testing.assert_allclose(losses, plain.losses[:3], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["pmap 8", "data 8", "2 x 2 x 2"])
@@ -250,10 +260,10 @@ def saved(runs, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("target", LAYOUTS)
 @pytest.mark.parametrize("source", LAYOUTS)
-def test_a_checkpoint_of_any_layout_goes_on_on_any_other(runs, saved, source, target):
+def test_a_checkpoint_of_any_layout_can_be_resumed_on_any_other(runs, saved, source, target):
     """Bit for bit, optimizer state and place in the data included, and laid as the target lays it."""
     parallel = runs[target].parallel
-    state, progress = load_state(Checkpoints(saved[source]), parallel, make_parts(CONFIG)[2])
+    state, progress = load_state(Checkpoints(saved[source]), parallel, make_state)
     for left, right, sharding in zip(
         jax.tree.leaves(runs[source].state),
         jax.tree.leaves(state),
@@ -265,7 +275,7 @@ def test_a_checkpoint_of_any_layout_goes_on_on_any_other(runs, saved, source, ta
     assert progress.step == STEPS and progress.position == (2, 3)
 
 
-def test_what_is_placed_comes_back_whole():
+def test_placed_arrays_are_fetched_whole():
     tree = {"decoder": {"layers_0": {"feedforward": {"input": {"kernel": np.arange(32.0).reshape(8, 4)}}}}}
     parallel = make_parallel(on("2 x 2 x 2"))
     placed = parallel.place(tree)
@@ -284,7 +294,7 @@ def test_donated_arguments_give_their_memory_away(name):
     assert not other.is_deleted()
 
 
-def test_devices_by_default_are_all_and_are_named():
+def test_all_devices_are_used_by_default_and_described():
     assert make_parallel(Config()).device_count == 8
     assert re.fullmatch(r".+ \(\d+ cores\)", make_parallel(on("one")).describe())
     two = make_parallel(on(ParallelConfig(devices=2)))
@@ -318,7 +328,7 @@ def run_caching(directory: Path, **environment: str) -> tuple[list[str], str]:
     return done.stdout.split(), done.stderr
 
 
-def test_compiled_programs_are_kept_and_found_again_in_silence(tmp_path):
+def test_compiled_programs_are_cached_without_output(tmp_path):
     (first, hits), noise = run_caching(tmp_path / "compiled")
     assert (hits, noise) == ("0", "")
     assert any((tmp_path / "compiled").iterdir())

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from made_up_text import write_text
@@ -27,41 +28,41 @@ def get_config() -> Config:
     return from_dict({values!r})
 """
 
-COMMAND = "import sys; from flaxformer_mt.commands.main import main; sys.exit(main())"
-
-# Several commands of one job: the processes connect before the first and leave the job after the last.
-COMMANDS_OF_ONE_JOB = """
-import json, sys
+# JAX writes compiled programs to its cache in the first process only; here the second one writes its own as well.
+START = """
+import json, os, signal, sys, time, types
+from pathlib import Path
+from jax._src import compiler
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.parallel import processes
+from flaxformer_mt.training.train_log import TrainingLog
 
+compiler.distributed = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+"""
+
+COMMAND = f"{START}\nsys.exit(main())"
+
+# Several commands of one job: the processes connect before the first and leave the job after the last.
+COMMANDS_OF_ONE_JOB = f"""{START}
 def connect_once(**flags):
     processes.connect = lambda **flags: None
     connect(**flags)
 
 connect, processes.connect = processes.connect, connect_once
 leave, processes._leave = processes._leave, lambda **_: processes.wait_for_all("end")
-first, *flags = sys.argv[1:]
-commands = json.loads(first)
-for number, command in enumerate(commands, start=1):
-    if number == len(commands):
-        processes._leave = leave
-    status = main([*command, *flags])
-    if status:
-        sys.exit(status)
+*commands, last = json.loads(sys.argv[1])
+for status, *command in commands:
+    assert main([*command, *sys.argv[2:]]) == status
+processes._leave = leave
+sys.exit(main([*last, *sys.argv[2:]]))
 """
 
-# Training in which this process kills itself in the sixth update, once the checkpoint of the fourth is written.
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-from flaxformer_mt.commands.main import main
-from flaxformer_mt.training.train_log import TrainingLog
-
-manifest, add = Path({manifest!r}), TrainingLog.add
+# Training in which this process kills itself after update 20, once the checkpoint of step 16 is written.
+KILLED = f"""{START}
+manifest, add = Path(sys.argv.pop(1)), TrainingLog.add
 
 def kill(self, step, *arguments):
-    if step == 6:
+    if step == 20:
         while not manifest.exists():
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -78,13 +79,13 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start_two(*arguments: str | Path, programs: tuple[str, str] = (COMMAND, COMMAND)) -> list:
-    """Two processes of one job, with two simulated devices each."""
+def start_two(*commands: list[str]) -> list[subprocess.Popen]:
+    """Two processes of one job, with two simulated devices each: a program and its arguments for either."""
     port = free_port()
     job = [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
     return [
         subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, arguments), *job, f"--process={process}"],
+            [sys.executable, "-c", *command, *job, f"--process={process}"],
             cwd=ROOT,
             env=quick_environment(devices=2, FLAXFORMER_MT_PROCESS_TIMEOUT="10"),
             stdin=subprocess.DEVNULL,
@@ -92,16 +93,8 @@ def start_two(*arguments: str | Path, programs: tuple[str, str] = (COMMAND, COMM
             stderr=subprocess.PIPE,
             text=True,
         )
-        for process, program in enumerate(programs)
+        for process, command in enumerate(commands)
     ]
-
-
-def finish(*processes: subprocess.Popen) -> list[tuple[str, str]]:
-    """Standard output and error of each process, once all have ended with status 0."""
-    ended = [process.communicate(timeout=300) for process in processes]
-    for process, (_, stderr) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, stderr
-    return ended
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +109,8 @@ def config(tiny_config, tmp_path_factory) -> Path:
         data={"text_dir": str(folder / "text"), "cache_dir": str(folder / "cache")},
         # Biases of keys have no gradient but rounding, which Adam would amplify with a smaller epsilon.
         optim={"epsilon": 1e-3},
-        train={"log_every": 2, "evaluate_every": 6, "log_accuracy": False},
+        # As many updates as it takes until translations are not empty.
+        train={"steps": 48, "log_every": 8, "evaluate_every": 24, "checkpoint_every": 16, "log_accuracy": False},
         parallel={"devices": 0, "backend": "mesh"},
     )
     path = folder / "tiny.py"
@@ -136,11 +130,50 @@ def train_alone(config: Path, run: Path) -> int:
     return main(["train", f"--config={config}", f"--run={run}", "--config.parallel.devices=4"])
 
 
+class Both(NamedTuple):
+    """What two processes, with two devices each, have written; each pair is of the first and the second."""
+
+    run: Path
+    translations: Path
+    # JSON values that the commands have printed, one after another.
+    results: tuple[list, list]
+    stderr: tuple[str, str]
+
+
 @pytest.fixture(scope="module")
-def two(config, one, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
-    """The run of two processes with two devices each, and their output."""
-    run = tmp_path_factory.mktemp("two") / "run"
-    return run, finish(*start_two("train", f"--config={config}", f"--run={run}"))
+def source(tmp_path_factory) -> Path:
+    """Lines to translate: one that is too long, and an empty one."""
+    path = tmp_path_factory.mktemp("source") / "source.txt"
+    path.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(config, one, source, tmp_path_factory) -> Both:
+    """Two processes that translate and evaluate with the run of one, refuse standard input, and train."""
+    folder = tmp_path_factory.mktemp("two")
+    commands = [
+        [2, "translate", f"--run={one}"],
+        [0, "translate", f"--run={one}", f"--input={source}", "--json", f"--output={folder / 'translations'}"],
+        [0, "evaluate", f"--run={one}", "--bootstrap=0"],
+        ["train", f"--config={config}", f"--run={folder / 'run'}"],
+    ]
+    pair = start_two([COMMANDS_OF_ONE_JOB, json.dumps(commands)], [COMMANDS_OF_ONE_JOB, json.dumps(commands)])
+    ended = [process.communicate(timeout=300) for process in pair]
+    for process, (_, stderr) in zip(pair, ended, strict=True):
+        assert process.returncode == 0, stderr
+    (stdout, stderr), (other_stdout, other_stderr) = ended
+    results = read_json_values(stdout), read_json_values(other_stdout)
+    return Both(folder / "run", folder / "translations", results, (stderr, other_stderr))
+
+
+def read_json_values(text: str) -> list:
+    values, text = [], text.strip()
+    while text:
+        value, end = json.JSONDecoder().raw_decode(text)
+        values.append(value)
+        text = text[end:].lstrip()
+    return values
 
 
 def numbers(run: Path, *splits: str) -> list[dict[str, float]]:
@@ -169,56 +202,47 @@ def assert_alike(left: Path, right: Path) -> None:
 
 
 def test_two_processes_train_evaluate_and_translate_as_one_does(one, two):
-    run, _ = two
-    assert_alike(run, one)
+    assert_alike(two.run, one)
 
 
 def test_the_first_process_speaks_for_all(two):
-    _, ((result, stderr), (other_result, other_stderr)) = two
-    assert json.loads(result)["step"] == 12
-    assert "4 simulated devices of 2 processes" in stderr and "step    12/12" in stderr
-    assert other_result == ""
+    (result, other_result), (stderr, other_stderr) = two.results, two.stderr
+    assert result[-1]["step"] == 48
+    assert "4 simulated devices of 2 processes" in stderr and "step    48/48" in stderr
+    assert other_result == []
     assert "step" not in other_stderr
 
 
-def test_two_processes_translate_and_score_files_as_one_does(one, tmp_path):
-    """With a line that is too long, an empty one, and all fields of the JSON lines."""
-    source = tmp_path / "source.txt"
-    source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
-    run = tmp_path / "run"  # on all devices, of which this process has eight
-    shutil.copytree(one, run)
-    translate = ["translate", f"--input={source}", "--json"]
-    assert main([*translate, f"--run={run}", f"--output={tmp_path / 'alone'}"]) == 0
-    commands = [[*translate, f"--output={tmp_path / 'both'}"], ["evaluate", "--bootstrap=0"]]
-    ((result, stderr), (other_result, other_stderr)) = finish(
-        *start_two(json.dumps(commands), f"--run={run}", programs=(COMMANDS_OF_ONE_JOB, COMMANDS_OF_ONE_JOB))
+def test_two_processes_translate_and_score_files_as_one_does(one, two, source, tmp_path):
+    """With all fields of the JSON lines."""
+    main(["translate", f"--run={one}", f"--input={source}", "--json", f"--output={tmp_path / 'alone'}"])
+    assert "line 3: longer than" in two.stderr[0] and "warning" not in two.stderr[1]
+    alone, both = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in (tmp_path / "alone", two.translations)
     )
-    assert "line 3: longer than" in stderr and other_result == "" and "warning" not in other_stderr
-    alone, both = ([json.loads(line) for line in (tmp_path / name).open()] for name in ("alone", "both"))
     assert len(alone) == len(both) == 6
     for mine, other in zip(alone, both, strict=True):
         assert mine.keys() == other.keys()
         for name in ("text", "tokens", "alignment"):
             assert mine[name] == other[name]
         assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
-    report = json.loads((one / "report.json").read_text())["test"]
-    assert json.loads(result)["bleu"] == report["bleu"]
+    report = json.loads((one / "report.json").read_text(encoding="utf-8"))["test"]
+    evaluation, _ = two.results[0]
+    assert evaluation["bleu"] == report["bleu"] > 0
 
 
-def test_standard_input_cannot_be_shared(one):
-    for process in start_two("translate", f"--run={one}"):
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 2
+def test_standard_input_cannot_be_shared(two):
+    for stderr in two.stderr:
         assert "error: 2 processes cannot all read standard input; give --input=FILE" in stderr
 
 
 def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config, one, tmp_path, capsys):
     """After a checkpoint; then one process of four devices ends where an undisturbed run does."""
     run = tmp_path / "run"
-    manifest = run / "checkpoints" / "4" / "manifest.json"
-    first, second = start_two(
-        "train", f"--config={config}", f"--run={run}", programs=(COMMAND, KILLED.format(manifest=str(manifest)))
-    )
+    manifest = run / "checkpoints" / "16" / "manifest.json"
+    train = ["train", f"--config={config}", f"--run={run}"]
+    first, second = start_two([COMMAND, *train], [KILLED, str(manifest), *train])
     assert second.communicate(timeout=240) and second.returncode == -signal.SIGKILL
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 75 and not (run / "report.json").exists()

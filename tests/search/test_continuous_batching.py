@@ -1,4 +1,4 @@
-"""Lines that take the rows of those that are done: the same results as if all were searched at once."""
+"""Continuous batching: the same results as if all lines were searched at once."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_search import QUICK, SYMBOLS, make_tables, next_logits, start_cache
+from test_search import EOS, QUICK, SYMBOLS, make_tables, next_logits, start_cache
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search import (
@@ -30,7 +30,7 @@ from flaxformer_mt.search import (
 from flaxformer_mt.search.state_rows import Leaf, put_rows, unpack
 
 LENGTH = 9
-LIMITS = np.array([9, 2, 7, 7, 1, 5, 9, 3, 6, 4, 0, 0], np.int32)  # the last two are none
+LIMITS = np.array([9, 2, 7, 7, 1, 5, 9, 3, 9, 4, 0, 0], np.int32)  # the last two are none
 LINES, COUNT = len(LIMITS), 10
 BEAM = SearchConfig(beam_size=3)
 
@@ -39,16 +39,22 @@ def make_task(options, room=LENGTH) -> Search:
     return Search(next_logits, options, SYMBOLS, room, 2 if options.method != "greedy" else 1)
 
 
-def lay_out(options, tables, lines) -> StateLayout:
-    """The chain's states have no source."""
+@functools.cache
+def _lay_out(options, structure, leaves) -> StateLayout:
+    tables, lines = jax.tree.unflatten(structure, [np.zeros((1, *shape), dtype) for shape, dtype in leaves])
 
     def start(source_length, room):
         task = make_task(options, room)
-        one = jax.tree.map(lambda leaf: leaf[:1], (tables, lines))
-        cache = start_cache(one[0], task.width)._replace(begun=jnp.zeros(1, jnp.int32))
-        return task.start(cache, one[1], clip=False)
+        cache = start_cache(tables, task.width)._replace(begun=jnp.zeros(1, jnp.int32))
+        return task.start(cache, lines, clip=False)
 
     return find_layout(start, pad_id=SYMBOLS.pad_id)
+
+
+def lay_out(options, tables, lines) -> StateLayout:
+    """The chain's states have no source."""
+    leaves, structure = jax.tree.flatten((tables, lines))
+    return _lay_out(options, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
 
 @functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)
@@ -72,6 +78,10 @@ def search_at_once(tables, lines, *, options):
     return task.finish(task.run(task.start(start_cache(tables, task.width), lines)))
 
 
+move = jax.jit(move_rows, static_argnames=("layout", "source_length", "room"), compiler_options=QUICK)
+empty = jax.jit(empty_rows, static_argnames=("layout", "size"), compiler_options=QUICK)
+
+
 def pick(leaves, numbers):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[numbers], leaves)
 
@@ -82,18 +92,17 @@ def search_in_turns(options, turns, *, refill, lines, tables):
     layout = lay_out(options, tables, lines)
     for turn, (rows, room, numbers) in enumerate(turns):
         if state is None:
-            state = empty_rows(layout, Size(rows, 0, room))
+            state = empty(layout, Size(rows, 0, room))
         else:
-            assert ages.max() <= room and busy
-            stay = jnp.array([*busy, *[-1] * (rows - len(busy))])
-            state = move_rows(layout, state, stay, source_length=0, room=room)
+            assert ages.max() <= room and 0 < len(busy) <= rows
+            stay = np.array([*busy, *[-1] * (rows - len(busy))])
+            state = move(layout, state, stay, source_length=0, room=room)
             busy = dict(enumerate(busy.values()))
         count = len(numbers)
         waiting = begin(*pick((tables, lines), [*numbers, *[LINES - 1] * (LINES - count)]), options=options)
         final_free_rows = rows if turn == len(turns) - 1 else 1
-        searched = go_through(
-            state, waiting, count, final_free_rows, options=options, layout=layout, refill=refill, room=room
-        )
+        sizes = {"options": options, "layout": layout, "refill": refill, "room": room}
+        searched = go_through(state, waiting, count, final_free_rows, **sizes)
         everyone = {**dict(enumerate(numbers)), **{LINES + row: who for row, who in busy.items()}}
         owners, ages, state = np.asarray(searched.owners), np.asarray(searched.ages), searched.state
         busy = {int(row): everyone[int(owners[row])] for row in np.flatnonzero(owners != NO_LINE)}
@@ -114,8 +123,9 @@ def assert_same(queued, at_once):
         np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-6)
 
 
-def both_ways(options, turns, *, refill, **more):
-    tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS, **more)
+def both_ways(options, turns, *, refill, more_eos=0.0, **fields):
+    tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS, **fields)
+    tables[..., EOS] += more_eos
     queued = search_in_turns(options, turns, refill=refill, lines=lines, tables=tables)
     at_once = jax.tree.map(np.asarray, search_at_once(tables, lines, options=options))
     return queued, [pick(at_once, line) for line in range(COUNT)]
@@ -128,60 +138,70 @@ def test_a_queue_finds_what_a_search_of_all_lines_at_once_finds(rows, refill):
     assert len({found.lengths[0] for found in queued}) > 3  # lines end at different times
 
 
-# Fewer rows and less room, then more of both.
-TURNS = [(3, LENGTH, [2, 3, 5, 8]), (2, 7, [1, 7, 9]), (5, LENGTH, [0, 6, 4])]
+# Fewer rows and less capacity, then more of both.
+TURNS = [(4, LENGTH, [2, 3, 5, 9]), (3, 7, [1, 7]), (4, LENGTH, [0, 6, 4, 8])]
+GREEDY = SearchConfig(method="greedy")
 
 
-@pytest.mark.parametrize("options", [BEAM, SearchConfig(method="greedy")], ids=["beam", "greedy"])
-def test_a_state_goes_on_in_another_size(options):
+@pytest.mark.parametrize("options", [BEAM, GREEDY], ids=["beam", "greedy"])
+def test_a_state_continues_in_another_size(options):
     queued, at_once = both_ways(options, TURNS, refill=1)
     assert_same(queued, at_once)
 
 
-SEEDS = {"seeds": np.arange(LINES, dtype=np.uint32)}
-RARE = np.full((LINES, 3), -1, np.int32)
-RARE[1, 0], RARE[2, :2], RARE[6, :3] = 4, (5, 3), (3, 3, 6)
+GROUPS = SearchConfig(beam_size=4, diversity_groups=2, stopping="inexact")
+RULES = dataclasses.replace(BEAM, no_repeat_ngram=2)
+SEEDS = np.arange(LINES, dtype=np.uint32)
+PREFIXES, REQUIRED = np.full((LINES, 3), -1, np.int32), np.full((LINES, 1, 3), -1, np.int32)
+PREFIXES[1, 0], PREFIXES[2, :2], PREFIXES[6, :3] = 4, (5, 3), (3, 3, 6)
+REQUIRED[3, 0, :2], REQUIRED[4, 0, 0], REQUIRED[7, 0, :3], REQUIRED[8, 0, :2] = (5, 3), 4, (3, 3, 6), (7, 4)
+MIN_LENGTHS = np.where(np.arange(LINES) % 2, 4, 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "more"),
+    ("options", "fields"),
     [
-        (SearchConfig(method="sample", temperature=2.0), SEEDS),
-        (dataclasses.replace(BEAM, stopping="inexact"), {}),
-        (dataclasses.replace(BEAM, no_repeat_ngram=2), {}),
-        (SearchConfig(beam_size=4, diversity_groups=2), {}),
-        (BEAM, {"prefixes": RARE}),
-        (BEAM, {"required": RARE[:, None]}),
-        (BEAM, {"min_lengths": np.full(LINES, 4, np.int32)}),
+        (SearchConfig(method="sample", temperature=2.0), {"seeds": SEEDS}),
+        (GROUPS, {}),
+        (RULES, {"prefixes": PREFIXES, "required": REQUIRED, "min_lengths": MIN_LENGTHS}),
     ],
-    ids=["sampling", "inexact", "ngrams", "groups", "prefixes", "required", "min_lengths"],
+    ids=["sampling", "inexact_groups", "ngrams_prefixes_required_min_lengths"],
 )
-def test_options_know_where_a_line_began(options, more):
-    turns = [(3, 7, [2, 1, 3, 4, 5]), (4, LENGTH, [0, 6, 7, 8, 9])]
-    queued, at_once = both_ways(options, turns, refill=2, **more)
+def test_options_count_from_the_first_step_of_a_line(options, fields):
+    turns = [(2, 7, [2, 1, 3, 4, 5]), (4, LENGTH, [0, 6, 7, 8, 9])]
+    queued, at_once = both_ways(options, turns, refill=2, **fields)
     assert_same(queued, at_once)
+    for line, found in enumerate(queued):
+        tokens = found.tokens[0, : found.lengths[0]].tolist()
+        if "prefixes" in fields:
+            prefix = PREFIXES[line][PREFIXES[line] >= 0].tolist()
+            assert tokens[: len(prefix)] == prefix, line
+            pairs = list(zip(tokens, tokens[1:], strict=False))
+            assert len(set(pairs)) == len(pairs) and len(tokens) >= min(MIN_LENGTHS[line], LIMITS[line]), line
+            phrase = REQUIRED[line, 0][REQUIRED[line, 0] >= 0].tolist()
+            contained = any(tokens[i : i + len(phrase)] == phrase for i in range(len(tokens)))
+            assert contained or not phrase or not found.satisfied[0], line
 
 
-@pytest.mark.parametrize("method", ["beam", "greedy"])
-def test_lines_that_there_is_not_enough_room_for_say_so_and_disturb_nobody(method):
-    room = 5
-    options = SearchConfig(method=method, beam_size=3)
-    queued, at_once = both_ways(options, [(4, room, range(COUNT))], refill=2)
+@pytest.mark.parametrize("options", [BEAM, GREEDY], ids=["beam", "greedy"])
+def test_lines_that_exceed_the_capacity_are_marked_and_do_not_disturb_others(options):
+    room = 7
+    queued, at_once = both_ways(options, [(3, room, range(COUNT))], refill=1, more_eos=-4.0)
     outgrown = np.array([found.lengths[0] == OVER_CAPACITY for found in queued])
     assert 1 < outgrown.sum() < COUNT - 3
     for found, expected in zip(queued, at_once, strict=True):
         if found.lengths[0] == OVER_CAPACITY:
             assert (found.lengths == OVER_CAPACITY).all()
             # Beam search may look further than the best hypothesis is long, greedy search does not.
-            assert method == "beam" or expected.lengths[0] > room
+            assert options is BEAM or expected.lengths[0] > room
         else:
             assert_same([found], [expected])
 
 
-def test_what_a_program_leaves_is_nobodys_or_goes_on():
+def test_rows_that_a_program_leaves_are_free_or_continue():
     tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS)
     layout, waiting = lay_out(BEAM, tables, lines), begin(tables, lines, options=BEAM)
-    state = empty_rows(layout, Size(4, 0, LENGTH))
+    state = empty(layout, Size(4, 0, LENGTH))
     sizes = {"options": BEAM, "layout": layout, "refill": 1, "room": LENGTH}
     left = go_through(state, waiting, 6, 2, **sizes)
     owners = np.asarray(left.owners)
@@ -203,56 +223,68 @@ def test_beams_begin_as_one_unless_they_are_told_apart():
 # ---- rows ----
 
 
-def tokens_state(step: int, tokens) -> tuple[StateLayout, object]:
+@functools.cache
+def greedy_layout() -> StateLayout:
+    return lay_out(GREEDY, make_tables(1, 8, seed=0), Lines(LIMITS[:1]))
+
+
+def tokens_state(step: int, tokens):
     """A packed state of the chain with these tokens [R, T], of one beam."""
-    options = SearchConfig(method="greedy")
-    tables, lines = make_tables(1, 8, seed=0), Lines(np.array([9], np.int32))
-    layout = lay_out(options, tables, lines)
     tokens = jnp.asarray(tokens, jnp.int32)[:, None]
-    state = empty_rows(layout, Size(len(tokens), 0, tokens.shape[2]))
-    return layout, state._replace(tokens=tokens, step=jnp.full(len(tokens), step), done=state.done & False)
+    state = empty_rows(greedy_layout(), Size(len(tokens), 0, tokens.shape[2]))
+    return state._replace(tokens=tokens, step=jnp.full(len(tokens), step), done=state.done & False)
 
 
 def test_the_layout_knows_which_axes_grow():
-    tables, lines = make_tables(2, 8, seed=0), Lines(np.array([9, 9], np.int32))
+    tables, lines = make_tables(LINES, 8, seed=0), Lines(LIMITS)
     layout = lay_out(BEAM, tables, lines)
     leaves = jax.tree.unflatten(layout.structure, layout.leaves)
     assert leaves.tokens == Leaf((3, 1), "int32", time=2, source=None, blank=SYMBOLS.pad_id)
     assert leaves.log_probs == Leaf((3,), "float32", time=None, source=None)
     assert leaves.cache.shared == Leaf((8, 8, 8), "float32", time=None, source=None)
-    empty = empty_rows(layout, Size(5, 0, 7))
-    assert empty.tokens.shape == (5, 3, 7) and empty.done.all() and empty.step.shape == (5,)
+    state = jax.device_get(empty(layout, Size(4, 0, LENGTH)))
+    assert state.tokens.shape == (4, 3, LENGTH) and state.done.all() and state.step.shape == (4,)
 
 
-@pytest.mark.parametrize(
-    ("step", "before", "room", "after"),
-    [
-        (6, [4, 5, 2, 3], 3, [3, 4, 5]),  # by the steps of tokens: [3 4 5] in places 0, 1, 2
-        (6, [4, 5, 2, 3], 4, [4, 5, 2, 3]),
-        (7, [4, 5, 6, 3], 3, [6, 4, 5]),
-        (6, [4, 5, 2, 3], 6, [0, 0, 2, 3, 4, 5]),
-        (8, [4, 5, 6, 7], 6, [6, 7, 0, 0, 4, 5]),
-        (2, [0, 1, 0, 0], 8, [0, 1, 0, 0, 0, 0, 0, 0]),
-    ],
-)
-def test_a_ring_of_tokens_is_laid_out_anew(step, before, room, after):
-    layout, state = tokens_state(step, [before, [9] * len(before)])
-    moved = move_rows(layout, state, jnp.array([0, -1, -1]), source_length=0, room=room)
-    assert moved.tokens[0, 0].tolist() == after
-    assert moved.done.tolist() == [False, True, True] and moved.step.tolist() == [step] * 3
+# Step, tokens, new capacity, and the tokens in it.
+RINGS = [
+    (6, [4, 5, 2, 3], 3, [3, 4, 5]),  # by the steps of tokens: [3 4 5] in places 0, 1, 2
+    (6, [4, 5, 2, 3], 4, [4, 5, 2, 3]),
+    (7, [4, 5, 6, 3], 3, [6, 4, 5]),
+    (6, [4, 5, 2, 3], 6, [0, 0, 2, 3, 4, 5]),
+    (8, [4, 5, 6, 7], 6, [6, 7, 0, 0, 4, 5]),
+    (2, [0, 1, 0, 0], 8, [0, 1, 0, 0, 0, 0, 0, 0]),
+]
 
 
-def test_rows_are_put_where_the_next_step_looks_for_them():
-    layout, state = tokens_state(6, [[4, 5, 2, 3], [4, 5, 2, 3], [4, 5, 2, 3]])
-    _, line = tokens_state(1, [[7], [8]])
+@functools.partial(jax.jit, compiler_options=QUICK)
+def change_rows():
+    """Rows that are moved, put and appended, in one program."""
+    layout = greedy_layout()
+    moved = [
+        move_rows(
+            layout, tokens_state(step, [ring, [9] * 4]), jnp.array([0, -1, -1]), source_length=0, room=room
+        )
+        for step, ring, room, _ in RINGS
+    ]
+    line = tokens_state(1, [[7], [8]])
     line = line._replace(cache=line.cache._replace(begun=jnp.zeros(2, jnp.int32)))
-    put = put_rows(layout, unpack(state), jnp.array([1, 3]), unpack(line))  # there is no row 3
+    rows = unpack(tokens_state(6, [[4, 5, 2, 3]] * 3))
+    put = put_rows(layout, rows, jnp.array([1, 3]), unpack(line))  # there is no row 3
+    wide = widen_rows(layout, tokens_state(1, [[7], [8]]), rows=4, source_length=0)
+    both = append_rows(layout, wide, tokens_state(1, [[5]]), jnp.array(2))
+    return moved, put, put.ages, both
+
+
+def test_rows_are_moved_put_and_joined():
+    moved, put, ages, both = jax.device_get(change_rows())
+    # A ring of tokens is laid out anew.
+    for (step, ring, room, after), state in zip(RINGS, moved, strict=True):
+        case = f"{ring} at step {step} to a capacity of {room}"
+        assert state.tokens[0, 0].tolist() == after, case
+        assert state.done.tolist() == [False, True, True] and state.step.tolist() == [step] * 3, case
+    # Rows are put where the next step looks for them.
     assert put.tokens[:, 0].tolist() == [[4, 5, 2, 3], [0, 7, 0, 0], [4, 5, 2, 3]]
-    assert put.cache.begun[1] == 5 and put.ages[1] == 1
-
-
-def test_blocks_are_joined_in_rows_of_one_state():
-    layout, first = tokens_state(1, [[7], [8]])
-    _, second = tokens_state(1, [[5]])
-    both = append_rows(layout, widen_rows(layout, first, rows=4, source_length=0), second, jnp.array(2))
+    assert put.cache.begun[1] == 5 and ages[1] == 1
+    # Blocks are joined in rows of one state.
     assert both.tokens[:, 0, 0].tolist() == [7, 8, 5, 0]

@@ -47,31 +47,59 @@ def start_cache(tables: np.ndarray, width: int) -> Cache:
 QUICK = {"xla_backend_optimization_level": 0}
 
 
-@functools.partial(jax.jit, static_argnames=("options", "max_length", "n_best"), compiler_options=QUICK)
-def search_tables(tables, lines, *, options, max_length, n_best):
-    width = 1 if options.method == "greedy" else options.beam_size
+# Most tests search rows and tokens of these numbers, so that those of the same options share a program.
+ROWS, VOCAB, LONGEST = 16, 9, 15
+
+
+@functools.partial(
+    jax.jit, static_argnames=("options", "max_length", "n_best", "symbols"), compiler_options=QUICK
+)
+def _search_tables(tables, lines, *, options, max_length, n_best, symbols):
+    width = {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
+    cache = start_cache(tables, width)
     return search(
-        next_logits,
-        start_cache(tables, width),
-        lines,
-        options=options,
-        symbols=SYMBOLS,
-        max_length=max_length,
-        n_best=n_best,
+        next_logits, cache, lines, options=options, symbols=symbols, max_length=max_length, n_best=n_best
     )
 
 
-def run_beam(tables, limits, *, width, alpha, max_length, n_best=1, kind="gnmt"):
+def pad_tables(tables: np.ndarray, rows: int, vocab_size: int) -> np.ndarray:
+    """More rows, and tokens that are never probable."""
+    padded = np.full((rows, vocab_size, vocab_size, vocab_size), -1e9, np.float32)
+    size = tables.shape[1]
+    padded[: len(tables), :size, :size, :size] = tables
+    return padded
+
+
+def pad_lines(lines: Lines, rows: int) -> Lines:
+    """Rows of limit 0 after the lines."""
+
+    def pad(leaf, fill):
+        return np.pad(leaf, [(0, rows - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)], constant_values=fill)
+
+    fills = {"prefixes": -1, "required": -1}
+    fields = {name: leaf for name, leaf in lines._asdict().items() if leaf is not None}
+    return lines._replace(**{name: pad(leaf, fills.get(name, 0)) for name, leaf in fields.items()})
+
+
+def search_tables(
+    tables, lines, *, options, n_best, symbols=SYMBOLS, max_length=LONGEST, rows=ROWS, vocab_size=VOCAB
+):
+    """The result of the given rows on the host."""
+    padded = pad_tables(tables, rows, vocab_size), pad_lines(lines, rows)
+    found = _search_tables(*padded, options=options, max_length=max_length, n_best=n_best, symbols=symbols)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(tables)], found)
+
+
+def run_beam(tables, limits, *, width, alpha=1.0, n_best=3, kind="gnmt", **sizes):
     options = SearchConfig(beam_size=width, length_penalty=alpha, length_penalty_kind=kind)
-    lines = Lines(np.asarray(limits))
-    found = search_tables(tables, lines, options=options, max_length=max_length, n_best=n_best)
-    return jax.tree.map(np.asarray, found)
+    return search_tables(tables, Lines(np.array(limits, np.int32)), options=options, n_best=n_best, **sizes)
 
 
-def run_greedy(tables, limits, *, alpha, max_length):
-    options = SearchConfig(method="greedy", length_penalty=alpha)
-    found = search_tables(tables, Lines(np.asarray(limits)), options=options, max_length=max_length, n_best=1)
-    return jax.tree.map(np.asarray, found)
+GREEDY = SearchConfig(method="greedy", length_penalty=0.7)
+
+
+def run_greedy(tables, limits):
+    return search_tables(tables, Lines(np.array(limits, np.int32)), options=GREEDY, n_best=1)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -133,12 +161,15 @@ def tokens_of(result, row: int, rank: int = 0) -> tuple[int, ...]:
 # ---- exactness ----
 
 
+WIDE = {"max_length": 4, "vocab_size": 6}
+
+
 @pytest.mark.parametrize(("alpha", "kind"), [(0.0, "gnmt"), (2.5, "gnmt"), (1.0, "length"), (0.6, "length")])
 def test_a_wide_beam_finds_the_best_of_all(alpha, kind):
     limits = [4, 3, 1, 2]
     tables = make_tables(4, 6, seed=1)
     # 27 prefixes of three words, four continuations each: nothing is ever pruned.
-    found = run_beam(tables, limits, width=108, alpha=alpha, max_length=4, n_best=8, kind=kind)
+    found = run_beam(tables, limits, width=108, alpha=alpha, n_best=8, kind=kind, **WIDE)
     for row, limit in enumerate(limits):
         expected = brute_force(tables[row], limit, alpha, kind)[:8]
         for rank, (score, log_prob, tokens) in enumerate(expected):
@@ -151,16 +182,15 @@ def test_a_wide_beam_finds_the_best_of_all(alpha, kind):
 
 
 def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it():
-    alpha = 1.0
     tables = make_tables(6, 6, seed=2)
     limits = np.full(6, 4)
-    best = np.array([brute_force(table, 4, alpha)[0][0] for table in tables])
     reached = []
-    for width in (1, 3, 108):
-        found = run_beam(tables, limits, width=width, alpha=alpha, max_length=4)
+    for width, alpha, n_best, sizes in ((1, 0.7, 1, {}), (3, 1.0, 1, {}), (108, 2.5, 8, WIDE)):
+        best = np.array([brute_force(table, 4, alpha)[0][0] for table in tables])
+        found = run_beam(tables, limits, width=width, alpha=alpha, n_best=n_best, **sizes)
         ended = [tokens_of(found, row)[-1] == EOS for row in range(6)]
         scores = np.where(ended, found.scores[:, 0], -np.inf)
-        assert (scores <= best + 1e-5).all()
+        assert (scores <= best + 1e-5).all(), width
         reached.append(int(np.isclose(scores, best, rtol=1e-5).sum()))
     assert reached[-1] == 6 and reached[0] < 6
 
@@ -170,51 +200,63 @@ def test_no_width_beats_the_best_of_all_and_wide_ones_reach_it():
 )
 def test_stopping_early_changes_nothing(width, alpha, kind):
     limits = [9, 7, 12, 1, 5, 12]
-    tables = make_tables(6, 11, seed=3)
+    tables = make_tables(6, 9, seed=3)
     tables[..., EOS] += 1.0  # sentences end well before their limits
-    found = run_beam(tables, limits, width=width, alpha=alpha, max_length=12, n_best=width, kind=kind)
+    found = run_beam(tables, limits, width=width, alpha=alpha, n_best=width, kind=kind)
     for row, limit in enumerate(limits):
         expected = patient_beam(tables[row], limit, alpha, width, kind)[:width]
         assert [tokens_of(found, row, rank) for rank in range(len(expected))] == [t for _, t in expected]
         np.testing.assert_allclose(found.scores[row, : len(expected)], [s for s, _ in expected], rtol=1e-5)
 
 
-def constant_lattice(probabilities: dict[int, float]) -> tuple:
-    """The same next token distribution everywhere, as (next_logits, a list that grows with its calls)."""
+_steps = []
+
+
+@functools.partial(jax.jit, static_argnames=("options", "n_best"), compiler_options=QUICK)
+def _search_lattice(logits, lines, *, options, n_best):
+    def counted(tokens, cache):
+        jax.debug.callback(lambda: _steps.append(1))
+        return jnp.broadcast_to(logits, (*tokens.shape, 7)), cache
+
+    return search(
+        counted,
+        Cache({}, {}, jnp.zeros((), jnp.int32)),
+        lines,
+        options=options,
+        symbols=SYMBOLS,
+        max_length=200,
+        n_best=n_best,
+    )
+
+
+def search_lattice(probabilities: dict[int, float], limits, *, n_best=1, seeds=None, **options) -> tuple:
+    """A search with the same next token distribution everywhere: the result, and the number of its steps."""
     logits = np.full(7, -np.inf, np.float32)
     for token, probability in probabilities.items():
         logits[token] = math.log(probability)
-    calls = []
-
-    def counted(tokens, cache):
-        jax.debug.callback(lambda: calls.append(1))
-        return jnp.broadcast_to(logits, (*tokens.shape, 7)), cache
-
-    return counted, calls
+    lines = Lines(np.array(limits, np.int32), seeds=seeds)
+    _steps.clear()
+    found = _search_lattice(logits, lines, options=SearchConfig(**options), n_best=n_best)
+    jax.effects_barrier()
+    return jax.tree.map(np.asarray, found), len(_steps)
 
 
 # eos has log-probability -0.1054, the best word -2.996, whose score is at best -2.996 / ((5 + limit) / 6).
 @pytest.mark.parametrize(
-    ("alpha", "limit", "steps"),
+    ("limit", "steps"),
     [
-        (1.0, 40, 1),  # -2.996 / 7.5 = -0.399 is hopeless
-        (1.0, 200, 2),  # -2.996 / 34.2 = -0.0877 is not: a second step is needed, then -5.99 / 34.2 = -0.175
+        (40, 1),  # -2.996 / 7.5 = -0.399 is hopeless
+        (200, 2),  # -2.996 / 34.2 = -0.0877 is not: a second step is needed, then -5.99 / 34.2 = -0.175
+        (0, 0),  # rows of limit 0 are not searched
     ],
 )
-def test_search_ends_when_no_prefix_can_win(alpha, limit, steps):
-    counted, calls = constant_lattice({EOS: 0.9, 3: 0.05, 4: 0.05})
-    found = search(
-        counted,
-        Cache({}, {}, jnp.zeros((), jnp.int32)),
-        Lines(jnp.array([limit])),
-        options=SearchConfig(beam_size=2, length_penalty=alpha),
-        symbols=SYMBOLS,
-        max_length=limit,
-    )
-    jax.effects_barrier()
-    assert len(calls) == steps
-    assert tokens_of(jax.tree.map(np.asarray, found), 0) == (EOS,)
-    np.testing.assert_allclose(found.scores, [[math.log(0.9)]], rtol=1e-5)
+def test_search_ends_when_no_prefix_can_win(limit, steps):
+    found, counted = search_lattice({EOS: 0.9, 3: 0.05, 4: 0.05}, [limit] * 2, beam_size=2)
+    assert counted == steps
+    for row in range(2):
+        assert tokens_of(found, row) == ((EOS,) if steps else ())
+    if steps:
+        np.testing.assert_allclose(found.scores, [[math.log(0.9)]] * 2, rtol=1e-5)
 
 
 # ---- by hand ----
@@ -240,34 +282,31 @@ def hand_made_table() -> np.ndarray:
     ],
 )
 def test_the_pool_ranks_lengths_by_score(alpha, expected):
-    found = run_beam(hand_made_table(), [4], width=3, alpha=alpha, max_length=4, n_best=3)
+    found = run_beam(hand_made_table(), [4], width=3, alpha=alpha)
     assert [tokens_of(found, 0, rank) for rank in range(3)] == [tokens for _, tokens in expected]
     np.testing.assert_allclose(np.exp(found.log_probs[0]), [p for p, _ in expected], rtol=1e-5)
 
 
 def test_greedy_follows_the_most_probable_token():
-    found = run_greedy(hand_made_table(), [4], alpha=1.0, max_length=4)
+    found = run_greedy(hand_made_table(), [4])
     assert tokens_of(found, 0) == (5, 6, EOS)
     np.testing.assert_allclose(np.exp(found.log_probs[0, 0]), 0.27, rtol=1e-5)
-    np.testing.assert_allclose(found.scores[0, 0], math.log(0.27) / (8 / 6), rtol=1e-5)
+    np.testing.assert_allclose(found.scores[0, 0], math.log(0.27) / (8 / 6) ** 0.7, rtol=1e-5)
 
 
 def test_a_limit_cuts_and_a_finished_hypothesis_goes_before_what_is_cut():
     # With one token, [eos] at .3 is finished, [5] at .6 is not. Width 1 has only [5] to offer.
-    wide = run_beam(hand_made_table(), [1], width=3, alpha=1.0, max_length=4, n_best=3)
+    wide = run_beam(hand_made_table(), [1], width=3)
     assert [tokens_of(wide, 0, rank) for rank in range(3)] == [(EOS,), (5,), (6,)]
-    narrow = run_beam(hand_made_table(), [1], width=1, alpha=1.0, max_length=4)
+    narrow = run_beam(hand_made_table(), [1], width=1, alpha=0.7, n_best=1)
     assert tokens_of(narrow, 0) == (5,)
-    assert tokens_of(run_greedy(hand_made_table(), [2], alpha=1.0, max_length=4), 0) == (5, 6)
+    assert tokens_of(run_greedy(hand_made_table(), [2]), 0) == (5, 6)
 
 
 def test_eos_at_the_first_step():
     table = hand_made_table()
     table[0, :, BOS, EOS] = 5.0
-    for found in (
-        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=3),
-        run_greedy(table, [4], alpha=1.0, max_length=4),
-    ):
+    for found in (run_beam(table, [4], width=3, alpha=0.0), run_greedy(table, [4])):
         assert tokens_of(found, 0) == (EOS,)
 
 
@@ -275,10 +314,10 @@ def test_eos_at_the_first_step():
 
 
 def test_width_one_is_greedy():
-    tables = make_tables(16, 23, seed=5)
+    tables = make_tables(16, 9, seed=5)
     limits = [15, 1, 0, *range(2, 15)]
-    beam = run_beam(tables, limits, width=1, alpha=0.7, max_length=15)
-    greedy = run_greedy(tables, limits, alpha=0.7, max_length=15)
+    beam = run_beam(tables, limits, width=1, alpha=0.7, n_best=1)
+    greedy = run_greedy(tables, limits)
     assert len(set(np.asarray(greedy.lengths).ravel().tolist())) > 4  # the chains end at all kinds of lengths
     np.testing.assert_array_equal(beam.tokens, greedy.tokens)
     np.testing.assert_array_equal(beam.lengths, greedy.lengths)
@@ -290,15 +329,14 @@ def test_width_one_is_greedy():
 
 
 def test_a_sentence_does_not_depend_on_its_batch():
+    """Neither on the other rows and their order, nor on the size of the arrays."""
     tables = make_tables(5, 9, seed=7)
     limits = np.array([6, 12, 3, 9, 0])
-    together = run_beam(tables, limits, width=4, alpha=1.0, max_length=12, n_best=3)
+    together = run_beam(tables, limits, width=4)
     order = [3, 1, 4, 0, 2]
-    shuffled = run_beam(tables[order], limits[order], width=4, alpha=1.0, max_length=20, n_best=3)
+    shuffled = run_beam(tables[order], limits[order], width=4)
     for row, other in enumerate(order):
-        alone = run_beam(
-            tables[other : other + 1], limits[[other]], width=4, alpha=1.0, max_length=12, n_best=3
-        )
+        alone = run_beam(tables[[other]], limits[[other]], width=4, rows=1, max_length=20)
         for rank in range(3):
             assert tokens_of(together, other, rank) == tokens_of(alone, 0, rank)
             assert tokens_of(shuffled, row, rank) == tokens_of(alone, 0, rank)
@@ -307,16 +345,8 @@ def test_a_sentence_does_not_depend_on_its_batch():
 
 
 def test_rows_with_limit_zero_are_not_searched():
-    counted, calls = constant_lattice({3: 1.0})
-    cache = Cache({}, {}, jnp.zeros((), jnp.int32))
-    beam, greedy = (
-        search(counted, cache, Lines(np.zeros(2, int)), options=options, symbols=SYMBOLS, max_length=5)
-        for options in (SearchConfig(beam_size=2), SearchConfig(method="greedy"))
-    )
-    jax.effects_barrier()
-    assert not calls
-    for found in (beam, greedy):
-        assert tokens_of(found, 0) == tokens_of(found, 1) == ()
+    found, steps = search_lattice({3: 1.0}, [0, 0], method="greedy")
+    assert steps == 0 and tokens_of(found, 0) == tokens_of(found, 1) == ()
 
 
 # ---- what must never happen ----
@@ -327,8 +357,8 @@ def test_pad_and_bos_are_never_chosen_but_keep_their_probability():
     tables[..., PAD] += 6.0
     tables[..., BOS] += 6.0
     for found in (
-        run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3),
-        run_greedy(tables, np.full(3, 8), alpha=1.0, max_length=8),
+        run_beam(tables, np.full(3, 8), width=3),
+        run_greedy(tables, np.full(3, 8)),
     ):
         for row, rank in itertools.product(range(3), range(found.lengths.shape[1])):
             tokens = tokens_of(found, row, rank)
@@ -339,36 +369,35 @@ def test_pad_and_bos_are_never_chosen_but_keep_their_probability():
             np.testing.assert_allclose(found.log_probs[row, rank], log_prob, rtol=1e-4)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_not_numbers_stay_where_they_are(poison):
-    tables = make_tables(3, 9, seed=9)
-    sound = run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3)
-    tables[1] = poison
-    for found in (
-        run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3),
-        run_greedy(tables, np.full(3, 8), alpha=1.0, max_length=8),
-    ):
-        assert tokens_of(found, 1) == ()
-        assert found.scores[1, 0] == found.log_probs[1, 0] == -np.inf
-        assert np.isfinite(found.scores[[0, 2]]).all()
-    beam = run_beam(tables, np.full(3, 8), width=3, alpha=1.0, max_length=8, n_best=3)
-    for row in (0, 2):
+def test_logits_that_are_not_numbers_stay_where_they_are():
+    tables = make_tables(7, 9, seed=9)
+    sound = run_beam(tables, np.full(7, 8), width=3)
+    poisons = {1: np.nan, 3: np.inf, 5: -np.inf}
+    for row, poison in poisons.items():
+        tables[row] = poison
+    beam, greedy = run_beam(tables, np.full(7, 8), width=3), run_greedy(tables, np.full(7, 8))
+    for found in (beam, greedy):
+        for row, poison in poisons.items():
+            assert tokens_of(found, row) == (), poison
+            assert found.scores[row, 0] == found.log_probs[row, 0] == -np.inf, poison
+        assert np.isfinite(found.scores[::2]).all()
+    for row in range(0, 7, 2):
         assert tokens_of(beam, row) == tokens_of(sound, row)
 
 
 def test_a_beam_that_breaks_does_not_break_the_others():
     table = hand_made_table()
     table[0, :, 5, 6] = np.nan  # whatever follows 5 is lost
-    found = run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=3)
+    found = run_beam(table, [4], width=3, alpha=0.0)
     assert [tokens_of(found, 0, rank) for rank in range(2)] == [(EOS,), (6, EOS)]
 
 
 def test_arguments_that_cannot_be():
     table = hand_made_table()
     with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3; give 1 to 3"):
-        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=4)
+        run_beam(table, [4], width=3, alpha=0.0, n_best=4)
     with pytest.raises(UserError, match="n_best is 0"):
-        run_beam(table, [4], width=3, alpha=0.0, max_length=4, n_best=0)
+        run_beam(table, [4], width=3, alpha=0.0, n_best=0)
     with pytest.raises(ValueError, match="eos_id 0 must differ from pad_id 0"):
         Symbols(pad_id=0, bos_id=1, eos_id=0)
     with pytest.raises(ValueError, match="eos_id 2 is among the ids that are never chosen"):
@@ -378,35 +407,49 @@ def test_arguments_that_cannot_be():
 # ---- candidates ----
 
 
-@pytest.mark.parametrize(("size", "count"), [(7, 7), (64, 1), (130, 2), (1000, 5), (1000, 15), (1000, 16)])
-def test_top_candidates_are_those_of_a_full_sort(size, count):
-    logits = np.random.default_rng(size + count).normal(size=(3, 2, size)).astype(np.float32)
-    logits[0, 0, 5:] = -np.inf  # fewer possible tokens than asked for
-    compiled = jax.jit(lambda x: top_candidates(x, count=count, banned=(PAD, BOS)), compiler_options=QUICK)
-    found, tokens = map(np.asarray, compiled(logits))
-    for b, w in itertools.product(range(3), range(2)):
-        expected = log_softmax(logits[b, w])
-        expected[[PAD, BOS]] = -np.inf
-        np.testing.assert_allclose(found[b, w], np.sort(expected)[::-1][:count], rtol=1e-5)
-        chosen = tokens[b, w]
-        assert len(set(chosen.tolist())) == count or np.isneginf(found[b, w]).any()
-        assert ((chosen >= 0) & (chosen < size)).all()
-        np.testing.assert_allclose(expected[chosen], found[b, w], rtol=1e-5)
+@functools.partial(jax.jit, compiler_options=QUICK)
+def find_candidates(inputs, barred_inputs, barred):
+    """The best candidates of logits, by the number of candidates, in one program."""
+    free = {key: top_candidates(logits, count=key[1], banned=(PAD, BOS)) for key, logits in inputs.items()}
+    some_barred = {
+        size: top_candidates(logits, count=5, banned=(PAD,), barred=(EOS, barred))
+        for size, logits in barred_inputs.items()
+    }
+    return free, some_barred
 
 
-@pytest.mark.parametrize(("size", "count"), [(100, 5), (1000, 5)])
-def test_an_id_that_is_barred_for_some_beams_is_chosen_by_the_others(size, count):
-    logits = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
-    logits[:, :, EOS] = 9.0
+def test_top_candidates_are_those_of_a_full_sort():
+    """Also of ids that are barred for some beams: the others choose them."""
+    cases = [(7, 7), (64, 1), (130, 2), (1000, 5), (1000, 15), (1000, 16)]
+    inputs, barred_inputs = {}, {}
+    for size, count in cases:
+        logits = np.random.default_rng(size + count).normal(size=(3, 2, size)).astype(np.float32)
+        logits[0, 0, 5:] = -np.inf  # fewer possible tokens than asked for
+        inputs[size, count] = logits
+    for size in (100, 1000):
+        barred_inputs[size] = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
+        barred_inputs[size][:, :, EOS] = 9.0
     barred = np.array([[True], [False]])
-    compiled = jax.jit(
-        lambda x: top_candidates(x, count=count, banned=(PAD,), barred=(EOS, barred)), compiler_options=QUICK
-    )
-    found, tokens = map(np.asarray, compiled(logits))
-    assert (tokens[0] != EOS).all() and (tokens[1, :, 0] == EOS).all()
-    expected = np.stack([[log_softmax(own) for own in line] for line in logits])
-    expected[:, :, PAD] = expected[0, :, EOS] = -np.inf
-    np.testing.assert_allclose(found, -np.sort(-expected)[..., :count], rtol=1e-5, atol=1e-6)
+    free, some_barred = jax.device_get(find_candidates(inputs, barred_inputs, barred))
+    for size, count in cases:
+        found, tokens = free[size, count]
+        case = f"{count} of {size}"
+        for b, w in itertools.product(range(3), range(2)):
+            expected = log_softmax(inputs[size, count][b, w])
+            expected[[PAD, BOS]] = -np.inf
+            best = np.sort(expected)[::-1][:count]
+            np.testing.assert_allclose(found[b, w], best, rtol=1e-5, err_msg=case)
+            chosen = tokens[b, w]
+            assert len(set(chosen.tolist())) == count or np.isneginf(found[b, w]).any(), case
+            assert ((chosen >= 0) & (chosen < size)).all(), case
+            np.testing.assert_allclose(expected[chosen], found[b, w], rtol=1e-5, err_msg=case)
+    for size, logits in barred_inputs.items():
+        found, tokens = some_barred[size]
+        assert (tokens[0] != EOS).all() and (tokens[1, :, 0] == EOS).all(), size
+        expected = np.stack([[log_softmax(own) for own in line] for line in logits])
+        expected[:, :, PAD] = expected[0, :, EOS] = -np.inf
+        best = -np.sort(-expected)[..., :5]
+        np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-6, err_msg=str(size))
 
 
 # ---- batches ----

@@ -1,5 +1,6 @@
 """The options of a search: rules for tokens, required sequences, coverage, groups, ensembles, segments."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,23 +11,27 @@ import pytest
 from test_search import (
     BOS,
     EOS,
+    GREEDY,
+    LONGEST,
     PAD,
     QUICK,
     SYMBOLS,
     brute_force,
-    constant_lattice,
     log_softmax,
     make_tables,
     next_logits,
     penalty,
+    search_lattice,
+    search_tables,
     start_cache,
     tokens_of,
 )
+from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.checks import check_search, validate
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.search import (
     Lines,
     Search,
@@ -36,38 +41,24 @@ from flaxformer_mt.search import (
     search,
     take_rows,
 )
-from flaxformer_mt.shapes import Batch, Cache
+from flaxformer_mt.shapes import Batch
 
-# 27 prefixes of three words, four continuations each: with six tokens and four steps nothing is ever pruned.
+# 27 prefixes of three words, four continuations each: with four steps and three words that may be chosen
+# nothing is ever pruned.
 EXHAUSTIVE = SearchConfig(beam_size=108, length_penalty=1.0)
+# Nucleus sampling, which most tests share.
+SAMPLE = SearchConfig(method="sample", top_p=0.95)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("options", "max_length", "n_best", "symbols"), compiler_options=QUICK
-)
-def _run(tables, lines, *, options, max_length, n_best, symbols):
-    width = {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
-    return search(
-        next_logits,
-        start_cache(tables, width),
-        lines,
-        options=options,
-        symbols=symbols,
-        max_length=max_length,
-        n_best=n_best,
-    )
-
-
-def run(tables, lines, *, options, max_length, n_best=1, symbols=SYMBOLS):
+def run(tables, lines, *, options, n_best=1, **sizes):
     """The result on the host, all hypotheses checked to be what the tables say of them."""
-    found = _run(tables, lines, options=options, max_length=max_length, n_best=n_best, symbols=symbols)
-    found = jax.tree.map(np.asarray, found)
-    for row, rank in itertools.product(*map(range, found.lengths.shape)):
-        tokens = tokens_of(found, row, rank)
-        if tokens:
-            np.testing.assert_allclose(
-                found.log_probs[row, rank], log_prob_of(tables[row], tokens), rtol=1e-4
-            )
+    found = search_tables(tables, lines, options=options, n_best=n_best, **sizes)
+    for row in range(len(tables)):
+        tokens = [tokens_of(found, row, rank) for rank in range(found.lengths.shape[1])]
+        expected = {hypothesis: log_prob_of(tables[row], hypothesis) for hypothesis in {*tokens} - {()}}
+        for rank, hypothesis in enumerate(tokens):
+            if hypothesis:
+                np.testing.assert_allclose(found.log_probs[row, rank], expected[hypothesis], rtol=1e-4)
     return found
 
 
@@ -87,68 +78,78 @@ def filled(*rows) -> np.ndarray:
     return np.array([[*row, *[-1] * (longest - len(row))] for row in rows], np.int32)
 
 
-def assert_best_of_all(found, tables, lengths, keeps):
-    """Row by row, the hypotheses are the best of all those that `keeps(row, tokens)` lets through."""
-    for row, length in enumerate(lengths):
-        everything = brute_force(tables[row], length, 1.0)
-        expected = [tokens for _, _, tokens in everything if keeps(row, tokens)][: found.lengths.shape[1]]
-        assert [tokens_of(found, row, rank) for rank in range(len(expected))] == expected
-
-
 def contains(tokens, phrase) -> bool:
     size = len(phrase)
     return any(tuple(tokens[i : i + size]) == tuple(phrase) for i in range(len(tokens) - size + 1))
 
 
-# ---- prefixes ----
-
-
-def test_a_prefix_is_forced_and_the_rest_is_the_best_after_it():
-    tables = make_tables(3, 6, seed=1)
-    prefixes = [(5, 3), (), (4,)]
-    lines = limits(4, 4, 3)._replace(prefixes=filled(*prefixes))
-    symbols = Symbols(PAD, BOS, EOS, never=(5,))  # a prefix may have what is suppressed, what follows may not
-    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=4, symbols=symbols)
-
-    def keeps(row, tokens):
-        size = len(prefixes[row])
-        return tokens[:size] == prefixes[row] and 5 not in tokens[size:]
-
-    assert_best_of_all(found, tables, [4, 4, 3], keeps)
-
-
-@pytest.mark.parametrize("method", ["greedy", "sample"])
-def test_paths_start_with_their_prefixes(method):
-    tables = make_tables(3, 9, seed=2)
-    lines = limits(8, 8, 8)._replace(
-        prefixes=filled((5, 8, 3), (), (4,)), seeds=np.arange(3, dtype=np.uint32)
-    )
-    options = SearchConfig(method=method)
-    found = run(tables, lines, options=options, max_length=8)
-    assert tokens_of(found, 0)[:3] == (5, 8, 3) and tokens_of(found, 2)[0] == 4
-    free = run(tables, lines._replace(prefixes=None), options=options, max_length=8)
-    assert tokens_of(free, 1) == tokens_of(found, 1)  # a line without a prefix is as it was
-
-
 # ---- rules ----
 
 
-def test_suppressed_tokens_and_short_translations_are_left_out():
-    tables = make_tables(3, 6, seed=3)
-    tables[..., [EOS, 4]] += 2.0
-    lines = limits(4, 4, 2)._replace(min_lengths=np.array([3, 0, 2]))
-    symbols = Symbols(PAD, BOS, EOS, never=(4,))
-    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=4, symbols=symbols)
-    shortest = [3, 0, 2]
-    assert_best_of_all(
-        found, tables, [4, 4, 2], lambda row, tokens: 4 not in tokens and len(tokens) >= shortest[row]
+def test_rules_for_the_tokens_of_each_line():
+    """Forced prefixes, suppressed tokens, minimum lengths and required sequences, in rows of one search.
+
+    What is found is the best of all that the rules of its line allow. A prefix may have what is suppressed,
+    what follows may not.
+    """
+    never = 6
+    prefixes = [(never, 3), (), (4,), *[()] * 7]
+    max_lengths = np.array([4, 4, 3, 4, 4, 2, 4, 4, 4, 4], np.int32)
+    shortest = np.array([1, 1, 1, 3, 0, 2, 1, 1, 1, 1], np.int32)
+    phrases = [*[[]] * 6, *PHRASES]
+    tables = make_tables(10, 7, seed=1)
+    tables[3:6, ..., [EOS, never]] += 2.0
+    lines = Lines(
+        max_lengths, prefixes=filled(*prefixes), min_lengths=shortest, required=make_required(phrases)
     )
-    options = SearchConfig(method="sample")
-    seeded = lines._replace(seeds=np.arange(3, dtype=np.uint32))
-    drawn = run(tables, seeded, options=options, max_length=4, n_best=8, symbols=symbols)
-    for row, rank in itertools.product(range(3), range(8)):
-        tokens = tokens_of(drawn, row, rank)
-        assert 4 not in tokens and len(tokens) >= shortest[row]
+    symbols = Symbols(PAD, BOS, EOS, never=(never,))
+    found = run(
+        tables, lines, options=EXHAUSTIVE, n_best=4, symbols=symbols, max_length=4, vocab_size=never + 1
+    )
+    for row, (prefix, limit) in enumerate(zip(prefixes, max_lengths, strict=True)):
+        size = len(prefix)
+        expected = [
+            tokens
+            for _, _, tokens in brute_force(tables[row], limit, 1.0)
+            if tokens[:size] == prefix and never not in tokens[size:]
+            if len(tokens) >= shortest[row] and has_all(phrases[row], tokens)
+        ][:4]
+        assert expected
+        for rank, tokens in enumerate(expected):
+            assert tokens_of(found, row, rank) == tokens and found.satisfied[row, rank], row
+        if phrases[row]:  # the rest is marked
+            assert not found.satisfied[row, len(expected) :].any(), row
+
+
+def test_paths_start_with_their_prefixes():
+    tables = make_tables(3, 9, seed=2)
+    lines = limits(8, 8, 8)._replace(prefixes=filled((5, 8, 3), (), (4,)))
+    found = run(tables, lines, options=GREEDY)
+    assert tokens_of(found, 0)[:3] == (5, 8, 3) and tokens_of(found, 2)[0] == 4
+    free = run(tables, lines._replace(prefixes=None), options=GREEDY)
+    assert tokens_of(free, 1) == tokens_of(found, 1)  # a line without a prefix is as it was
+
+
+def test_samples_start_with_their_prefixes_and_follow_the_rules():
+    never, tables = 8, make_tables(15, 9, seed=2)
+    tables[1, ..., never] = -1e9
+    tables[3:, ..., [EOS, never]] += 2.0
+    prefixes = [(5, 7, 3), (), (4,), *[()] * 12]
+    lines = limits(8, 8, 8, *[4, 4, 2] * 4)._replace(
+        prefixes=filled(*prefixes), seeds=np.arange(15, dtype=np.uint32)
+    )
+    shortest = np.array([1, 1, 1, *[3, 0, 2] * 4], np.int32)
+    symbols = Symbols(PAD, BOS, EOS, never=(never,))
+    ruled = lines._replace(min_lengths=shortest)
+    found = run(tables, ruled, options=SAMPLE, n_best=3, symbols=symbols)
+    for row, rank in itertools.product(range(15), range(3)):
+        tokens, size = tokens_of(found, row, rank), len(prefixes[row])
+        assert tokens[:size] == prefixes[row], row
+        assert never not in tokens and len(tokens) >= shortest[row], row
+    free = run(tables, lines._replace(prefixes=None), options=SAMPLE, n_best=3)
+    for rank in range(3):  # a line without a prefix is as it was
+        assert tokens_of(free, 1, rank) == tokens_of(found, 1, rank)
+    assert any(never in tokens_of(free, row, rank) for row in range(3, 15) for rank in range(3))
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -159,14 +160,17 @@ def test_no_ngram_occurs_twice(n):
 
     tables = make_tables(2, 6, seed=4)
     tables[..., 3:] += 1.5
-    options = SearchConfig(beam_size=108, length_penalty=1.0, no_repeat_ngram=n)
-    found = run(tables, limits(4, 3), options=options, max_length=4, n_best=6)
-    assert_best_of_all(found, tables, [4, 3], lambda row, tokens: not repeats(tokens))
-    greedy = SearchConfig(method="greedy", no_repeat_ngram=n)
+    options = dataclasses.replace(EXHAUSTIVE, no_repeat_ngram=n)
+    found = run(tables, limits(4, 3), options=options, n_best=6, max_length=4, vocab_size=6)
+    for row, length in enumerate((4, 3)):
+        everything = brute_force(tables[row], length, 1.0)
+        expected = [tokens for _, _, tokens in everything if not repeats(tokens)][:6]
+        assert [tokens_of(found, row, rank) for rank in range(len(expected))] == expected
     long = make_tables(4, 7, seed=5)
     long[..., EOS] = -9.0
-    path = run(long, limits(14, 14, 14, 14), options=greedy, max_length=14)
-    free = run(long, limits(14, 14, 14, 14), options=SearchConfig(method="greedy"), max_length=14)
+    options = dataclasses.replace(GREEDY, no_repeat_ngram=n)
+    path = run(long, limits(14, 14, 14, 14), options=options)
+    free = run(long, limits(14, 14, 14, 14), options=GREEDY)
     assert not any(repeats(tokens_of(path, row)) for row in range(4))
     assert all(repeats(tokens_of(free, row)) for row in range(4))
 
@@ -176,7 +180,7 @@ def test_no_ngram_occurs_twice(n):
 PHRASES = [[(3, 4), (4, 5)], [(5, 5, 3)], [], [(4,), (4,), (5, 4)]]
 
 
-def required(rows) -> np.ndarray:
+def make_required(rows) -> np.ndarray:
     most, longest = max(map(len, rows)), max(len(phrase) for row in rows for phrase in row)
     array = np.full((len(rows), most, longest), -1, np.int32)
     for row, phrases in enumerate(rows):
@@ -189,41 +193,24 @@ def has_all(phrases, tokens) -> bool:
     return all(contains(tokens, phrase) for phrase in phrases)
 
 
-def test_a_wide_beam_finds_the_best_of_all_that_contain_what_is_required():
-    tables = make_tables(4, 6, seed=6)
-    lines = limits(4, 4, 4, 4)._replace(required=required(PHRASES))
-    found = run(tables, lines, options=EXHAUSTIVE, max_length=4, n_best=3)
-    for row in range(4):
-        everything = brute_force(tables[row], 4, 1.0)
-        expected = [tokens for _, _, tokens in everything if has_all(PHRASES[row], tokens)][:3]
-        for rank, tokens in enumerate(expected):
-            assert tokens_of(found, row, rank) == tokens and found.satisfied[row, rank]
-        for rank in range(len(expected), 3):  # the rest is marked
-            assert not found.satisfied[row, rank]
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_a_narrow_beam_contains_what_is_required_however_unlikely(width):
-    tables = make_tables(4, 9, seed=7)
+@pytest.mark.parametrize(("width", "alpha", "n_best"), [(1, 0.7, 1), (4, 1.0, 3)])
+def test_a_narrow_beam_contains_what_is_required_however_unlikely(width, alpha, n_best):
+    never, tables = 8, make_tables(6, 9, seed=7)
     tables[..., [3, 4, 5]] -= 6.0
-    lines = limits(12, 12, 12, 12)._replace(required=required(PHRASES))
-    options = SearchConfig(beam_size=width)
-    found = run(tables, lines, options=options, max_length=12)
-    for row, phrases in enumerate(PHRASES):
-        assert has_all(phrases, tokens_of(found, row)) and found.satisfied[row, 0]
-    free = run(tables, limits(12, 12, 12, 12), options=options, max_length=12)
+    tables[:4, ..., never] = -1e9
+    # The last two cannot contain all, and are marked: a phrase longer than the limit, a suppressed token.
+    phrases = [*PHRASES, [(3, never, 5)], [(3, never)]]
+    lines = limits(12, 12, 12, 12, 2, 6)._replace(required=make_required(phrases))
+    options = SearchConfig(beam_size=width, length_penalty=alpha)
+    symbols = Symbols(PAD, BOS, EOS, never=(never,))
+    found = run(tables, lines, options=options, n_best=n_best, symbols=symbols)
+    for row in range(4):
+        assert has_all(phrases[row], tokens_of(found, row)) and found.satisfied[row, 0]
+    assert found.lengths[4:, 0].all() and not found.satisfied[4:].any() and never not in found.tokens[5]
+    free = run(tables, limits(12, 12, 12, 12, 2, 6), options=options, n_best=n_best)
     assert tokens_of(free, 2) == tokens_of(found, 2)  # a line that requires nothing is as it was
     np.testing.assert_allclose(free.scores[2], found.scores[2], rtol=1e-5)
-    assert not any(has_all(PHRASES[row], tokens_of(free, row)) for row in (0, 1, 3))
-
-
-def test_what_cannot_contain_all_is_marked():
-    tables = make_tables(2, 9, seed=8)
-    lines = limits(2, 6)._replace(required=required([[(3, 4, 5)], [(3, 4)]]))
-    symbols = Symbols(PAD, BOS, EOS, never=(4,))
-    found = run(tables, lines, options=SearchConfig(beam_size=3), max_length=6, n_best=3, symbols=symbols)
-    assert found.lengths[:, 0].all() and not found.satisfied.any()
-    assert found.satisfied is not None and 4 not in found.tokens[1]
+    assert not any(has_all(phrases[row], tokens_of(free, row)) for row in (0, 1, 3))
 
 
 # ---- coverage ----
@@ -245,34 +232,38 @@ def coverage_of(tokens, mask, beta) -> float:
     return beta * np.log(np.clip(total[mask], 1e-10, 1.0)).sum()
 
 
+@functools.partial(jax.jit, static_argnums=2, compiler_options=QUICK)
+def search_with_coverage(tables, lines, options):
+    cache = start_cache(tables, 108)
+    cache = cache._replace(per_beam={**cache.per_beam, "attention": jnp.zeros((2, 108, 3))})
+    return search(
+        attentive,
+        cache,
+        lines,
+        options=options,
+        symbols=SYMBOLS,
+        max_length=4,
+        n_best=4,
+        attention_of=lambda cache: cache.per_beam["attention"],
+    )
+
+
 def test_coverage_ranks_hypotheses_by_what_they_looked_at():
     tables, beta = make_tables(2, 6, seed=9), 0.7
     options = SearchConfig(beam_size=108, length_penalty=1.0, coverage_penalty=beta)
-    cache = start_cache(tables, 108)
-    cache = cache._replace(per_beam={**cache.per_beam, "attention": jnp.zeros((2, 108, 3))})
-    found = jax.jit(
-        lambda cache, lines: search(
-            attentive,
-            cache,
-            lines,
-            options=options,
-            symbols=SYMBOLS,
-            max_length=4,
-            n_best=4,
-            attention_of=lambda cache: cache.per_beam["attention"],
-        ),
-        compiler_options=QUICK,
-    )(cache, limits(4, 4)._replace(source_mask=SOURCE_MASK))
-    plain = run(tables, limits(4, 4), options=EXHAUSTIVE, max_length=4, n_best=4)
-    assert not np.array_equal(found.tokens, plain.tokens)
-    for row in range(2):
-        finished = [
-            (score, tokens) for score, _, tokens in brute_force(tables[row], 4, 1.0) if tokens[-1] == EOS
-        ]
+    found = jax.device_get(
+        search_with_coverage(tables, limits(4, 4)._replace(source_mask=SOURCE_MASK), options)
+    )
+    without, rows = [], range(2)
+    for row in rows:
+        everything = brute_force(tables[row], 4, 1.0)
+        finished = [(score, tokens) for score, _, tokens in everything if tokens[-1] == EOS]
+        without.append([tokens for _, tokens in finished[:4]])
         scored = [(score + coverage_of(tokens, SOURCE_MASK[row], beta), tokens) for score, tokens in finished]
         for rank, (score, tokens) in enumerate(sorted(scored, reverse=True)[:4]):
             assert tokens_of(found, row, rank) == tokens
             np.testing.assert_allclose(found.scores[row, rank], score, rtol=1e-4)
+    assert [[tokens_of(found, row, rank) for rank in range(4)] for row in rows] != without
 
 
 # ---- groups ----
@@ -306,7 +297,7 @@ def test_groups_are_those_of_diverse_beam_search(groups, strength):
     tables = make_tables(3, 9, seed=10)
     tables[..., EOS] += 1.0
     options = SearchConfig(beam_size=4, diversity_groups=groups, diversity_strength=strength)
-    found = run(tables, limits(8, 8, 6), options=options, max_length=8, n_best=4)
+    found = run(tables, limits(8, 8, 6), options=options, n_best=4)
     for row, limit in enumerate((8, 8, 6)):
         expected = diverse_beam(tables[row], limit, width=4, groups=groups, strength=strength)
         ours = [tokens_of(found, row, rank) for rank in range(4)]
@@ -319,7 +310,7 @@ def test_groups_are_those_of_diverse_beam_search(groups, strength):
 def test_one_group_is_plain_beam_search():
     tables = make_tables(3, 9, seed=11)
     plain, grouped = (
-        run(tables, limits(8, 8, 6), options=options, max_length=8, n_best=4)
+        run(tables, limits(8, 8, 6), options=options, n_best=3)
         for options in (
             SearchConfig(beam_size=4),
             SearchConfig(beam_size=4, diversity_groups=1, diversity_strength=0.0),
@@ -328,7 +319,7 @@ def test_one_group_is_plain_beam_search():
     jax.tree.map(np.testing.assert_array_equal, plain, grouped)
     # Kept apart by force, all hypotheses start with tokens of their own.
     apart = SearchConfig(beam_size=4, diversity_groups=4, diversity_strength=100.0)
-    found = run(tables, limits(8, 8, 6), options=apart, max_length=8, n_best=4)
+    found = run(tables, limits(8, 8, 6), options=apart, n_best=4)
     assert all(len({tokens_of(found, row, rank)[0] for rank in range(4)}) == 4 for row in range(3))
 
 
@@ -337,55 +328,48 @@ def test_one_group_is_plain_beam_search():
 
 @pytest.mark.parametrize(("patience", "steps"), [(0.5, 1), (1.0, 2)])
 def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
-    # Each step one of two beams ends. An exact search would go on for long: words are almost free.
-    counted, calls = constant_lattice({EOS: 0.45, 3: 0.5, 4: 0.05})
-    options = SearchConfig(beam_size=2, length_penalty=2.0, stopping="inexact", patience=patience)
-    found = search(
-        counted,
-        Cache({}, {}, jnp.zeros((), jnp.int32)),
-        limits(50),
-        options=options,
-        symbols=SYMBOLS,
-        max_length=50,
+    # Each step one of two beams ends. An exact search would continue for long: words are almost free.
+    found, counted = search_lattice(
+        {EOS: 0.45, 3: 0.5, 4: 0.05},
+        [50],
+        beam_size=2,
+        length_penalty=2.0,
+        stopping="inexact",
+        patience=patience,
     )
-    jax.effects_barrier()
-    assert len(calls) == steps and tokens_of(jax.tree.map(np.asarray, found), 0) == (EOS,)
+    assert counted == steps and tokens_of(found, 0) == (EOS,)
 
 
 # ---- ensembles ----
 
 
-def run_ensemble(tables, mean):
+NARROW = SearchConfig(beam_size=3)
+
+
+@functools.partial(jax.jit, static_argnums=2, compiler_options=QUICK)
+def search_ensemble(tables, lines, mean):
     """One search over the Markov chains of several tables."""
-
-    @functools.partial(jax.jit, compiler_options=QUICK)
-    def compiled(tables, lines):
-        cache = ensemble_caches([start_cache(table, 3) for table in tables])
-        both = ensemble([next_logits] * len(tables), mean=mean)
-        options = SearchConfig(beam_size=3)
-        return search(both, cache, lines, options=options, symbols=SYMBOLS, max_length=6, n_best=3)
-
-    return jax.tree.map(np.asarray, compiled(tables, limits(6, 6)))
+    cache = ensemble_caches([start_cache(table, 3) for table in tables])
+    members = ensemble([next_logits] * len(tables), mean=mean)
+    return search(members, cache, lines, options=NARROW, symbols=SYMBOLS, max_length=LONGEST, n_best=3)
 
 
 @pytest.mark.parametrize("mean", ["log_probs", "probs"])
 def test_an_ensemble_is_one_model_of_the_mean(mean):
-    one, two = make_tables(2, 7, seed=12), make_tables(2, 7, seed=13)
-    alone = run(one, limits(6, 6), options=SearchConfig(beam_size=3), max_length=6, n_best=3)
-    itself = run_ensemble([one, one], mean)
-    np.testing.assert_array_equal(itself.tokens, alone.tokens)
-    np.testing.assert_allclose(itself.scores, alone.scores, rtol=1e-5)
-    logs = [np.asarray(jax.nn.log_softmax(table)) for table in (one, two)]
+    one, two = make_tables(2, 9, seed=12), make_tables(2, 9, seed=13)
+    tables = [np.concatenate([one, one]), np.concatenate([one, two])]
+    found = jax.device_get(search_ensemble(tables, limits(6, 6, 6, 6), mean))
+    logs = [np.apply_along_axis(log_softmax, -1, table) for table in (one, two)]
     together = np.mean(logs, axis=0) if mean == "log_probs" else np.log(np.mean(np.exp(logs), axis=0))
-    expected = run(together, limits(6, 6), options=SearchConfig(beam_size=3), max_length=6, n_best=3)
-    found = run_ensemble([one, two], mean)
+    expected = run(np.concatenate([one, together]), limits(6, 6, 6, 6), options=NARROW, n_best=3)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    np.testing.assert_allclose(found.scores[:2], expected.scores[:2], rtol=1e-5)  # of a model and itself
+    np.testing.assert_allclose(found.scores[2:], expected.scores[2:], rtol=1e-4)
 
 
 def test_an_ensemble_has_one_vocabulary():
     with pytest.raises(UserError, match="vocabularies of 7 and 8 entries"):
-        run_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], "probs")
+        search_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], limits(6, 6), "probs")
 
 
 # ---- segments ----
@@ -393,31 +377,36 @@ def test_an_ensemble_has_one_vocabulary():
 
 def test_a_search_in_segments_of_what_is_left_is_the_search():
     tables = make_tables(5, 9, seed=14)
-    lines = limits(3, 12, 1, 9, 12)
-    options = SearchConfig(beam_size=3)
-    whole = run(tables, lines, options=options, max_length=12, n_best=2)
-    task = Search(next_logits, options, SYMBOLS, max_length=12, n_best=2)
-    advance = jax.jit(lambda state: task.run(state, steps=3), compiler_options=QUICK)
-    state, rows, found = task.start(start_cache(tables, 3), lines), np.arange(5), {}
+    lines = limits(3, 12, 1, 3, 12)
+    whole = run(tables, lines, options=NARROW, n_best=3)
+    task = Search(next_logits, NARROW, SYMBOLS, max_length=LONGEST, n_best=3)
+    start = jax.jit(lambda tables, lines: task.start(start_cache(tables, 3), lines), compiler_options=QUICK)
+
+    def run_segment(state):
+        state = task.run(state, steps=3)
+        return state, task.finish(state)
+
+    advance = jax.jit(run_segment, compiler_options=QUICK)
+    state, rows, found = start(tables, lines), np.arange(5), {}
     sizes = []
     while len(rows):
-        state = advance(state)
+        state, result = jax.device_get(advance(state))
         sizes.append(len(rows))
-        done, result = np.asarray(state.done), jax.tree.map(np.asarray, task.finish(state))
         found |= {
-            row: [tokens_of(result, at, n) for n in range(2)] for at, row in enumerate(rows) if done[at]
+            row: [tokens_of(result, at, n) for n in range(3)] for at, row in enumerate(rows) if state.done[at]
         }
-        state, rows = take_rows(state, np.flatnonzero(~done)), rows[~done]
-    assert len(sizes) > 2 and sizes[0] > sizes[-1]
+        remaining = ~state.done
+        state, rows = take_rows(state, np.flatnonzero(remaining)), rows[remaining]
+    assert len(sizes) > 2 and sizes[0] > sizes[-1], sizes
     assert [found[row] for row in range(5)] == [
-        [tokens_of(whole, row, n) for n in range(2)] for row in range(5)
+        [tokens_of(whole, row, n) for n in range(3)] for row in range(5)
     ]
 
 
 # ---- beams that stay where they are ----
 
 
-@pytest.mark.parametrize(("architecture", "seed"), [("encoder_decoder", 0), ("decoder_only", 2)])
+@pytest.mark.parametrize(("architecture", "seed"), [("encoder_decoder", 3), ("decoder_only", 11)])
 def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(architecture, seed):
     config = ModelConfig(
         architecture=architecture,
@@ -429,13 +418,13 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(archite
         tying="none",
     )
     model = make_model(config, source_size=11, target_size=11)
-    params = jax.tree.map(lambda leaf: 2.5 * leaf, init_params(model, jax.random.key(seed)))
+    params = random_params(model, seed, scale=0.8)
     source = np.array([[5, 6, 7, EOS, PAD], [9, EOS, PAD, PAD, PAD]], np.int32)
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def translate(params):
         cache = model.apply({"params": params}, source, source > 0, 4, 9, method="start_decoding")
-        return search(
+        stayed = search(
             lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="decode_step"),
             cache,
             limits(9, 7),
@@ -444,20 +433,21 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(archite
             max_length=9,
             n_best=4,
         )
+        target_out = stayed.tokens.reshape(8, 9)
+        target_in = jnp.pad(target_out[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+        rows = np.repeat(source, 4, axis=0)
+        batch = Batch(rows, target_in, target_out, rows > 0, target_out != PAD)
+        return stayed, jax.nn.log_softmax(model.apply({"params": params}, batch, deterministic=True))
 
-    stayed = translate(params)
-    assert len(np.unique(np.asarray(stayed.tokens[0]))) > 4  # the beams are of different words
-    target_out = np.asarray(stayed.tokens).reshape(8, 9)
-    target_in = np.pad(target_out[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    rows, is_token = np.repeat(source, 4, axis=0), target_out != PAD
-    batch = Batch(rows, target_in, target_out, rows > 0, is_token)
-    logits = jax.jit(lambda: model.apply({"params": params}, batch, deterministic=True))()
-    steps = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), target_out[..., None], axis=2)[..., 0]
-    full = np.where(is_token, steps, 0.0).sum(axis=1).reshape(2, 4)
+    stayed, log_probs = jax.device_get(translate(params))
+    assert len(np.unique(stayed.tokens[0])) > 4  # the beams are of different words
+    target_out = stayed.tokens.reshape(8, 9)
+    steps = np.take_along_axis(log_probs, target_out[..., None], axis=2)[..., 0]
+    full = np.where(target_out != PAD, steps, 0.0).sum(axis=1).reshape(2, 4)
     np.testing.assert_allclose(stayed.log_probs, full, atol=1e-5 * 9)
 
 
-# ---- mistakes ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize(
@@ -500,8 +490,8 @@ def test_coverage_needs_a_layer_that_there_is():
 def test_what_lines_need_is_named():
     def start(**fields):
         task = Search(next_logits, SearchConfig(**fields), SYMBOLS, max_length=4)
-        cache = start_cache(make_tables(1, 6, seed=1), 4)
-        return task.start(cache, limits(4)._replace(required=filled((3,))[None]))
+        tables, lines = make_tables(1, 6, seed=1), limits(4)._replace(required=filled((3,))[None])
+        return jax.eval_shape(lambda: task.start(start_cache(tables, 4), lines))
 
     with pytest.raises(ValueError, match="needs a seed for each line"):
         start(method="sample")
@@ -544,7 +534,7 @@ def test_options_that_are_off_are_not_in_the_program():
     for options, lines, extra in (
         (SearchConfig(no_repeat_ngram=2), limits(5, 7), "scatter_max"),
         (SearchConfig(diversity_groups=2), limits(5, 7), "scatter-add"),
-        (SearchConfig(), limits(5, 7)._replace(required=required([[(3, 4)], [(5,)]])), "cummax"),
+        (SearchConfig(), limits(5, 7)._replace(required=make_required([[(3, 4)], [(5,)]])), "cummax"),
     ):
         more = primitives_of(options, lines)
         assert len(more) > len(plain)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_experiment import change, random_params
 
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.losses import smoothed_cross_entropy
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
@@ -40,7 +41,9 @@ CONFIG = Config(
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.5),
     train=TrainConfig(label_smoothing=0.1, prng="threefry"),
 )
-DROPOUT = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dropout_rate=0.4))
+# What does not depend on the architecture is tested with the smaller one.
+SMALL = change(CONFIG, model={"architecture": "decoder_only"})
+DROPOUT = change(SMALL, model={"dropout_rate": 0.4, "attention_dropout_rate": 0.0, "ffn_dropout_rate": 0.0})
 
 
 class Compiled(NamedTuple):
@@ -53,17 +56,38 @@ class Compiled(NamedTuple):
 
 
 @functools.cache
+def compiled_update(optim: OptimConfig) -> tuple[optax.GradientTransformation, Any]:
+    """The optimizer and its update, which depends on no other part of the config."""
+    schedule = make_schedule(optim, model_dim=CONFIG.model.model_dim, total_steps=100)
+    optimizer = make_optimizer(optim, schedule)
+    return optimizer, jax.jit(make_update(optimizer, dataclasses.replace(CONFIG, optim=optim)))
+
+
+@functools.cache
+def initial_state(model: Model, optim: OptimConfig) -> TrainState:
+    optimizer, _ = compiled_update(optim)
+    return jax.jit(functools.partial(init_state, optimizer=optimizer, ema=optim.ema_decay > 0))(
+        random_params(model, scale=0.25)
+    )
+
+
+@functools.cache
 def compiled(config: Config) -> Compiled:
     model = make_model(config.model, source_size=V, target_size=V)
-    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=100)
-    optimizer = make_optimizer(config.optim, schedule)
-    params = init_params(model, jax.random.key(0))
+    optimizer, update = compiled_update(config.optim)
     return Compiled(
-        init_state(params, optimizer, ema=config.optim.ema_decay > 0),
+        initial_state(model, config.optim),
         jax.jit(make_train_step(model, optimizer, config)),
         jax.jit(make_gradient_step(model, config)),
-        jax.jit(make_update(optimizer, config)),
+        update,
     )
+
+
+@functools.cache
+def forward(config: ModelConfig) -> Any:
+    """Logits without dropout, compiled."""
+    model = make_model(config, source_size=V, target_size=V)
+    return jax.jit(lambda params, batch: model.apply({"params": params}, batch, deterministic=True))
 
 
 def random_batch(rows: list[int]) -> Batch:
@@ -107,15 +131,16 @@ def test_a_batch_is_its_microbatches():
     weights = [int(half.target_mask.sum()) for half in halves]
     assert weights[0] != weights[1]
     whole, metrics = train_step(state, random_batch(rows))
-    sums = add_sums(*(gradient(state.params, state.step, half, number) for number, half in enumerate(halves)))
+    sums = [gradient(state.params, state.step, half, number) for number, half in enumerate(halves)]
+    sums = jax.jit(add_sums)(*sums)
     accumulated, accumulated_metrics = update(state, sums)
     assert float(metrics.weight) == sum(weights)
     assert_close(accumulated_metrics, metrics)
     assert differs(whole.params, state.params)
     # Adam's first update is g / (|g| + epsilon): where a gradient is rounding, so is its sign
     assert_close(accumulated.opt_state, whole.opt_state, atol=1e-7)
-    by_hand = jax.tree.map(lambda g: g / sum(weights), sums.gradients)
-    assert_close(optax.tree.norm(by_hand), metrics.gradient_norm)
+    squares = [np.square(g / sum(weights)).sum() for g in jax.tree.leaves(jax.device_get(sums.gradients))]
+    assert_close(np.sqrt(sum(squares)), metrics.gradient_norm)
 
 
 def test_padding_rows_and_repeated_rows_change_nothing():
@@ -144,41 +169,47 @@ def test_dropout_follows_seed_step_and_microbatch():
     assert_same_bits(gradient(state.params, jnp.int32(0), batch, 0), base)
     assert differs(gradient(state.params, jnp.int32(1), batch, 0), base)
     assert differs(gradient(state.params, jnp.int32(0), batch, 1), base)
-    other_seed = make_gradient_step(
-        make_model(DROPOUT.model, source_size=V, target_size=V), dataclasses.replace(DROPOUT, seed=4)
-    )
-    assert differs(jax.jit(other_seed)(state.params, jnp.int32(0), batch, 0), base)
+    other_seed = compiled(dataclasses.replace(DROPOUT, seed=4)).gradient
+    assert differs(other_seed(state.params, jnp.int32(0), batch, 0), base)
 
 
 def test_the_loss_in_chunks_trains_alike():
-    state, train_step, _, _ = compiled(CONFIG)
-    chunked = compiled(
-        dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, loss_chunk_tokens=7))
+    whole, chunked = (
+        compiled(change(SMALL, train={"log_accuracy": True, "loss_chunk_tokens": tokens}))
+        for tokens in (0, 7)
     )
     batch = random_batch([0, 1, 2, 3])
-    expected, metrics = train_step(state, batch)
-    result, chunked_metrics = chunked.train_step(state, batch)
+    expected, metrics = whole.train_step(whole.state, batch)
+    result, chunked_metrics = chunked.train_step(whole.state, batch)
     assert_close(chunked_metrics, metrics)
     assert_close(result.opt_state, expected.opt_state)
+    # without counting right predictions
+    half = random_batch([0, 1])
+    uncounted = compiled(change(SMALL, train={"loss_chunk_tokens": 7})).gradient(
+        whole.state.params, whole.state.step, half, 0
+    )
+    assert uncounted.correct_sum is None
+    counted = whole.gradient(whole.state.params, whole.state.step, half, 0)
+    assert_close(uncounted, counted._replace(correct_sum=None))
 
 
 @pytest.mark.parametrize("loss_chunk_tokens", [0, 7])
 def test_right_predictions_are_counted_while_training(loss_chunk_tokens):
     """As evaluation counts them, summed over microbatches; the update is the one without counting."""
-    train = dataclasses.replace(CONFIG.train, log_accuracy=True, loss_chunk_tokens=loss_chunk_tokens)
-    state, train_step, gradient, update = compiled(dataclasses.replace(CONFIG, train=train))
-    assert compiled(CONFIG).train_step(state, random_batch([0, 1, 2, 3]))[1].correct_sum is None
+    config = change(SMALL, train={"log_accuracy": True, "loss_chunk_tokens": loss_chunk_tokens})
+    state, train_step, gradient, update = compiled(config)
+    assert (
+        compiled(CONFIG).train_step(compiled(CONFIG).state, random_batch([0, 1, 2, 3]))[1].correct_sum is None
+    )
     for _ in range(15):  # until some are right
         state, metrics = train_step(state, random_batch([0, 1, 2, 3]))
     batch, halves = random_batch([0, 1, 2, 3]), [random_batch([0, 1]), random_batch([2, 3])]
-    logits = make_model(CONFIG.model, source_size=V, target_size=V).apply(
-        {"params": state.params}, batch, deterministic=True
-    )
+    logits = forward(SMALL.model)(state.params, batch)
     right = ((np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask).sum()
     assert 0 < right < batch.target_mask.sum()
     _, metrics = train_step(state, batch)
-    sums = [gradient(state.params, state.step, half, number) for number, half in enumerate(halves)]
-    _, accumulated = update(state, add_sums(*sums))
+    sums = [gradient(state.params, state.step, half, np.int32(number)) for number, half in enumerate(halves)]
+    _, accumulated = update(state, jax.tree.map(np.add, *jax.device_get(sums)))
     assert metrics.correct_sum == accumulated.correct_sum == right
     bad = sums[0]._replace(loss_sum=jnp.float32(np.nan))
     _, skipped = update(state, bad)
@@ -286,10 +317,10 @@ def test_without_an_average_the_parameters_serve():
 
 def test_evaluation_is_plain_cross_entropy_without_dropout():
     model = make_model(DROPOUT.model, source_size=V, target_size=V)
-    params = compiled(CONFIG).state.params
+    params = compiled(DROPOUT).state.params
     batch = random_batch([0, 1, 2, -1])
     scores = jax.jit(make_evaluation_step(model))(params, batch)
-    logits = model.apply({"params": params}, batch, deterministic=True)
+    logits = forward(SMALL.model)(params, batch)
     assert_close(scores["loss"], smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0))
     hits = (np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask
     assert [float(x) for x in scores["accuracy"]] == [hits.sum(), batch.target_mask.sum()]

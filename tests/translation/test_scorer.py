@@ -7,100 +7,34 @@ import jax
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import DataConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.runs.load_run import TrainedModel
+from flaxformer_mt.model import make_model
 from flaxformer_mt.translation.scorer import Scorer, TokenScorer, find_longest
-from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab import Vocabs
 
-TEXT = ["der kleine Hund schläft .", "the small dog sleeps .", "wir lesen ein Buch .", "we read a book ."]
-SENTENCES = ["der Hund", "wir lesen ein Buch .", "Buch", "der kleine Hund schläft"]
-O0 = {"xla_backend_optimization_level": 0}
+SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
 
 
-class Text:
-    def __init__(self, text):
-        self.source = self.target = text
-
-
-@pytest.fixture(scope="module")
-def vocabs(tmp_path_factory):
-    return make_vocabs(VocabConfig(size=300), list(map(Text, TEXT * 5)), tmp_path_factory.mktemp("vocab"))
-
-
-@pytest.fixture(scope="module")
-def config():
-    return Config(
-        data=DataConfig(max_source_length=24, max_target_length=12),
-        model=ModelConfig(
-            num_encoder_layers=1,
-            num_decoder_layers=2,
-            model_dim=8,
-            num_heads=2,
-            ffn_dim=8,
-            output_bias=True,
-        ),
-        search=SearchConfig(beam_size=3, max_length_ratio=0.5, max_length_offset=6),
-    )
-
-
-def random_params(config, vocabs, seed=0):
-    """Parameters of a network whose outputs differ from token to token, and that ends sentences at times."""
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params = init_params(model, jax.random.key(seed))
-    (table,) = (name for name in params if name.endswith("embedding"))
-    params[table]["embedding"] = 3.0 * params[table]["embedding"]
-    params["output_bias"] = params["output_bias"].at[vocabs.target.eos_id].set(3.0)
-    return params
-
-
-@pytest.fixture(scope="module")
-def params(config, vocabs):
-    return random_params(config, vocabs)
-
-
-def make_scorer(config, params, vocabs, **options):
+def make_scorer(config, params, vocabs, *, programs_of=None, **options):
+    """A scorer, which may use the compiled programs of another one, and what it warns of."""
     told = []
     scorer = Scorer(config, params, vocabs, warn=told.append, **options)
-    scorer.tokens.decoder.compile(compiler_options=O0)
+    if programs_of is not None:
+        scorer.tokens.decoder = programs_of.tokens.decoder
     return scorer, told
 
 
 @pytest.fixture(scope="module")
 def scorer(config, params, vocabs):
+    """Reads batches of up to 16 pairs of up to 12 tokens."""
+    config = dataclasses.replace(config, search=dataclasses.replace(config.search, batch_tokens=384))
     return make_scorer(config, params, vocabs)[0]
 
 
-def translate(config, params, vocabs, *, ensemble=(), **fields):
-    search = dataclasses.replace(config.search, **fields)
-    translator = Translator(
-        dataclasses.replace(config, search=search), params, vocabs, ensemble=ensemble, warn=pytest.fail
-    )
-    translator.search.programs.compile(compiler_options=O0)
-    n_best = 1 if search.method == "greedy" else 3
-    return search, [one for t in translator.translate(SENTENCES, n_best=n_best) for one in t.n_best]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"method": "greedy", "length_penalty": 0.5, "length_penalty_kind": "length"},
-        {"coverage_penalty": 0.4, "coverage_layer": 0},
-        {"method": "sample", "temperature": 1.5, "top_k": 20},
-    ],
-    ids=["beam", "greedy", "coverage", "sample"],
-)
-def test_scores_of_translations_are_those_that_the_search_found(config, params, vocabs, fields):
-    search, found = translate(config, params, vocabs, **fields)
-    again, _ = make_scorer(dataclasses.replace(config, search=search), params, vocabs)
-    n_best = len(found) // len(SENTENCES)
-    sources = [vocabs.source.tokenize(line) for line in SENTENCES for _ in range(n_best)]
-    scored = again.score_tokens(sources, [one.tokens for one in found])
+def assert_same_scores(scored, found):
     assert len({one.tokens for one in found}) > len(SENTENCES) // 2
     np.testing.assert_allclose([s.log_prob for s in scored], [t.log_prob for t in found], atol=1e-4)
     np.testing.assert_allclose([s.score for s in scored], [t.score for t in found], atol=1e-4)
@@ -109,42 +43,70 @@ def test_scores_of_translations_are_those_that_the_search_found(config, params, 
         assert math.isclose(sum(one.token_log_probs), one.log_prob, abs_tol=1e-5)
 
 
-@pytest.mark.parametrize("mean", ["log_probs", "probs"])
-def test_an_ensemble_scores_as_it_searches(config, params, vocabs, mean):
-    others = random_params(config, vocabs, seed=1)
-    member = TrainedModel(config, vocabs, others, "best", {})
-    search, found = translate(config, params, vocabs, ensemble=[member], ensemble_mean=mean)
-    scorer = TokenScorer([config.model] * 2, search, vocabs, longest=(24, 20), warn=pytest.fail)
-    scorer.decoder.compile(compiler_options=O0)
+@pytest.mark.parametrize("name", ["beam", "greedy", "coverage"])
+def test_scores_of_translations_are_those_that_the_search_found(
+    name, scorer, vocabs, found_by_beam, greedy_translator, translator_with
+):
+    if name == "beam":
+        again, found = scorer, found_by_beam
+    elif name == "greedy":
+        parameters = greedy_translator._params
+        again, _ = make_scorer(greedy_translator.config, parameters, vocabs, programs_of=scorer)
+        found = greedy_translator.translate(SENTENCES) * 3
+    else:
+        translator = translator_with(name)
+        again, _ = make_scorer(translator.config, translator._params, vocabs)
+        found = translator.translate(SENTENCES, n_best=3)
+    hypotheses = [one for t in found for one in t.n_best]
+    lines = SENTENCES * 3 if name == "greedy" else [line for line in SENTENCES for _ in range(3)]
+    sources = [vocabs.source.tokenize(line) for line in lines]
+    scored = again.score_tokens(sources, [one.tokens for one in hypotheses])
+    assert_same_scores(scored, hypotheses)
+    if name == "coverage":  # without its penalty, the scores are higher
+        again.tokens.options = dataclasses.replace(again.config.search, coverage_penalty=0.0)
+        plain = again.score_tokens(sources, [one.tokens for one in hypotheses])
+        assert all(one.score < more.score for one, more in zip(scored, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ensemble", "sample"])
+def test_an_ensemble_scores_as_it_searches(name, translator_with, params, other_params, vocabs):
+    """By the mean of log-probabilities with beam search, by that of probabilities with sampling."""
+    translator = translator_with(name)
+    assert translator.config.search.ensemble_mean == {"ensemble": "log_probs", "sample": "probs"}[name]
+    hypotheses = [one for t in translator.translate(SENTENCES, n_best=3) for one in t.n_best]
     sources = [vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)]
-    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
-    scored = scorer.score_all(pairs, params=(params, others))
-    np.testing.assert_allclose([s.score for s in scored], [t.score for t in found], atol=1e-4, rtol=1e-5)
+    pairs = [Pair(source, one.tokens) for source, one in zip(sources, hypotheses, strict=True)]
+    assert_same_scores(translator.scorer.score_all(pairs, params=(params, other_params)), hypotheses)
 
 
 def test_text_is_scored_in_order_whatever_it_is_batched_with(scorer, vocabs):
-    sources = [*SENTENCES, "", "Hund", "wir"]
-    targets = ["the dog", "", "we read", "the small dog sleeps .", "", "dog", "\u2028 x"]
+    sources = [*SENTENCES, "", "Hund", "Katze", "der Hund", "wir"]
+    targets = ["the dog", "", "we", "the cat .", "", "dog", "\u2028 x", "a cat", "the old", "a book"]
+    sources, targets = sources + sources[::-1] + SENTENCES * 2, targets + targets[::-1] + targets
     together = scorer.score(sources, targets)
     assert [one.tokens for one in together] == [tuple(vocabs.target.tokenize(t)) for t in targets]
-    streamed = list(scorer.score_stream(iter(sources), iter(targets), window=3))
+    streamed = list(scorer.score_stream(iter(sources), iter(targets), window=15))
     for one, two in zip(together, streamed, strict=True):
         assert one.tokens == two.tokens and not one.truncated
         assert math.isclose(one.score, two.score, rel_tol=1e-4)
 
 
 def test_an_empty_translation_is_its_end_symbol_and_one_without_tokens_is_nothing(scorer, vocabs):
-    (empty,) = scorer.score(["der Hund"], [""])
+    empty = scorer.score(SENTENCES * 3, [""] * 15)[0]
     assert (
         empty.tokens == (vocabs.target.eos_id,)
         and empty.score == pytest.approx(empty.log_prob)
         and empty.score < 0
     )
-    (nothing,) = scorer.score_tokens([vocabs.source.tokenize("der Hund")], [()])
+    nothing = scorer.score_tokens([vocabs.source.tokenize("der Hund")] * 15, [()] * 15)[0]
     assert (nothing.score, nothing.log_prob, nothing.token_log_probs) == (0.0, 0.0, ())
 
 
-def test_lines_without_a_partner_are_refused_with_both_counts(scorer):
+def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatch):
+    def run(params, batch, *, watched):
+        return np.zeros(batch.target_in.shape), []
+
+    monkeypatch.setattr(scorer.tokens.decoder, "run", run)
     with pytest.raises(UserError, match="there are 2 source lines and 1 target lines"):
         scorer.score(["a", "b"], ["a"])
     for sources, targets in ((5, 3), (3, 5), (4, 2), (0, 1)):
@@ -155,23 +117,29 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer):
         assert len(read) == min(sources, targets)
 
 
-def test_long_lines_are_refused_or_cut_but_never_silently(scorer, config, params, vocabs):
-    assert find_longest(config) == (24, 18)
+def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs):
+    config = scorer.config
+    search = dataclasses.replace(config.search, max_length_offset=6)
+    longer = dataclasses.replace(
+        config, data=DataConfig(max_source_length=24, max_target_length=12), search=search
+    )
+    assert find_longest(config) == (12, 12) and find_longest(longer) == (24, 18)
     long = "Hund " * 40
-    with pytest.raises(UserError, match="source line 2 is longer than 24 tokens.*--long_lines=cut"):
+    with pytest.raises(UserError, match="source line 2 is longer than 12 tokens.*--long_lines=cut"):
         scorer.score(["Hund", long], ["dog", "dog"])
-    with pytest.raises(UserError, match="target line 3 is longer than 18 tokens"):
-        list(scorer.score_stream(iter(["Hund"] * 3), iter(["dog", "dog", "dog " * 40]), window=2))
+    with pytest.raises(UserError, match="target line 18 is longer than 12 tokens"):
+        streams = iter(SENTENCES * 6), iter([*["dog"] * 17, "dog " * 40, *["dog"] * 12])
+        list(scorer.score_stream(*streams, window=15))
     with pytest.raises(UserError, match="target line 1 is longer"):
-        scorer.score_tokens([[2]], [[5] * 19])
-    cutting, told = make_scorer(config, params, vocabs, long_lines="cut")
-    found = cutting.score([long, "Hund", "Hund"], ["dog", "dog " * 40, "dog"])
-    assert [one.truncated for one in found] == [True, True, False]
-    assert len(found[1].tokens) == 18 and found[1].tokens[-1] == vocabs.target.eos_id
+        scorer.score_tokens([[2]], [[5] * 13])
+    cutting, told = make_scorer(config, params, vocabs, programs_of=scorer, long_lines="cut")
+    found = cutting.score([long, *["Hund"] * 14], ["dog", "dog " * 40, *["dog"] * 13])
+    assert [one.truncated for one in found] == [True, True, *[False] * 13]
+    assert len(found[1].tokens) == 12 and found[1].tokens[-1] == vocabs.target.eos_id
     assert [message.split(":")[0] for message in told] == ["target line 2", "source line 1"]
 
 
-def test_a_language_model_scores_text_alone(config, vocabs):
+def test_a_language_model_scores_text_alone(config, vocabs, make_params):
     model = dataclasses.replace(
         config.model, architecture="decoder_only", num_encoder_layers=0, positions="learned", max_positions=24
     )
@@ -179,7 +147,7 @@ def test_a_language_model_scores_text_alone(config, vocabs):
         config, model=model, data=dataclasses.replace(config.data, source_language="")
     )
     one = Vocabs(vocabs.target, vocabs.target, joint=True)
-    params = random_params(config, one)
+    params = make_params(model, target=one.target)
     scorer, _ = make_scorer(config, params, one)
     assert find_longest(config) == (0, 24)
     found = scorer.score(None, ["we read a book .", "", "the dog"])
@@ -191,7 +159,9 @@ def test_a_language_model_scores_text_alone(config, vocabs):
         [Pair((), ids[0])], dataclasses.make_dataclass("Plan", ["rows", "source_length"])(1, ids.shape[1])
     )
     assert batch.source.shape == (1, 0) and batch.target_in.tolist() == target_in.tolist()
-    logits = jax.nn.log_softmax(network.apply({"params": params}, batch, deterministic=True))
+    logits = jax.jit(
+        lambda params: jax.nn.log_softmax(network.apply({"params": params}, batch, deterministic=True))
+    )(params)
     expected = np.take_along_axis(np.asarray(logits), ids[..., None], axis=-1)[0, :, 0]
     np.testing.assert_allclose(found[0].token_log_probs, expected, atol=1e-4)
     with pytest.raises(UserError, match="language model scores text alone"):
@@ -205,12 +175,16 @@ def test_a_translator_needs_the_source(scorer):
         scorer.score(None, ["a"])
 
 
-def test_attention_is_of_the_layer_and_head_that_is_asked_for(scorer, config, params, vocabs):
-    pairs = [Pair(vocabs.source.tokenize(line), vocabs.target.tokenize(line)) for line in SENTENCES]
-    asked = [Watched(0), Watched(0, 0), Watched(0, 1), Watched(1), Watched(-1)]
-    for pair, reading in zip(
-        pairs, scorer.tokens.read_all(pairs, params=(params,), watched=asked), strict=True
-    ):
+def test_attention_is_of_the_given_layer_and_head(translator_with, vocabs):
+    two_layers = translator_with("coverage")
+    targets = ["the dog", "the cat .", "a book", "milk", "the old"]
+    pairs = [
+        Pair(vocabs.source.tokenize(line), vocabs.target.tokenize(target))
+        for line, target in zip(SENTENCES, targets, strict=True)
+    ]
+    watched = [Watched(0), Watched(0, 0), Watched(0, 1), Watched(1), Watched(-1)]
+    readings = two_layers.scorer.read_all(pairs, params=(two_layers._params,), watched=watched)
+    for pair, reading in zip(pairs, readings, strict=True):
         mean, first, second, last, also_last = reading.attention
         assert mean.shape == (len(pair.target), len(pair.source))
         np.testing.assert_allclose(mean.sum(axis=1), 1.0, rtol=1e-5)  # none of it falls on padding
@@ -220,7 +194,8 @@ def test_attention_is_of_the_layer_and_head_that_is_asked_for(scorer, config, pa
 
 
 def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
-    scorer = TokenScorer([config.model], config.search, vocabs, longest=(128, 200), warn=pytest.fail)
+    search = dataclasses.replace(config.search, batch_tokens=8192)
+    scorer = TokenScorer([config.model], search, vocabs, longest=(128, 200), warn=pytest.fail)
     shapes = []
 
     def run(params, batch, *, watched):
@@ -232,7 +207,7 @@ def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
     pairs = [Pair([5] * source, [5] * target) for source, target in lengths]
     assert len(scorer.read_all(pairs, params=())) == 3000
     assert len(shapes) > 30 and len(set(shapes)) <= 9
-    assert all(rows * (source + target) <= config.search.batch_tokens for rows, source, target in shapes)
+    assert all(rows * (source + target) <= search.batch_tokens for rows, source, target in shapes)
 
 
 def test_less_memory_means_smaller_batches_and_one_warning():
