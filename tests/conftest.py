@@ -24,6 +24,8 @@ os.environ["XLA_FLAGS"] += (
     " --xla_cpu_use_fusion_emitters=false"
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# PyTorch and CTranslate2: threads that wait for each other take processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 # What another test has compiled, or a command that a test runs, is not compiled again: workers and commands
@@ -37,6 +39,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 def pytest_unconfigure():
     if _compiled is not None:
         shutil.rmtree(_compiled, ignore_errors=True)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Translations run on one of the simulated devices: programs for eight take longer to compile."""
+    import jax
+
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
 
 
 @pytest.fixture(scope="session")

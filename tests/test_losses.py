@@ -21,6 +21,9 @@ from flaxformer_mt.losses import (
 B, T, D, V = 2, 5, 4, 7
 
 
+cross_entropy = jax.jit(smoothed_cross_entropy, static_argnums=3)
+
+
 def random_case(batch: int = B, length: int = T) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits, targets, and a mask with uneven rows."""
     generator = np.random.default_rng(0)
@@ -45,7 +48,7 @@ def definition(logits: np.ndarray, target: np.ndarray, mask: np.ndarray, smoothi
 def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
     _, target, mask = random_case()
     for smoothing in (0.0, 0.3):
-        loss, weight = smoothed_cross_entropy(np.full((B, T, V), 2.5, np.float32), target, mask, smoothing)
+        loss, weight = cross_entropy(np.full((B, T, V), 2.5, np.float32), target, mask, smoothing)
         assert weight == mask.sum()
         np.testing.assert_allclose(loss / weight, math.log(V), rtol=1e-6)
 
@@ -53,7 +56,7 @@ def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_loss_is_the_cross_entropy_of_the_smoothed_distribution(smoothing):
     logits, target, mask = random_case()
-    loss, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
+    loss, weight = cross_entropy(logits, target, mask, smoothing)
     np.testing.assert_allclose(loss, definition(logits, target, mask, smoothing), rtol=1e-5)
     assert float(weight) == mask.sum()
 
@@ -61,38 +64,38 @@ def test_loss_is_the_cross_entropy_of_the_smoothed_distribution(smoothing):
 def test_masked_is_sliced():
     logits, target, _ = random_case()
     mask = np.broadcast_to(np.arange(T) < 3, (B, T))
-    whole = smoothed_cross_entropy(logits, target, mask, 0.1)
-    sliced = smoothed_cross_entropy(logits[:, :3], target[:, :3], np.ones((B, 3), bool), 0.1)
+    whole = cross_entropy(logits, target, mask, 0.1)
+    sliced = cross_entropy(logits[:, :3], target[:, :3], np.ones((B, 3), bool), 0.1)
     np.testing.assert_allclose(whole, sliced, rtol=1e-6)
 
 
 def test_a_batch_of_padding_weighs_nothing():
     logits, target, mask = random_case()
-    assert [float(x) for x in smoothed_cross_entropy(logits, target, mask & False, 0.1)] == [0.0, 0.0]
+    assert [float(x) for x in cross_entropy(logits, target, mask & False, 0.1)] == [0.0, 0.0]
 
 
 def test_huge_logits_stay_finite_and_exact():
     logits = np.array([[[1e4, 0.0, -1e4, 0.0, 0.0, 0.0, 0.0]]], np.float32)
     one = np.ones((1, 1), bool)
     for target, expected in [(0, 0.0), (1, 1e4), (2, 2e4)]:
-        loss, _ = smoothed_cross_entropy(logits, np.array([[target]], np.int32), one, 0.0)
+        loss, _ = cross_entropy(logits, np.array([[target]], np.int32), one, 0.0)
         assert float(loss) == expected
 
 
 def test_gradients_are_those_of_finite_differences():
     logits, target, mask = random_case()
     loss = functools.partial(smoothed_cross_entropy, target=target, mask=mask, smoothing=0.1)
-    check_grads(lambda x: loss(x)[0], (logits,), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
+    check_grads(jax.jit(lambda x: loss(x)[0]), (logits,), order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
 
 
 def random_output(bias: bool) -> Output:
     generator = np.random.default_rng(1)
-    table = jnp.asarray(generator.normal(size=(V, D)), jnp.float32)
-    return Output(table, jnp.asarray(generator.normal(size=V), jnp.float32) if bias else None)
+    table = generator.normal(size=(V, D)).astype(np.float32)
+    return Output(table, generator.normal(size=V).astype(np.float32) if bias else None)
 
 
-def random_hidden(batch: int, length: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(0), (batch, length, D))
+def random_hidden(batch: int, length: int) -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(batch, length, D)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +125,21 @@ def test_loss_in_chunks_is_the_loss_at_once(batch, length, chunk_tokens, smoothi
         loss, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
         return 0.7 * loss, weight
 
-    (value, weight), gradients = jax.jit(jax.value_and_grad(in_chunks, (0, 1), has_aux=True))(hidden, output)
-    (expected, expected_weight), expected_gradients = jax.value_and_grad(at_once, (0, 1), has_aux=True)(
-        hidden, output
-    )
+    @jax.jit
+    def run(hidden: jax.Array, output: Output) -> tuple:
+        differentiated = (
+            jax.value_and_grad(which, (0, 1), has_aux=True)(hidden, output) for which in (in_chunks, at_once)
+        )
+        return *differentiated, in_chunks(hidden, output)[0]
+
+    found, found_at_once, without_gradient = jax.device_get(run(hidden, output))
+    (value, weight), gradients = found
+    (expected, expected_weight), expected_gradients = found_at_once
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert weight == expected_weight == mask.sum()
     assert (gradients[1].bias is not None) is bias
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), gradients, expected_gradients)
-    np.testing.assert_allclose(in_chunks(hidden, output)[0], expected, rtol=1e-5)  # the pass without gradient
+    np.testing.assert_allclose(without_gradient, expected, rtol=1e-5)
 
 
 def test_gradients_in_chunks_are_those_of_finite_differences():
@@ -143,7 +152,7 @@ def test_gradients_in_chunks_are_those_of_finite_differences():
 
     output = random_output(True)
     arguments = (random_hidden(B, T), output.table, output.bias)
-    check_grads(loss, arguments, order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
+    check_grads(jax.jit(loss), arguments, order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
 
 
 def test_chunks_of_bfloat16_states_score_in_float32():
@@ -153,8 +162,9 @@ def test_chunks_of_bfloat16_states_score_in_float32():
     def loss(hidden: jax.Array, output: Output) -> jax.Array:
         return projected_cross_entropy(hidden, output, target, mask, smoothing=0.1, chunk_tokens=4)[0]
 
-    wide, wide_gradients = jax.value_and_grad(loss, (0, 1))(hidden, output)
-    narrow, gradients = jax.value_and_grad(loss, (0, 1))(hidden.astype(jnp.bfloat16), output)
+    loss_and_gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    wide, wide_gradients = loss_and_gradients(hidden, output)
+    narrow, gradients = loss_and_gradients(hidden.astype(jnp.bfloat16), output)
     assert narrow.dtype == jnp.float32
     assert (gradients[0].dtype, gradients[1].table.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(narrow, wide, rtol=2e-2)
@@ -165,7 +175,7 @@ def test_correct_words_are_counted_where_there_are_words():
     logits = np.zeros((1, 4, 3), np.float32)
     logits[0, [0, 1, 2, 3], [2, 1, 0, 1]] = 1.0
     target = np.array([[2, 0, 0, 1]], np.int32)
-    correct, total = count_correct(logits, target, np.array([[True, True, True, False]]))
+    correct, total = jax.jit(count_correct)(logits, target, np.array([[True, True, True, False]]))
     assert (float(correct), float(total)) == (2.0, 3.0)
 
 
@@ -181,13 +191,19 @@ def test_counting_in_chunks_is_counting_at_once_and_leaves_loss_and_gradients(ch
         sums = projected_cross_entropy(hidden, output, target, mask, count=count, **options)
         return sums.loss_sum, sums
 
-    loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, (0, 1), has_aux=True), static_argnums=2)
-    (_, counted), gradients = loss_and_gradients(hidden, output, True)
-    (_, plain), plain_gradients = loss_and_gradients(hidden, output, False)
+    @jax.jit
+    def run(hidden: jax.Array, output: Output) -> tuple:
+        loss_and_gradients = jax.value_and_grad(loss_of, (0, 1), has_aux=True)
+        differentiated = (loss_and_gradients(hidden, output, count) for count in (True, False))
+        return *differentiated, loss_of(hidden, output, True)[1].correct_sum
+
+    ((_, counted), gradients), ((_, plain), plain_gradients), without_gradient = jax.device_get(
+        run(hidden, output)
+    )
     expected = ((best == target) & mask).sum()
     assert 0 < expected < mask.sum()
     assert counted.correct_sum == expected
-    assert loss_of(hidden, output, True)[1].correct_sum == expected  # the pass without gradient
+    assert without_gradient == expected
     assert plain.correct_sum is None
     assert counted[:2] == plain[:2]
     jax.tree.map(np.testing.assert_array_equal, gradients, plain_gradients)
@@ -196,8 +212,8 @@ def test_counting_in_chunks_is_counting_at_once_and_leaves_loss_and_gradients(ch
 def test_of_equal_words_the_first_is_the_prediction_and_nan_is_none():
     one = np.ones((1, 4), bool)
     equal = np.zeros((1, 4, 3), np.float32)
-    assert count_correct(equal, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 2.0
-    assert count_correct(equal * np.nan, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 0.0
+    assert jax.jit(count_correct)(equal, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 2.0
+    assert jax.jit(count_correct)(equal * np.nan, np.array([[0, 1, 2, 0]], np.int32), one)[0] == 0.0
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -71,11 +71,26 @@ def random_params(model: Any, seed: int = 0, scale: float = 0.3) -> Any:
     Norm scales are around 1, all other leaves around 0.
     """
     import jax
-    import numpy as np
 
     from flaxformer_mt.model import init_params
 
     shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    return random_leaves(shapes, seed, scale)
+
+
+def random_layer_params(layer: Any, *inputs: Any, seed: int = 0, scale: float = 0.3, **options: Any) -> Any:
+    """The same for a Flax module, initialised on these inputs."""
+    import jax
+
+    shapes = jax.eval_shape(lambda key: layer.init(key, *inputs, **options), jax.random.key(0))
+    return random_leaves(shapes["params"], seed, scale)
+
+
+def random_leaves(shapes: Any, seed: int, scale: float) -> Any:
+    """A tree of random numpy arrays of the shapes in a tree."""
+    import jax
+    import numpy as np
+
     generator = np.random.default_rng(seed)
 
     def draw(path: Any, leaf: Any) -> np.ndarray:

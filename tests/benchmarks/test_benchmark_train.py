@@ -1,23 +1,28 @@
-"""The benchmark of training runs, and its systems are the same network on the same tokens."""
+"""The benchmark of training runs, its systems are the same network on the same tokens, and its sums are right."""
 
+import argparse
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_experiment import quick_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "train.py"
 
 
-def run_benchmark(folder: Path, *flags: str) -> dict:
-    command = [sys.executable, "benchmarks/train.py", "--tiny", f"--cache_dir={folder}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
+    spec = importlib.util.spec_from_file_location("benchmark_train", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FILE.parent))
+    del sys.modules[spec.name]
 
 
 @pytest.fixture(scope="module")
@@ -25,34 +30,82 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def check_system(system: dict) -> None:
-    assert system["target_tokens_per_second"] > 0 and len(system["rounds"]) == 1
-    assert system["compile_seconds"] > 0
+@pytest.fixture
+def run_benchmark(benchmark, cache, monkeypatch, capsys):
+    """Runs the benchmark with flags; returns what it prints, and what its conclusions were drawn from."""
+
+    def run(*flags: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        measured, conclude = {}, benchmark._conclude
+
+        def conclude_and_keep(setting, options, systems, batches, tokens):
+            measured.update(setting=setting, options=options, batches=batches, tokens=tokens)
+            return conclude(setting, options, systems, batches, tokens)
+
+        monkeypatch.setattr(benchmark, "_conclude", conclude_and_keep)
+        monkeypatch.setattr(benchmark, "_REPEATS", 1)
+        monkeypatch.setenv("XLA_FLAGS", quick_environment()["XLA_FLAGS"])
+        monkeypatch.setattr(sys, "argv", [str(FILE), "--tiny", f"--cache_dir={cache}", *flags])
+        benchmark.main()
+        monkeypatch.setattr(benchmark, "_conclude", conclude)
+        return json.loads(capsys.readouterr().out), measured
+
+    return run
+
+
+def check_system(system: dict[str, Any]) -> None:
+    assert system["rounds"] == [system["target_tokens_per_second"]]
     # uniform guesses of 400 words cost 5.99, and an update or two of 1e-4 change little
     assert 5 < system["last_loss"] < 8
-    assert 0 < system["step_gflops"] < system["product_gflops"]
+    rates = {"compile_seconds", "product_gflops", "step_gflops", "share_of_product"}
+    assert all(isinstance(system[name], float) for name in rates)
 
 
-def test_ours_alone_on_packed_bfloat16_batches_says_its_share_of_the_peak(cache):
-    result = run_benchmark(cache, "--setting=big", "--systems=ours", "--peak_tflops=1e-3")
+def conclude(benchmark: Any, measured: dict[str, Any], rates: dict[str, float]) -> dict[str, Any]:
+    """What the benchmark concludes from these rates, with products at 8 GFLOP/s."""
+    systems = {
+        name: {"target_tokens_per_second": rate, "product_gflops": 8.0} for name, rate in rates.items()
+    }
+    return benchmark._conclude(
+        measured["setting"], measured["options"], systems, measured["batches"], measured["tokens"]
+    )
+
+
+def test_ours_alone_on_packed_bfloat16_batches_says_its_share_of_the_peak(benchmark, run_benchmark):
+    result, measured = run_benchmark("--setting=big", "--systems=ours", "--peak_tflops=1e-3")
     ours = result["systems"]["ours"]
     check_system(ours)
+    assert isinstance(ours["utilization"], float)
     assert "ratio" not in result
-    # of a peak of 1 GFLOP/s: real tokens alone on one side, padding too on the other
-    assert 0 < ours["utilization"] < ours["step_gflops"]
+    setting, options, batches = measured["setting"], measured["options"], measured["batches"]["ours"]
+    assert isinstance(options, argparse.Namespace) and setting.model.dtype == "bfloat16"
+    assert all(batch.source_segments is not None for batch in batches), "not packed"
+    # at ten million tokens a second, of a peak of 1 GFLOP/s: real tokens alone, and padding, too
+    rate = 1e7
+    found = conclude(benchmark, measured, {"ours": rate})["systems"]["ours"]
+    rounds = rate / measured["tokens"]["ours"]
+    real, padded = (
+        benchmark.count_flops(batches, setting, padded=padded) * rounds / 1e9 for padded in (False, True)
+    )
+    assert 0 < real < padded
+    assert found["utilization"] == round(real, 3)
+    assert found["step_gflops"] == round(padded, 1)
+    assert found["share_of_product"] == round(padded / 8, 3)
 
 
-def test_three_systems_train_the_same_network_on_the_same_tokens(cache):
+def test_three_systems_train_the_same_network_on_the_same_tokens(benchmark, run_benchmark):
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    result = run_benchmark(cache)
+    result, measured = run_benchmark()
     systems = result["systems"]
     assert set(systems) == {"ours", "marian", "torch"}
     for system in systems.values():
         check_system(system)
     assert len({system["parameters"] for system in systems.values()}) == 1
     assert result["batches_ours"] == result["batches_peers"]
+    assert len(set(measured["tokens"].values())) == 1
     faster = max(systems[name]["target_tokens_per_second"] for name in ("marian", "torch"))
     assert systems[result["faster_peer"]]["target_tokens_per_second"] == faster
     assert result["ratio"] == round(systems["ours"]["target_tokens_per_second"] / faster, 2)
+    found = conclude(benchmark, measured, {"ours": 300.0, "marian": 200.0, "torch": 100.0})
+    assert (found["faster_peer"], found["ratio"]) == ("marian", 1.5)

@@ -1,4 +1,4 @@
-"""The command line: flags reach the rooms, lines keep number and order, and mistakes cost one message."""
+"""The command line: flags reach the functions, lines keep number and order, user errors give one message."""
 
 import dataclasses
 import errno
@@ -20,6 +20,7 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import flatten, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training import loop as trainer
+from flaxformer_mt.training import report as training_report
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
 
@@ -35,8 +36,9 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """What `train` hands to `fit`."""
+    """What `train` passes to `fit`; the summary of the report names the run."""
     calls = []
+    monkeypatch.setattr(training_report, "describe_report", lambda report, run_dir: f"summary of {run_dir}")
     monkeypatch.setattr(
         trainer, "fit", lambda config, run_dir, **options: calls.append((config, run_dir)) or {"step": 7}
     )
@@ -221,7 +223,7 @@ def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
     )
 
 
-def test_errors_of_rooms_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
+def test_errors_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
     def raise_error(error):
         def fit(config, run_dir, *, profile, progress=None):
             raise error
@@ -250,19 +252,26 @@ def test_a_run_directory_that_is_a_file(capfd, tmp_path):
     assert fail(capfd, "average", "--run=file", "--last=2") == "file/config.json: Not a directory"
 
 
-# ---- flags that reach the rooms ----
+# ---- flags that reach the functions ----
 
 
 def test_train_without_arguments_is_the_toy_job(capfd, fitted):
     assert main(["train"]) == 0
     ((config, run_dir),) = fitted
     assert config.data.dataset == "toy_de_en" and run_dir == Path("runs/toy_de_en")
-    assert json.loads(capfd.readouterr().out) == {"step": 7}
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"step": 7} and err == "summary of runs/toy_de_en\n"
 
 
-def test_how_many_updates_to_profile_is_handed_over(monkeypatch):
+def test_the_number_of_updates_to_profile_is_passed(monkeypatch, fitted):
     asked = []
-    monkeypatch.setattr(trainer, "fit", lambda config, run_dir, *, profile, progress: asked.append(profile))
+
+    def fit(config, run_dir, *, profile, progress):
+        asked.append(profile)
+        assert progress is sys.stderr
+        return {"step": 7}
+
+    monkeypatch.setattr(trainer, "fit", fit)
     assert [main(["train", *flags]) for flags in ([], ["--profile", "3"])] == [0, 0]
     assert asked == [0, 3]
 
@@ -297,7 +306,7 @@ def test_overrides_are_typed_in_both_forms(fitted):
     assert flatten(config) == expected
 
 
-def test_a_weight_may_stand_in_words_of_its_own(fitted):
+def test_weights_may_be_separate_arguments(fitted):
     assert main(["train", "--config.data.dataset=a,b", "--config.data.weights", "1", "2"]) == 0
     assert fitted[0][0].data.weights == (1.0, 2.0)
 
@@ -325,7 +334,7 @@ def test_a_run_directory_brings_its_config(fitted, run_dir):
     assert (config.seed, config.train.log_every, where) == (42, 9, run_dir)
 
 
-def test_evaluate_hands_over_what_was_asked(capfd, monkeypatch, run_dir):
+def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     from flaxformer_mt.evaluation import evaluate
 
     calls = []
@@ -387,7 +396,7 @@ def test_the_number_of_lines_is_kept(capfd, monkeypatch, run_dir, translator, da
     assert out.count("\n") == lines and "\ufeff" not in out
 
 
-def test_search_flags_override_the_runs_own(monkeypatch, run_dir, translator):
+def test_search_flags_override_the_config_of_the_run(monkeypatch, run_dir, translator):
     feed(monkeypatch, b"")
     flags = ["--beam_size=9", "--length_penalty=0.25", "--batch_tokens=100", "--checkpoint=last"]
     assert main(["translate", f"--run={run_dir}", *flags]) == 0
@@ -413,7 +422,7 @@ def test_all_options_of_a_search_are_flags(monkeypatch, run_dir, translator):
     assert not missing
 
 
-def test_files_ask_something_of_each_line(tmp_path, capfd, run_dir, translator):
+def test_files_give_constraints_of_each_line(tmp_path, capfd, run_dir, translator):
     (tmp_path / "in").write_bytes(b"a\nb\n")
     (tmp_path / "starts").write_bytes(b"the\n\n")
     (tmp_path / "phrases").write_bytes(b"\nred apples\tdog\n")
@@ -457,7 +466,7 @@ def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
         (["--output=."], ["output . is a folder"]),
     ],
 )
-def test_translate_refuses_what_cannot_be(capfd, monkeypatch, run_dir, translator, flags, words):
+def test_translate_refuses_invalid_flags(capfd, monkeypatch, run_dir, translator, flags, words):
     feed(monkeypatch, b"a\n")
     message = fail(capfd, "translate", f"--run={run_dir}", *flags)
     for word in words:
@@ -520,9 +529,9 @@ def test_help_documents_every_field(capfd):
     out = capfd.readouterr().out
     for name in flatten(Config()):
         assert f"--config.{name} " in out
-    assert (
-        "default: 37000" in out and "default: runs/wmt14_en_de_base" in out
-    )  # the chosen config's, not the class's
+    text = " ".join(out.replace("│", " ").split())  # lines are wrapped within a frame
+    # Defaults of the chosen config, not of the class.
+    assert "default: 37000" in text and "default: runs/wmt14_en_de_base" in text
     assert "--config=FILE" in out and "toy_de_en" in out
 
 
@@ -557,11 +566,13 @@ def test_a_reader_who_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_show_prints_what_a_run_amounts_to(capfd):
+def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
     small = [
         "--config.vocab.size=1000",
         "--config.model.num_encoder_layers=1",
         "--config.model.num_decoder_layers=1",
+        "--config.train.peak_flops=2e12",
+        "--config.train.steps=7200",
     ]
     assert main(["show", CONFIG, *small]) == 0
     shown = json.loads(capfd.readouterr().out)
@@ -588,14 +599,6 @@ def test_show_prints_what_a_run_amounts_to(capfd):
         + (source * source + target * target + target * source) * 1024
     )
     assert shown["step"]["teraflops"] == shown["step"]["traced_teraflops"] == round(6 * products / 1e12, 4)
-    assert shown["at_peak"] is None  # what a CPU could do is not known
-
-
-def test_show_tells_the_time_at_a_peak_that_is_known(capfd):
-    small = ["--config.vocab.size=100", "--config.model.num_encoder_layers=1"]
-    small += ["--config.model.num_decoder_layers=1", "--config.train.peak_flops=2e12"]
-    assert main(["show", CONFIG, *small, "--config.train.steps=7200"]) == 0
-    shown = json.loads(capfd.readouterr().out)
     at_peak = shown["at_peak"]
     assert (at_peak["device"], at_peak["teraflops_a_second"]) == ("cpu", 2)
     assert at_peak["seconds_a_step"] == pytest.approx(shown["step"]["teraflops"] / 2, rel=1e-3)
@@ -622,6 +625,7 @@ def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypa
     shown = json.loads(capfd.readouterr().out)
     assert asked == [run_dir]
     assert shown["batches"] == report["batches"]
+    assert shown["at_peak"] is None  # the peak of a CPU is unknown
     modules = shown["parameters"]["modules"]
     assert modules["source_embedding/embedding"] == 500 * Config().model.model_dim
     assert modules["target_embedding/embedding"] == 300 * Config().model.model_dim

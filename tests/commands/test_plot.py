@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from tiny_experiment import random_params
 
 from flaxformer_mt.commands import plot as plot_module
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import plot, position_tables, training_panels
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -43,7 +44,7 @@ METRICS = [
     {"step": 100, "split": "train", "loss": 4.0, "learning_rate": 0.2},
     {"step": 100, "split": "valid", "loss": 4.5, "bleu": 1.0},
     {"step": 150, "split": "train", "loss": 9.0, "learning_rate": 0.3},
-    # Training went on from step 50.
+    # Training resumed from step 50.
     {"step": 100, "split": "train", "loss": 3.0, "learning_rate": 0.25},
     {"step": 100, "split": "valid", "loss": None, "bleu": 2.0},
     {"step": 100, "split": "epoch", "loss": 7.0},
@@ -71,7 +72,7 @@ def make_run(folder, model, *, source_language="de"):
     ]
     vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
     network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params = init_params(network, jax.random.key(0))
+    params = random_params(network)
     checkpoints = Checkpoints(folder)
     checkpoints.save(7, {"params": params}, {"step": 7, "metrics": {"bleu": 1.0}})
     checkpoints.wait()
@@ -96,8 +97,9 @@ def one_stack(tmp_path_factory):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Every figure by the name of its file; they are written all the same."""
+    """Every figure by the name of its file; all are written too, in few dots."""
     figures, save = {}, plot_module.save_figure
+    monkeypatch.setattr("flaxformer_mt.figures._DOTS_PER_INCH", 25)
 
     def keep(figure, path):
         figures[path.name] = figure
@@ -130,13 +132,21 @@ def run_plot(capfd, *flags):
 # ---- the command ----
 
 
-def test_positions_and_training_are_files_that_the_json_names(run, tmp_path, capfd, drawn):
+def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp_path, capfd, drawn):
     output = tmp_path / "new" / "pictures"
-    result, _ = run_plot(capfd, f"--run={run}", f"--output={output}")
+    result, _ = run_plot(capfd, f"--run={run}", f"--source={SOURCE}", f"--output={output}")
     names = ["positions.png", "position_table.png", "training.png"]
-    assert result == {"files": [str(output / name) for name in names]}
+    names += [f"attention_{part}.png" for part in ("cross", "encoder", "decoder")]
+    assert result["files"] == [str(output / name) for name in names]
     assert sorted(path.name for path in output.iterdir()) == sorted(names)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
+    assert all((output / name).stat().st_size > 1000 for name in names)
+    assert result["checkpoint"] == "best"
+    check_positions_and_training(drawn)
+    check_attention(run, result, drawn)
+
+
+def check_positions_and_training(drawn):
     table = sinusoidal_table(101, 8)[1:]  # model.first_position is 1
     (axes,) = drawn["positions.png"].axes
     for index, line in zip((4, 5, 6, 7), axes.lines, strict=True):
@@ -150,12 +160,8 @@ def test_positions_and_training_are_files_that_the_json_names(run, tmp_path, cap
     assert list(loss.lines[0].get_ydata()) == [5.0, 3.0, 9.0]
 
 
-def test_a_sentence_shows_the_attention_of_its_translation(run, tmp_path, capfd, drawn):
-    result, _ = run_plot(capfd, f"--run={run}", f"--source={SOURCE}", f"--output={tmp_path}")
-    names = [f"attention_{part}.png" for part in ("cross", "encoder", "decoder")]
-    assert result["files"][3:] == [str(tmp_path / name) for name in names]
-    assert all((tmp_path / name).stat().st_size > 1000 for name in names)
-    assert result["checkpoint"] == "best"
+def check_attention(run, result, drawn):
+    """The sentence has the attention of its translation."""
     vocabs = load_vocabs(run / "vocab")
     source = vocabs.source.tokenize(SOURCE)
     written, read_from = labels_of(drawn["attention_cross.png"])
@@ -260,8 +266,9 @@ def test_metrics_without_numbers_give_no_picture(run, tmp_path, capfd):
     copy = tmp_path / "begun"
     shutil.copytree(run, copy)
     (copy / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": null}\n', encoding="utf-8")
-    files = plot(copy)["files"]
-    assert files == [str(copy / "plots" / name) for name in ("positions.png", "position_table.png")]
+    result = plot(copy)
+    assert list(result) == ["files"]  # without a sentence, there is no translation
+    assert result["files"] == [str(copy / "plots" / name) for name in ("positions.png", "position_table.png")]
     assert "metrics.jsonl has no numbers yet" in capfd.readouterr().err
 
 

@@ -233,7 +233,7 @@ def test_quantized_models_load_and_stay_near(vocabs_of, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_the_folder_has_all_that_either_system_needs(joint, vocabs_of, tmp_path):
-    weights = make_weights(vocabs_of, tying="all" if joint else "target_output")
+    weights = make_weights(vocabs_of, tying="all" if joint else "target_output", **SHALLOW)
     folder = export(weights, tmp_path / "out")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     vocabularies = (
@@ -257,7 +257,9 @@ def test_the_folder_has_all_that_either_system_needs(joint, vocabs_of, tmp_path)
 
 def test_tied_arrays_are_stored_once(vocabs_of, tmp_path):
     sizes = {
-        tying: (export(make_weights(vocabs_of, tying=tying), tmp_path / tying) / "model.bin").stat().st_size
+        tying: (export(make_weights(vocabs_of, tying=tying, **SHALLOW), tmp_path / tying) / "model.bin")
+        .stat()
+        .st_size
         for tying in ("all", "embeddings")
     }
     table = 4 * 48 * TINY["model_dim"]
@@ -293,7 +295,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
 def test_positions_end_where_ours_end(vocabs_of, tmp_path):
     """Memory beyond a table is never read: CTranslate2 says so, as ours does."""
-    weights = make_weights(vocabs_of, max_positions=30)
+    weights = make_weights(vocabs_of, max_positions=30, **SHALLOW)
     translator = ctranslate2.Translator(str(export(weights, tmp_path / "out")))
     piece = weights.vocabs.source.pieces([10])[0]
     translator.translate_batch([[piece] * 29], max_decoding_length=30)
@@ -302,7 +304,7 @@ def test_positions_end_where_ours_end(vocabs_of, tmp_path):
 
 
 def test_a_model_that_it_cannot_express_is_refused_with_every_reason(vocabs_of):
-    weights = make_weights(vocabs_of)
+    weights = make_weights(vocabs_of, **SHALLOW)
 
     def problems(**fields):
         model = dataclasses.replace(weights.config.model, **fields)
@@ -320,7 +322,7 @@ def test_a_model_that_it_cannot_express_is_refused_with_every_reason(vocabs_of):
 
 
 def test_special_tokens_must_be_spelled_alike(vocabs_of, tmp_path, monkeypatch):
-    weights = make_weights(vocabs_of, tying="none")
+    weights = make_weights(vocabs_of, tying="none", **SHALLOW)
     pieces = weights.vocabs.source.pieces
     monkeypatch.setattr(
         weights.vocabs.source, "pieces", lambda ids: [piece.replace("</s>", "[END]") for piece in pieces(ids)]
@@ -342,7 +344,7 @@ def test_sentences_that_are_cut_are_compared_too(vocabs_of, tmp_path):
 
 
 def test_sentences_without_an_end_are_no_input_of_the_check(vocabs_of, tmp_path):
-    weights = make_weights(vocabs_of)
+    weights = make_weights(vocabs_of, **SHALLOW)
     batch = make_batch([[5, 6]], [[7, 0]], weights.vocabs, config=weights.config)
     with pytest.raises(ValueError, match=r"must end in eos, 0, but got \[5, 6\]"):
         FORMAT.open(export(weights, tmp_path / "out"))(batch)
@@ -350,7 +352,7 @@ def test_sentences_without_an_end_are_no_input_of_the_check(vocabs_of, tmp_path)
 
 def test_pytorch_is_not_needed(vocabs_of, tmp_path):
     """The same files where torch cannot be imported, also of the type for which CTranslate2 wants it."""
-    weights, kinds = make_weights(vocabs_of), ["none", "bfloat16"]
+    weights, kinds = make_weights(vocabs_of, **SHALLOW), ["none", "bfloat16"]
     with_torch = [export(weights, tmp_path / f"with_{kind}", kind) for kind in kinds]
     np.savez(tmp_path / "leaves.npz", **weights.leaves)
     code = f"""

@@ -191,12 +191,12 @@ def test_generate_translates_as_our_search(exported):
     lines = LINES[:4]
     inputs = tokenizer(lines, return_tensors="pt", padding=True, truncation=True)
     config = dataclasses.replace(
-        weights.config, search=SearchConfig("greedy", max_length_ratio=0, max_length_offset=29)
+        weights.config, search=SearchConfig("greedy", max_length_ratio=0, max_length_offset=25)
     )
     with pytest.warns(FlaxformerWarning, match="lines 1, 2, 3, 4: longer than .* only the beginning"):
         ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     with torch.no_grad():
-        theirs = model.generate(**inputs, num_beams=1).tolist()
+        theirs = model.generate(**inputs, num_beams=1, max_length=26).tolist()
         beams = model.generate(**inputs)
     for row, translation in zip(theirs, ours, strict=True):
         assert row[0] == weights.vocabs.target.bos_id
@@ -324,7 +324,7 @@ def test_an_opus_model_translates_the_same_here(opus):
     model, folder, weights = opus
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines = [source for source, _ in TEXT]
-    search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=25)
+    search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=16)
     config = dataclasses.replace(weights.config, search=search)
     ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     inputs = tokenizer(lines, return_tensors="pt", padding=True)
@@ -332,7 +332,7 @@ def test_an_opus_model_translates_the_same_here(opus):
         theirs = model.generate(
             **inputs,
             num_beams=1,
-            max_length=26,
+            max_length=17,
             forced_eos_token_id=None,
             bad_words_ids=[[weights.vocabs.target.pad_id]],
         ).tolist()

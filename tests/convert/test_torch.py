@@ -133,7 +133,7 @@ def make_config(case: Case) -> Config:
         vocab=VocabConfig(size=23, joint=case.is_joint, byte_fallback=False),
         model=dataclasses.replace(TINY, **case.changes),
         train=TrainConfig(best_metric="loss"),
-        search=SearchConfig(method="greedy", max_length_ratio=0.8, max_length_offset=3, batch_tokens=200),
+        search=SearchConfig(method="greedy", max_length_ratio=0.8, max_length_offset=3),
     )
     validate(config)
     return config

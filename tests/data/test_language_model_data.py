@@ -184,7 +184,7 @@ def test_there_is_one_vocabulary_of_the_targets(tmp_path):
         make_vocabs(given, mixed, tmp_path / "c", target_only=True).target.fingerprint
         == vocabs.target.fingerprint
     )
-    with pytest.raises(UserError, match=r"one model for all text; give it as vocab\.source_model$"):
+    with pytest.raises(UserError, match=r"one model serves all text; set it as vocab\.source_model$"):
         wrong = dataclasses.replace(config, target_model="x")
         make_vocabs(wrong, mixed, tmp_path / "d", target_only=True)
 

@@ -180,7 +180,7 @@ def test_the_sequence_is_that_of_the_plans_whatever_the_threads(stores, batching
     assert all(equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
 
 
-def test_training_goes_on_from_any_position_as_if_it_had_never_stopped(stores):
+def test_training_resumes_at_any_position_as_if_it_had_never_stopped(stores):
     whole = take(30, stores)
     assert whole[-1][0].epoch >= 2
     for done in (1, 5, *(i + 1 for i, (position, _) in enumerate(whole[:-1]) if position.index == 0)):

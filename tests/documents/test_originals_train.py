@@ -1,22 +1,24 @@
 """The documents' configs, made small: each trains, lowers its loss, and is evaluated by the same commands.
 
-Tests translate with the translator that the evaluation of the test set loaded, and as many lines as that set
-has: both share their compiled programs.
+Validation, test set and translations have equally many lines, so that they share their compiled programs.
 """
 
 import dataclasses
 import math
 from pathlib import Path
 
-import jax
 import pytest
 
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.config.files import load_config
+from flaxformer_mt.decoding import engine
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
+
+pytestmark = pytest.mark.usefixtures("one_device", "shared_programs")
 
 ROOT = Path(__file__).resolve().parents[2]
 FIVE_CHINESE_PAIRS = ROOT.parent / "shared" / "data" / "tiny_zh_en"
@@ -33,11 +35,22 @@ FIVE = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """Translate on one of the simulated devices: programs for eight take longer to compile."""
-    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+@pytest.fixture(scope="module")
+def programs() -> dict[str, SearchPrograms]:
+    return {}
+
+
+@pytest.fixture
+def shared_programs(programs, monkeypatch):
+    """Translators with equal models, search options and vocabulary sizes share their compiled programs."""
+
+    def make(*arguments, **options):
+        key = repr((arguments, options))
+        if key not in programs:
+            programs[key] = SearchPrograms(*arguments, **options)
+        return programs[key]
+
+    monkeypatch.setattr(engine, "SearchPrograms", make)
 
 
 @pytest.fixture

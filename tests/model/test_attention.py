@@ -1,12 +1,15 @@
 """Attention against ten lines of numpy, all axes of different prime sizes, and the layer around it."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from tiny_experiment import random_layer_params
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.checks import validate
@@ -42,6 +45,9 @@ def numpy_attention(
     return weights, mixed
 
 
+compute_weights, mix_values = jax.jit(attention_weights), jax.jit(weighted_values)
+
+
 def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     query = generator.normal(size=(B, Q, H, K)).astype(np.float32)
@@ -55,49 +61,58 @@ def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def test_attention_is_equation_1():
     query, keys, values, mask = random_inputs()
     expected_weights, expected = numpy_attention(query, keys, values, mask)
-    weights = attention_weights(query, keys, mask)
+    weights = compute_weights(query, keys, mask)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
-    np.testing.assert_allclose(weighted_values(weights, values), expected, atol=1e-5)
+    np.testing.assert_allclose(mix_values(weights, values), expected, atol=1e-5)
     assert np.all(np.asarray(weights)[~mask] == 0)  # not small: nothing
 
 
 def test_no_mask_is_a_mask_of_true_and_masks_broadcast():
     query, keys, _, mask = random_inputs()
     np.testing.assert_array_equal(
-        attention_weights(query, keys), attention_weights(query, keys, np.ones((1, 1, 1, M), bool))
+        compute_weights(query, keys), compute_weights(query, keys, np.ones((1, 1, 1, M), bool))
     )
     by_row = mask[:, :1, :1]
     np.testing.assert_array_equal(
-        attention_weights(query, keys, by_row),
-        attention_weights(query, keys, np.broadcast_to(by_row, (B, H, Q, M))),
+        compute_weights(query, keys, by_row),
+        compute_weights(query, keys, np.broadcast_to(by_row, (B, H, Q, M))),
     )
 
 
 def test_a_query_that_sees_nothing_gets_equal_weights_and_finite_gradients():
     query, keys, _, mask = random_inputs()
     mask[1, :, 2] = False
-    weights = attention_weights(query, keys, mask)
+
+    @jax.jit
+    def differentiate(query: jax.Array, keys: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def total(query: jax.Array) -> tuple[jax.Array, jax.Array]:
+            weights = attention_weights(query, keys, mask)
+            return (weights**2).sum(), weights
+
+        return jax.grad(total, has_aux=True)(query)
+
+    gradient, weights = jax.device_get(differentiate(query, keys, mask))
     np.testing.assert_allclose(weights[1, :, 2], np.full((H, M), 1 / M), rtol=1e-6)
-    gradient = jax.grad(lambda q: (attention_weights(q, keys, mask) ** 2).sum())(query)
     assert np.isfinite(gradient).all()
 
 
 def test_softmax_is_float32_whatever_the_inputs():
-    query, keys, values, mask = (jnp.asarray(x) for x in random_inputs())
-    weights = attention_weights(query.astype(jnp.bfloat16), keys.astype(jnp.bfloat16), mask)
+    query, keys, values, mask = random_inputs()
+    weights = np.asarray(compute_weights(query.astype(jnp.bfloat16), keys.astype(jnp.bfloat16), mask))
     assert weights.dtype == jnp.float32
     np.testing.assert_allclose(weights.sum(-1), np.ones((B, H, Q)), rtol=1e-6)
-    assert weighted_values(weights, values.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    mixed = jax.eval_shape(weighted_values, weights, values.astype(jnp.bfloat16))
+    assert mixed.dtype == jnp.bfloat16
 
 
 def test_wrong_shapes_are_refused():
     query, keys, values, mask = random_inputs()
     with pytest.raises(Exception, match="keys"):
-        attention_weights(query, keys[..., :-1], mask)  # another key size
+        compute_weights(query, keys[..., :-1], mask)  # another key size
     with pytest.raises(Exception, match="mask"):
-        attention_weights(query, keys, mask.swapaxes(2, 3))
+        compute_weights(query, keys, mask.swapaxes(2, 3))
     with pytest.raises(Exception, match="values"):
-        weighted_values(attention_weights(query, keys), values[:, :-1])
+        mix_values(np.zeros((B, H, Q, M), np.float32), values[:, :-1])
 
 
 def make_layer(config: ModelConfig = CONFIG) -> tuple[MultiHeadAttention, dict, np.ndarray, np.ndarray]:
@@ -105,12 +120,18 @@ def make_layer(config: ModelConfig = CONFIG) -> tuple[MultiHeadAttention, dict, 
     x, memory = (
         np.random.default_rng(1).normal(size=(B, n, config.model_dim)).astype(np.float32) for n in (Q, M)
     )
-    params = layer.init(jax.random.key(0), x, memory, mask=None, deterministic=True)["params"]
-    # biases begin at zero, where a forgotten one would not show
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return layer, jax.tree.unflatten(structure, moved), x, memory
+    params = random_layer_params(layer, x, memory, mask=None, deterministic=True)
+    return layer, params, x, memory
+
+
+@functools.cache
+def applied(layer: MultiHeadAttention, **options: Any) -> Any:
+    """layer.apply with these options, compiled; arrays and dropout keys are arguments."""
+    return jax.jit(
+        lambda params, *args, rngs=None, **arrays: layer.apply(
+            {"params": params}, *args, rngs=rngs, **arrays, **options
+        )
+    )
 
 
 def test_layer_projects_attends_and_projects_back():
@@ -130,9 +151,7 @@ def test_layer_projects_attends_and_projects_back():
         project("query", x), project("key", memory), project("value", memory), mask
     )
     expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
-    result, kept = layer.apply(
-        {"params": params}, x, memory, mask=mask, deterministic=True, mutable=["intermediates"]
-    )
+    result, kept = applied(layer, deterministic=True, mutable="intermediates")(params, x, memory, mask=mask)
     np.testing.assert_allclose(result, expected, atol=1e-4)
     np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
 
@@ -151,9 +170,7 @@ def test_attention_dropout_has_a_rate_of_its_own():
 
     def run(layer: MultiHeadAttention, seed: int) -> np.ndarray:
         rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(
-            layer.apply({"params": params}, x, memory, mask=None, deterministic=False, rngs=rngs)
-        )
+        return np.asarray(applied(layer, mask=None, deterministic=False)(params, x, memory, rngs=rngs))
 
     assert np.abs(run(layer, 0) - run(layer, 1)).max() > 1e-3
     undropped = MultiHeadAttention(dataclasses.replace(config, attention_dropout_rate=0.0))
@@ -165,9 +182,9 @@ def test_steps_equal_causal_attention(rotary):
     """Token by token through the cache gives the rows of the whole sequence under a causal mask."""
     config = dataclasses.replace(CONFIG, key_dim=10)  # rotary needs an even one
     layer, params, x, _ = make_layer(config)
-    positions = jnp.arange(Q)[None] if rotary else None
+    positions = np.arange(Q)[None] if rotary else None
     causal = np.tril(np.ones((Q, Q), bool))[None, None]
-    whole = layer.apply({"params": params}, x, x, mask=causal, positions=positions, deterministic=True)
+    whole = np.asarray(applied(layer, deterministic=True)(params, x, x, mask=causal, positions=positions))
 
     @jax.jit
     def step(x: jax.Array, cache: dict, index: jax.Array) -> tuple[jax.Array, dict]:
@@ -176,15 +193,14 @@ def test_steps_equal_causal_attention(rotary):
         options = {"ancestry_mask": ancestry_mask, "positions": at, "method": "step"}
         return layer.apply({"params": params}, x, cache, index, **options)
 
-    cache = layer.apply(
-        {"params": params}, 1, B, Q + 2, method="empty_cache"
-    )  # both rows as beams of one source
+    # both rows as beams of one source
+    cache = jax.jit(lambda: layer.apply({"params": params}, 1, B, Q + 2, method="empty_cache"))()
     assert jax.tree.map(jnp.shape, cache) == {
         "keys": (1, H, 10, (Q + 2) * B),
         "values": (1, H, (Q + 2) * B, E),
     }
     for index in range(Q):
-        result, cache = step(x[None, :, index], cache, jnp.int32(index))
+        result, cache = step(x[None, :, index], cache, np.int32(index))
         np.testing.assert_allclose(result[0], whole[:, index], atol=1e-5)
 
 
@@ -192,9 +208,9 @@ def test_steps_over_projected_memory_equal_attention_to_it():
     layer, params, x, memory = make_layer()
     mask = np.ones((B, 1, 1, M), bool)
     mask[1, ..., 4:] = False
-    whole = layer.apply({"params": params}, x, memory, mask=mask, deterministic=True)
-    projected = layer.apply({"params": params}, memory, method="project_memory")
-    stepped = layer.apply({"params": params}, x, projected, mask=mask, method="attend_memory")
+    whole = applied(layer, deterministic=True)(params, x, memory, mask=mask)
+    projected = applied(layer, method="project_memory")(params, memory)
+    stepped = applied(layer, method="attend_memory")(params, x, projected, mask=mask)
     np.testing.assert_allclose(stepped, whole, atol=1e-6)
 
 
@@ -208,13 +224,19 @@ def test_fused_attention_is_the_plain_one():
     def total(params: dict, layer: MultiHeadAttention, mask: np.ndarray | None) -> jax.Array:
         return (layer.apply({"params": params}, x, memory, mask=mask, deterministic=True) ** 2).sum()
 
-    for some in (None, mask, mask[:, :1, :1], mask[:1, :1]):
-        value, gradient = jax.value_and_grad(total)(params, fused, some)
-        expected, expected_gradient = jax.value_and_grad(total)(params, layer, some)
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradient, expected_gradient
-        )
+    masks = {"none": None, "full": mask, "by row": mask[:, :1, :1], "by query": mask[:1, :1]}
+
+    @jax.jit
+    def run(params: dict, masks: dict) -> Any:
+        return {
+            name: [jax.value_and_grad(total)(params, which, some) for which in (fused, layer)]
+            for name, some in masks.items()
+        }
+
+    for name, ((value, gradient), (expected, expected_gradient)) in run(params, masks).items():
+        np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=name)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3, err_msg=name)
+        jax.tree.map(close, gradient, expected_gradient)
 
 
 def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
@@ -223,13 +245,12 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
 
     def run(seed: int) -> np.ndarray:
         rngs = {"dropout": jax.random.key(seed)}
-        return layer.apply({"params": params}, x, memory, mask=None, deterministic=False, rngs=rngs)
+        return np.asarray(applied(layer, mask=None, deterministic=False)(params, x, memory, rngs=rngs))
 
     assert np.abs(run(0) - run(1)).max() > 1e-3
-    _, kept = layer.apply(
-        {"params": params}, x, memory, mask=None, deterministic=True, mutable=["intermediates"]
-    )
-    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0].sum(-1), 1, rtol=1e-5)
+    _, kept = applied(layer, mask=None, deterministic=True, mutable="intermediates")(params, x, memory)
+    weights = np.asarray(kept["intermediates"]["attention_weights"][0])
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +273,7 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
 def test_attention_is_chosen_by_what_the_kernel_can_do(
     preferred, shape, dtype, needs_weights, platform, kind
 ):
-    array = jnp.zeros(shape, dtype)
+    array = np.zeros(shape, jnp.dtype(dtype))
     preferred = resolve_attention(preferred, platform)
     chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights)
     assert chosen == kind
@@ -273,19 +294,33 @@ def test_an_attention_that_could_never_be_used_is_refused(changes, message):
 
 def test_projections_together_are_each_by_itself():
     """Values and gradients by input and kernels, whether the shapes let them share a product or not."""
+    layers, all_params = {}, {}
     for value_dim in (K, E):
-        layer, params, x, _ = make_layer(dataclasses.replace(CONFIG, value_dim=value_dim))
+        layers[value_dim], all_params[value_dim], x, _ = make_layer(
+            dataclasses.replace(CONFIG, value_dim=value_dim)
+        )
 
-        def together(params: dict, x: jax.Array, layer: MultiHeadAttention = layer) -> jax.Array:
-            def run(layer: MultiHeadAttention) -> jax.Array:
-                return [jnp.sin(y).sum() for y in project_together(x, [layer.query, layer.key, layer.value])]
+    def together(params: dict, x: jax.Array, layer: MultiHeadAttention) -> jax.Array:
+        def run(layer: MultiHeadAttention) -> jax.Array:
+            return [jnp.sin(y).sum() for y in project_together(x, [layer.query, layer.key, layer.value])]
 
-            return sum(nn.apply(run, layer)({"params": params}))
+        return sum(nn.apply(run, layer)({"params": params}))
 
-        def by_definition(params: dict, x: jax.Array) -> jax.Array:
-            parts = [params[name] for name in ("query", "key", "value")]
-            return sum(jnp.sin(jnp.einsum("BTD,DHK->BTHK", x, p["kernel"]) + p["bias"]).sum() for p in parts)
+    def by_definition(params: dict, x: jax.Array) -> jax.Array:
+        parts = [params[name] for name in ("query", "key", "value")]
+        return sum(jnp.sin(jnp.einsum("BTD,DHK->BTHK", x, p["kernel"]) + p["bias"]).sum() for p in parts)
 
-        results = jax.value_and_grad(together, (0, 1))(params, x)
-        expected = jax.value_and_grad(by_definition, (0, 1))(params, x)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), results, expected)
+    @jax.jit
+    def run(all_params: dict, x: jax.Array) -> dict:
+        return {
+            value_dim: (
+                jax.value_and_grad(together, (0, 1))(params, x, layers[value_dim]),
+                jax.value_and_grad(by_definition, (0, 1))(params, x),
+            )
+            for value_dim, params in all_params.items()
+        }
+
+    for value_dim, (results, expected) in run(all_params, x).items():
+        message = f"value_dim={value_dim}"
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4, err_msg=message)
+        jax.tree.map(close, results, expected)

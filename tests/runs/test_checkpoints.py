@@ -307,7 +307,7 @@ def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch)
         raise ZeroDivisionError("a defect")
 
     checkpoints = save_steps(tmp_path, {1: 1.0})
-    monkeypatch.setattr(checkpoint_module.manifest, "seal_folder", fail)
+    monkeypatch.setattr(checkpoint_module.atomic_folder, "seal_folder", fail)
     for call in (checkpoints.steps, checkpoints.wait, checkpoints.best, lambda: checkpoints.resolve(1)):
         checkpoints.save(2, {"params": {"w": jnp.ones(2)}}, {})
         with pytest.raises(ZeroDivisionError, match="a defect"):

@@ -134,7 +134,7 @@ def brute_force(
 def patient_beam(
     table: np.ndarray, limit: int, alpha: float, width: int, kind: str = "gnmt"
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Beam search in plain Python that always goes on to the limit: (score, tokens), best first."""
+    """Beam search in plain Python that always continues to the limit: (score, tokens), best first."""
     live, finished = [(0.0, ())], []
     for length in range(1, limit + 1):
         candidates = []

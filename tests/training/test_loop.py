@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What two runs of the same config may differ in: how long things took.
 CLOCKS = {"time", "seconds", "tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second"}
+CLOCKS |= {"utilization"}
 
 REPORT_KEYS = {
     "step",
@@ -101,9 +102,9 @@ def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def at_step(monkeypatch):
     """Calls functions after the updates that the steps number: at_step({3: stop})."""
 
-    def install(actions: dict[int, Any]) -> None:
-        add = TrainingLog.add
+    add = TrainingLog.add
 
+    def install(actions: dict[int, Any]) -> None:
         def add_and_act(self: TrainingLog, step: int, *arguments: Any) -> None:
             add(self, step, *arguments)
             if step in actions:
@@ -115,22 +116,6 @@ def at_step(monkeypatch):
 
 
 # ---- a run that nothing disturbs ----
-
-
-def test_a_profile_changes_nothing_but_leaves_a_trace(base, reference, tmp_path, capsys):
-    """Of the last three updates of a run that is hardly longer; with a peak, the log has the utilization."""
-    config = change(base, train={"peak_flops": 1e12})
-    fit(config, tmp_path / "run", profile=3, progress=sys.stderr)
-    said = re.search(r"profile of updates 10 to 12: (\S+);", capsys.readouterr().err)
-    assert said and said[1].startswith(str(tmp_path / "run" / "profile"))
-    names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
-    assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
-    records = read_metrics(tmp_path / "run")
-    for record in records:
-        if record["split"] == "train":
-            utilization = record.pop("utilization")
-            assert utilization == pytest.approx(record["model_flops_per_second"] / 1e12)
-    assert without_clocks(records) == without_clocks(read_metrics(reference[0]))
 
 
 def test_training_learns_and_writes_its_directory(base, reference):
@@ -253,13 +238,17 @@ loop.fit(read_config(config), run_dir, progress=sys.stderr)
 
 
 def run_killed(run_dir: Path, config: Path, where: str, number: int) -> subprocess.CompletedProcess:
-    """Trains in a process that is killed at the given update, in the given save of a checkpoint, or never."""
+    """Trains in a process that is killed at the given update, or in the given save of a checkpoint."""
     command = [sys.executable, "-c", KILLED, str(run_dir), str(config), where, str(number)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path):
-    """Killed while the checkpoint of step 8 is being saved; then again three updates after that of step 4."""
+def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd):
+    """Killed while the checkpoint of step 8 is being saved; then again three updates after that of step 4.
+
+    The last part is profiled, which changes nothing but leaves a trace of the last three updates, and knows
+    the peak of the device, so that its log has the utilization.
+    """
     config, run_dir = tmp_path / "config.json", tmp_path / "run"
     save_config(base, config)
     assert run_killed(run_dir, config, "save", 2).returncode == -signal.SIGKILL
@@ -267,54 +256,71 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path):
     assert any(path.name.startswith(".writing") for path in (run_dir / "checkpoints").iterdir())
     assert run_killed(run_dir, config, "update", 3).returncode == -signal.SIGKILL
     assert Checkpoints(run_dir).steps() == [4]
-    done = run_killed(run_dir, config, "never", 0)
-    assert done.returncode == 0, done.stderr
-    assert "resuming at step 4 of 12" in done.stderr
-    assert not [line for line in done.stderr.split("\n") if "arning" in line or "Traceback" in line]
+    capfd.readouterr()
+    report = fit(change(base, train={"peak_flops": 1e12}), run_dir, profile=3, progress=sys.stderr)
+    stderr = capfd.readouterr().err
+    assert "resuming at step 4 of 12" in stderr
+    assert not [line for line in stderr.split("\n") if "arning" in line or "Traceback" in line]
     assert not list((run_dir / "checkpoints").glob(".*"))
     assert_same_run(run_dir, reference[0])
-    report = json.loads((run_dir / "report.json").read_text(encoding="utf-8"))
+    assert json.loads((run_dir / "report.json").read_text(encoding="utf-8")) == report
     for name in ("step", "target_tokens", "best", "parameters"):
         assert report[name] == reference[1][name]
+    said = re.search(r"profile of updates 10 to 12: (\S+);", stderr)
+    assert said and said[1].startswith(str(run_dir / "profile"))
+    names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
+    assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
+    lines = [record for record in read_metrics(run_dir) if record["split"] == "train"]
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    for line in lines:
+        assert line["utilization"] == pytest.approx(line["model_flops_per_second"] / 1e12)
 
 
-@pytest.mark.parametrize(
-    ("sections", "number", "status"),
-    [
-        ({"optim": {"accumulation": 2}, "train": {"prng": "rbg"}}, signal.SIGTERM, 143),
-        ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
-    ],
-    ids=["accumulation", "packing and sampling"],
-)
-def test_asked_to_stop_it_saves_and_goes_on(base, tmp_path, at_step, capfd, sections, number, status):
-    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace."""
-    config = change(base, **sections)
+def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd):
+    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace.
+
+    With microbatches, the generator rbg, packing, sampled segmentation and averages: all that a position in
+    the data or a state may have.
+    """
     config = change(
-        config,
-        train={"steps": 4, "log_every": 4, "checkpoint_every": 2, "evaluate_every": 100, "average_last": 2},
+        base,
+        data={"batching": "pack"},
+        vocab={"sampling": 0.2},
+        optim={"accumulation": 2},
+        train={
+            "prng": "rbg",
+            "steps": 6,
+            "log_every": 6,
+            "checkpoint_every": 2,
+            "evaluate_every": 100,
+            "average_last": 2,
+        },
     )
     fit(config, tmp_path / "undisturbed")
     run_dir = tmp_path / "stopped"
-    at_step({3: lambda: signal.raise_signal(number)})
-    capfd.readouterr()
-    with pytest.raises(TrainingInterrupted) as stopped:
-        fit(config, run_dir, progress=sys.stderr)
-    assert (stopped.value.step, stopped.value.exit_status) == (3, status)
-    assert Checkpoints(run_dir).steps() == [2, 3]
-    assert not (run_dir / "report.json").exists()
-    told = capfd.readouterr().err
-    assert f"{number.name}: saving after this step" in told
-    assert "stopped at step 3 and saved" in told
-    assert fit(config, run_dir, progress=sys.stderr)["step"] == 4
-    assert "resuming at step 3 of 4" in capfd.readouterr().err
-    assert Checkpoints(run_dir).steps() == [2, 4]
+    for step, number, status, resumed in ((3, signal.SIGTERM, 143, 0), (5, signal.SIGINT, 130, 3)):
+        at_step({step: functools.partial(signal.raise_signal, number)})
+        capfd.readouterr()
+        with pytest.raises(TrainingInterrupted) as stopped:
+            fit(config, run_dir, progress=sys.stderr)
+        assert (stopped.value.step, stopped.value.exit_status) == (step, status)
+        assert Checkpoints(run_dir).steps() == [*range(2, step, 2), step]
+        assert not (run_dir / "report.json").exists()
+        told = capfd.readouterr().err
+        assert f"{number.name}: saving after this step" in told
+        assert f"stopped at step {step} and saved" in told
+        assert (f"resuming at step {resumed} of 6" in told) == (resumed > 0)
+    at_step({})
+    assert fit(config, run_dir, progress=sys.stderr)["step"] == 6
+    assert "resuming at step 5 of 6" in capfd.readouterr().err
+    assert Checkpoints(run_dir).steps() == [2, 4, 6]
     assert_same_run(run_dir, tmp_path / "undisturbed")
     averages = [Checkpoints(run).restore_params("average") for run in (run_dir, tmp_path / "undisturbed")]
     assert averages[0][1] == averages[1][1]
     assert jax.tree.all(jax.tree.map(np.array_equal, averages[0][0], averages[1][0]))
 
 
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, reference, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, reference, tmp_path, capsys):
     """A run killed after its last update, before its report, whose last checkpoint then lost a bit."""
     run_dir = tmp_path / "run"
     shutil.copytree(reference[0], run_dir)
@@ -333,7 +339,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_serves(base, refe
 # ---- other ends ----
 
 
-def test_patience_ends_a_run_and_the_average_serves(base, tmp_path, monkeypatch, capsys):
+def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_path, monkeypatch, capsys):
     """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; on four devices, without a test set."""
     scores = iter([1.0, 3.0, 2.0, 3.0])
     monkeypatch.setattr(Validation, "__call__", lambda self, params: {"loss": 1.0, "bleu": next(scores)})
@@ -400,7 +406,7 @@ def test_training_that_produces_no_numbers_ends_with_the_remedy(base, tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"]))
 
 
-def test_a_config_that_cannot_be_is_refused_before_anything_is_written(base, tmp_path):
+def test_an_invalid_config_is_refused_before_anything_is_written(base, tmp_path):
     with pytest.raises(UserError, match=r"train\.steps is 0"):
         fit(change(base, train={"steps": 0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

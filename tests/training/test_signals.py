@@ -1,10 +1,10 @@
 """Being asked to stop: the first signal is noted, the second acts, and handlers are put back."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -65,7 +65,7 @@ print(stop.exit_status)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=os.path.dirname(os.path.dirname(__file__)),
+        cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
         check=False,
