@@ -66,3 +66,4 @@ def open_worker(
     finally:
         process.stdin.close()
         process.wait()
+        process.stdout.close()

@@ -104,7 +104,8 @@ def _add_chunk(totals: _Totals, loss: Array, logits: Array, target: Array, weigh
     loss_sum = totals.loss_sum + (loss * weights).sum()
     if totals.correct_sum is None:
         return _Totals(loss_sum, None)
-    return _Totals(loss_sum, totals.correct_sum + (_is_argmax(logits, target) * weights).sum())
+    correct = _is_argmax(logits, target).astype(weights.dtype)
+    return _Totals(loss_sum, totals.correct_sum + (correct * weights).sum())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -146,7 +147,8 @@ def _chunked_totals_forward(
         total = exponentials.sum(axis=-1)
         # Small products give the target's logit and the mean logit without a second pass over the logits.
         hidden32 = hidden.astype(jnp.float32)
-        at_target = (hidden32 * table[target]).sum(-1) + (bias[target] if bias.ndim else bias)
+        target_rows = table[target].astype(jnp.float32)
+        at_target = (hidden32 * target_rows).sum(-1) + (bias[target] if bias.ndim else bias)
         mean = (hidden32 * table_mean).sum(-1) + bias.mean()
         loss = jnp.log(total) + largest[..., 0] - (1 - smoothing) * at_target - smoothing * mean
         totals = _add_chunk(totals, loss, logits, target, weights)
@@ -155,7 +157,7 @@ def _chunked_totals_forward(
         even_mass = weights[..., None] * smoothing
         target_mass = weights[..., None] * (1 - smoothing)  # beyond the target's even share
         d_hidden = factors * jnp.einsum("BTV,VD->BTD", narrow, table, preferred_element_type=jnp.float32)
-        d_hidden = d_hidden - even_mass * table_mean - target_mass * table[target]
+        d_hidden = d_hidden - even_mass * table_mean - target_mass * target_rows
         scaled = (hidden32 * factors).astype(hidden.dtype)
         d_table = jnp.einsum("BTD,BTV->DV", scaled, narrow, preferred_element_type=jnp.float32)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size

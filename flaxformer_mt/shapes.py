@@ -50,16 +50,20 @@ class Cache(NamedTuple):
     are [B, ...], computed once per source and shared by its beams; `index` counts the decoding steps so far.
     With `ancestors`, per_beam leaves stay in place when beams are reordered: ancestors[b, w, t] is the beam
     that wrote the token of step t < index of hypothesis w; initially each beam refers to itself.
-    With `begun` (continuous batching), the sentence of row b starts at step begun[b], and arrays with
-    capacity T are ring buffers: the token of step i is in slot i % T.
+    With `start_steps` (continuous batching), the sentence of row b starts at step start_steps[b], and arrays
+    with capacity T are ring buffers: the token of step i is in slot i % T.
     """
 
     per_beam: Any
     shared: Any
     index: Int[Array, ""]
     ancestors: Int[Array, "B W T"] | None = None
-    begun: Int[Array, "B"] | None = None
+    start_steps: Int[Array, "B"] | None = None
 
-    def ages(self) -> Array:
+    def prefix_lengths(self) -> Array:
         """Count the decoded tokens of each row, [B, 1], or of all rows alike, [1, 1]."""
-        return jnp.full((1, 1), self.index) if self.begun is None else (self.index - self.begun)[:, None]
+        return (
+            jnp.full((1, 1), self.index)
+            if self.start_steps is None
+            else (self.index - self.start_steps)[:, None]
+        )

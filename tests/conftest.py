@@ -106,3 +106,12 @@ def tiny_run(session_folder, tiny_config) -> Path:
 def tiny_report(tiny_run) -> dict[str, Any]:
     """What `fit` returned for `tiny_run`."""
     return json.loads((tiny_run / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def strict_dtypes():
+    """JAX refuses to promote dtypes implicitly, which code of Optax and of Flax's RMSNorm needs."""
+    import jax
+
+    with jax.numpy_dtype_promotion("strict"):
+        yield

@@ -33,7 +33,7 @@ from flaxformer_mt.commands.options import (
     TrainOptions,
     TranslateOptions,
 )
-from flaxformer_mt.commands.text_commands import choose_search, score_file, translate_file
+from flaxformer_mt.commands.translate_and_score import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.find_config import load_config

@@ -96,7 +96,7 @@ class SearchPrograms:
         self._append = make(_append_rows, "layout", donate=(1,))
         self._begin = make(self._begin_rows, "n_best", donate=(1,))
         self._search = make(self._search_rows, "layout", "n_best", "refill", donate=(1,))
-        self._move = make(_move_rows, "layout", "source_length", "room")
+        self._move = make(_move_rows, "layout", "source_length", "capacity")
         self._empty = make(_empty_rows, "layout", "size")
 
     def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
@@ -114,7 +114,7 @@ class SearchPrograms:
                 example = Sources(jnp.zeros(mask.shape, jnp.int32), mask, first_line)
                 task, members = self._make_task(params, capacity, n_best)
                 cache = members.encode(example.ids, mask, task.width, capacity)
-                cache = cache._replace(begun=jnp.zeros(1, jnp.int32))
+                cache = cache._replace(start_steps=jnp.zeros(1, jnp.int32))
                 return task.start(cache, members.add_source_mask(example), clip=False)
 
             self._layouts[key] = find_layout(start, pad_id=self._symbols.pad_id)
@@ -156,7 +156,7 @@ class SearchPrograms:
 
     def move(self, layout: StateLayout, state: State, rows: np.ndarray, size: Size) -> State:
         """Applies `move_rows` to each part; rows [parts, size.rows] are indices within the part."""
-        lengths = {"source_length": size.source_length, "room": size.room}
+        lengths = {"source_length": size.source_length, "capacity": size.capacity}
         return self._move((), state, rows.ravel().astype(np.int32), layout=layout, **lengths)
 
     def search(

@@ -106,7 +106,7 @@ class Scheduler:
         rows = self._size_for([*active, self._waiting[0]]).rows
         num_next = min(len(self._waiting), _FILLS * rows * parts)
         preferred = self._size_for([*active, *(self._waiting[number] for number in range(num_next))])
-        if self._size is not None and preferred.room <= self._longest_prefix:
+        if self._size is not None and preferred.capacity <= self._longest_prefix:
             preferred = self._size  # the active hypotheses are too long to move to a smaller capacity
         return choose_size(preferred, self._size, busy=busy, waiting=-(-len(self._waiting) // parts))
 
@@ -216,8 +216,8 @@ class Scheduler:
                 owner = int(owners[part, row])
                 active[row] = lines[part][owner] if owner < num_lines else before[part][owner - num_lines]
             after.append(active)
-        ages = np.asarray(result.ages)[owners.ravel() != NO_LINE]
-        self._busy, self._longest_prefix = after, int(ages.max(initial=0))
+        prefix_lengths = np.asarray(result.prefix_lengths)[owners.ravel() != NO_LINE]
+        self._busy, self._longest_prefix = after, int(prefix_lengths.max(initial=0))
         return _Queue(lines, num_lines, before, after, result.results)
 
 

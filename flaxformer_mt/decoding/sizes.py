@@ -167,7 +167,7 @@ def choose_size(preferred: Size, current: Size | None, *, busy: int, waiting: in
         return preferred._replace(rows=min(preferred.rows, round_up_to_power_of_four(waiting)))
     if not waiting:
         return current._replace(rows=max(1, current.rows // 2)) if busy <= current.rows // 2 else current
-    if preferred.room > current.room:
+    if preferred.capacity > current.capacity:
         return preferred._replace(rows=current.rows, source_length=current.source_length)
     if preferred.rows > current.rows and waiting >= _MIN_FILLS * preferred.rows:
         return preferred

@@ -46,12 +46,15 @@ class ComparedSystem:
     search: SearchConfig | None = None
 
 
-def parse_compared_system(name: str) -> ComparedSystem:
-    """Parses RUN, RUN@CHECKPOINT or FILE.
+def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
+    """Parses RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
 
     Raises:
       UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
     """
+    if isinstance(name, ComparedSystem):
+        return name
+    name = str(name)
     path = Path(name).expanduser()
     if path.is_file():
         return ComparedSystem(name, None)

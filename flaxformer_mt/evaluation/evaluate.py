@@ -123,18 +123,15 @@ def evaluate_run(
     """
     run_dir = Path(run_dir).expanduser()
     source, reference = (None if file is None else str(file) for file in (source, reference))
-    compared = [
-        other if isinstance(other, ComparedSystem) else parse_compared_system(str(other)) for other in against
-    ]
+    compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
     resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     scored = read_set(config, split, source=source, reference=reference)
-    from_files = read_compared_files(
-        compared, (run_dir, config, scored), split=split if source is None else None
-    )
+    own_split = split if source is None else None
+    from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
     translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
     lowercase = config.train.lowercase if lowercase is None else lowercase
     score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}

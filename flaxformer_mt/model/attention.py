@@ -224,5 +224,5 @@ def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
         writers = jnp.where(slots == cache.index % length, writers, cache.ancestors)  # [B, W, T]
     # The cache is a ring buffer: a slot holds the last token written there, which belongs to the sentence of
     # the row if it is at most as old as that sentence.
-    is_current = (cache.index - slots) % length <= cache.ages()  # [B or 1, T]
+    is_current = (cache.index - slots) % length <= cache.prefix_lengths()  # [B or 1, T]
     return (writers[..., None] == beam_ids) & is_current[:, None, :, None]

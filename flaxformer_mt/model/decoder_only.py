@@ -79,7 +79,7 @@ class DecoderOnly(nn.Module):
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
         source_mask = cache.shared["source_mask"]
-        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.ages()
+        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.prefix_lengths()
         capacity = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         length = source_mask.shape[1] + capacity
         embedded = self.token_embedding(tokens)

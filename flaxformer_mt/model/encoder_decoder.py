@@ -101,7 +101,7 @@ class EncoderDecoder(nn.Module):
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
-        positions = cache.ages()
+        positions = cache.prefix_lengths()
         length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         embedded = self._embed_target(tokens)
         x = self.decoder.start(embedded, positions, length=length, deterministic=True)

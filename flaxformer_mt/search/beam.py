@@ -144,11 +144,11 @@ def _discount(previous: Array | None, group_chosen: Chosen, strength: float, sha
 def _collect(task: Task, state: State) -> State:
     """Move hypotheses that have just ended from the beam to the pool, into the slots of their group."""
     assert state.finished is not None
-    ended, ages = state.last == task.symbols.eos_id, state.ages[:, None]
-    scores: Array = jnp.where(ended, state.log_probs / length_penalty(ages, task.options), -jnp.inf)
+    ended, prefix_lengths = state.last == task.symbols.eos_id, state.prefix_lengths[:, None]
+    scores: Array = jnp.where(ended, state.log_probs / length_penalty(prefix_lengths, task.options), -jnp.inf)
     if state.coverage is not None:
         scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
-    lengths = jnp.broadcast_to(ages, scores.shape)
+    lengths = jnp.broadcast_to(prefix_lengths, scores.shape)
     offered = SearchResult(state.tokens, scores, state.log_probs, lengths)
     groups = task.options.diversity_groups
     merged = [
@@ -203,10 +203,10 @@ def _is_done(task: Task, state: State) -> Array:
             _part(state.log_probs, group, groups),
             _part(state.finished.scores, group, groups)[:, -1],
         )
-        exhausted &= attainable(live, state.ages + 1, limits, task.options) <= worst
+        exhausted &= attainable(live, state.prefix_lengths + 1, limits, task.options) <= worst
     if state.num_ended is not None:
-        exhausted |= state.num_ended >= task.options.patience * task.width
-    return exhausted | (state.ages >= limits)
+        exhausted |= state.num_ended.astype(jnp.float32) >= task.options.patience * task.width
+    return exhausted | (state.prefix_lengths >= limits)
 
 
 def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
@@ -236,7 +236,8 @@ def finish_beams(task: Task, state: State) -> SearchResult:
     both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, cut_off)
     # Rank: finished, cut off, without all required sequences, nonexistent; within each, by score.
     kind = jnp.broadcast_to(jnp.arange(both.scores.shape[1]) >= pool.scores.shape[1], both.scores.shape)
-    kind = kind.astype(jnp.int32) if both.satisfied is None else jnp.where(both.satisfied, kind, 2)
+    kind = kind.astype(jnp.int32)
+    kind = kind if both.satisfied is None else jnp.where(both.satisfied, kind, 2)
     kind = jnp.where(jnp.isneginf(both.scores), 3, kind)
     if task.options.diversity_groups > 1:
         kind = jnp.where(_seen_before(both.tokens, kind, both.scores), 3, kind)

@@ -33,7 +33,7 @@ class QueueResult(NamedTuple):
     # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
     # Number of tokens in the prefixes of each row.
-    ages: Int[Array, "R"]
+    prefix_lengths: Int[Array, "R"]
     # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
     results: SearchResult
 
@@ -68,9 +68,9 @@ def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
         otherwise.
       lines: max_lengths are those of the whole search.
     """
-    cache = cache._replace(begun=jnp.zeros(lines.max_lengths.shape, jnp.int32))
+    cache = cache._replace(start_steps=jnp.zeros(lines.max_lengths.shape, jnp.int32))
     if cache.ancestors is not None and shares_first_step(task.options):
-        cache = cache._replace(ancestors=jnp.zeros((len(cache.begun), task.width, 1), jnp.int32))
+        cache = cache._replace(ancestors=jnp.zeros((len(cache.start_steps), task.width, 1), jnp.int32))
     return pack(task.start(cache, lines, clip=False))
 
 
@@ -156,7 +156,7 @@ def _start(state: State, num_lines: int) -> _Queue:
 
 def _strip(state: State) -> State:
     """Return the state without the contents of its cache, its largest part, which results do not need."""
-    return state._replace(cache=Cache((), (), state.cache.index, begun=state.cache.begun))
+    return state._replace(cache=Cache((), (), state.cache.index, start_steps=state.cache.start_steps))
 
 
 def _fill(layout: StateLayout, queue: _Queue, lines: State, count: Array, refill: int) -> _Queue:
@@ -182,7 +182,7 @@ def _run(task: Search, queue: _Queue, free: Array) -> _Queue:
     def step(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, outgrown = carry
         state = task.step(state)
-        at_capacity = (state.ages >= task.max_length) & ~state.done
+        at_capacity = (state.prefix_lengths >= task.max_length) & ~state.done
         return state._replace(done=state.done | at_capacity), outgrown | at_capacity
 
     state, outgrown = jax.lax.while_loop(
@@ -211,4 +211,4 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
     found = task.finish(queue.ended)
     found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OVER_CAPACITY, found.lengths))
     owners = jnp.where(queue.owners == len(queue.ended_outgrown), NO_LINE, queue.owners)
-    return QueueResult(pack(queue.state), owners, queue.state.ages, found)
+    return QueueResult(pack(queue.state), owners, queue.state.prefix_lengths, found)

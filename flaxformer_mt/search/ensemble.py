@@ -21,7 +21,7 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
     if len({cache.ancestors is None for cache in caches}) > 1:
         raise ValueError("only some of the caches have ancestors; give ancestors to all members or to none")
     per_beam, shared = (tuple(getattr(cache, name) for cache in caches) for name in ("per_beam", "shared"))
-    return Cache(per_beam, shared, first.index, first.ancestors, first.begun)
+    return Cache(per_beam, shared, first.index, first.ancestors, first.start_steps)
 
 
 def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs"]) -> NextLogits:

@@ -40,7 +40,7 @@ def advance_paths(task: Task, state: State) -> State:
     step_log_probs, last = _choose(task, state, logits)
     growing = (state.lengths == 0) & ~state.done[:, None]
     log_probs = jnp.where(growing, state.log_probs + step_log_probs, state.log_probs)
-    length = state.ages[:, None] + 1
+    length = state.prefix_lengths[:, None] + 1
     at_end = (last == task.symbols.eos_id) | (length >= state.lines.max_lengths[:, None])
     ended = growing & (at_end | jnp.isneginf(log_probs))
     lengths = jnp.where(ended, length, state.lengths)
@@ -79,7 +79,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     allowed = allowed_tokens(task, state, logits.shape[-1])
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)
-    tokens = draw_tokens(masked, keys, state.ages, task.options)
+    tokens = draw_tokens(masked, keys, state.prefix_lengths, task.options)
     # Score with the unmodified model: temperature and truncation change which token is drawn, not its score.
     is_drawn = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
     allowed = is_drawn & ~jnp.isneginf(masked)
@@ -90,7 +90,9 @@ def finish_paths(task: Task, state: State) -> SearchResult:
     """Return the paths, best first."""
     assert state.lengths is not None
     # A search that is stopped early has paths that have not ended.
-    lengths = jnp.where((state.lengths == 0) & ~state.done[:, None], state.ages[:, None], state.lengths)
+    lengths = jnp.where(
+        (state.lengths == 0) & ~state.done[:, None], state.prefix_lengths[:, None], state.lengths
+    )
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(
         tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),

@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
     rows: int
     source_length: int
-    room: int
+    capacity: int
 
 
 def pack(state: State) -> State:
@@ -62,7 +62,7 @@ def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> StateLayo
 
     Args:
       start: returns a state for a source length and a token capacity; only its shapes are evaluated. The rows
-        of its cache have a start step each (`Cache.begun`).
+        of its cache have a start step each (`Cache.start_steps`).
       pad_id: fill value of the tokens.
     """
     sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
@@ -96,7 +96,7 @@ def empty_rows(layout: StateLayout, size: Size) -> State:
     leaves = []
     for leaf in layout.leaves:
         shape = [size.rows, *leaf.shape]
-        for axis, length in ((leaf.source, size.source_length), (leaf.time, size.room)):
+        for axis, length in ((leaf.source, size.source_length), (leaf.time, size.capacity)):
             if axis is not None:
                 shape[axis] *= length
         leaves.append(jnp.full(shape, leaf.blank, leaf.dtype))
@@ -104,16 +104,16 @@ def empty_rows(layout: StateLayout, size: Size) -> State:
     return state._replace(done=jnp.ones(size.rows, bool))
 
 
-def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: int, room: int) -> State:
+def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: int, capacity: int) -> State:
     """Return a packed state of the given rows [N], in that order; a negative index gives a free row.
 
-    Source positions beyond the new source length and all but the last `room` tokens are cut off, so active
-    lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3] becomes [3
+    Source positions beyond the new source length and all but the last `capacity` tokens are cut off, so
+    active lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3] becomes [3
     4 5] at capacity 3.
     """
     step, before = state.step[0], state.tokens.shape[2]
-    positions = jnp.arange(room)
-    steps = step - 1 - (step - 1 - positions) % room  # step of the token at each position
+    positions = jnp.arange(capacity)
+    steps = step - 1 - (step - 1 - positions) % capacity  # step of the token at each position
     available, old_positions = steps >= step - before, steps % before
 
     def move(leaf: Array, spec: Leaf) -> Array:
@@ -122,7 +122,7 @@ def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: 
             leaf = jax.lax.slice_in_dim(
                 leaf, 0, source_length * spec.shape[spec.source - 1], axis=spec.source
             )
-        if spec.time is None or before == room:
+        if spec.time is None or before == capacity:
             return leaf
         unit = spec.shape[spec.time - 1]
         indices = (old_positions[:, None] * unit + jnp.arange(unit)).ravel()
@@ -180,6 +180,6 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
         blank = jnp.full((len(rows), *leaf.shape[1:]), spec.blank, leaf.dtype)
         return leaf.at[rows].set(jax.lax.dynamic_update_slice(blank, line, start), mode="drop")
 
-    begun = state.step - lines.ages
-    lines = lines._replace(cache=lines.cache._replace(begun=begun))
+    start_steps = state.step - lines.prefix_lengths
+    lines = lines._replace(cache=lines.cache._replace(start_steps=start_steps))
     return _map(put, layout, state, lines)

@@ -19,18 +19,18 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
     lines, eos = state.lines, jnp.arange(size) == task.symbols.eos_id
     masks: list[Array] = []
     if lines.min_lengths is not None:
-        long_enough = state.ages + 1 >= lines.min_lengths
+        long_enough = state.prefix_lengths + 1 >= lines.min_lengths
         masks.append(long_enough[:, None, None] | ~eos)
     if state.met is not None:
         masks.append(jnp.all(state.met, axis=-1)[:, :, None] | ~eos)
     n = task.options.no_repeat_ngram
     if n and n <= task.max_length:
-        masks.append(~repeating_tokens(state.in_order(state.tokens), state.ages, n=n, size=size))
+        masks.append(~repeating_tokens(state.in_order(state.tokens), state.prefix_lengths, n=n, size=size))
     allowed: Array | None = None
     for mask in masks:
         allowed = mask if allowed is None else allowed & mask
     if lines.prefixes is not None:
-        forced = forced_tokens(lines.prefixes, state.ages)[:, None, None]
+        forced = forced_tokens(lines.prefixes, state.prefix_lengths)[:, None, None]
         not_suppressed = ~np.isin(np.arange(size), task.symbols.never)
         unforced = not_suppressed if allowed is None else allowed & not_suppressed
         allowed = jnp.where(forced >= 0, jnp.arange(size) == forced, unforced)
@@ -47,7 +47,7 @@ def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, A
     needs_mask = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
     if lines.min_lengths is None or needs_mask:
         return None, allowed_tokens(task, state, size)
-    return (task.symbols.eos_id, (state.ages + 1 < lines.min_lengths)[:, None]), None
+    return (task.symbols.eos_id, (state.prefix_lengths + 1 < lines.min_lengths)[:, None]), None
 
 
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:

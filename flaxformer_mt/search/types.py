@@ -134,10 +134,10 @@ class State(NamedTuple):
     matched: Bool[Array, "B W C R"] | None = None
 
     @property
-    def ages(self) -> Array:
+    def prefix_lengths(self) -> Array:
         """Number of tokens in the prefixes of each line, [B]: `step` minus the line's first step."""
-        begun = self.cache.begun
-        return self.step - (jnp.zeros_like(self.done, jnp.int32) if begun is None else begun)
+        start_steps = self.cache.start_steps
+        return self.step - (jnp.zeros_like(self.done, jnp.int32) if start_steps is None else start_steps)
 
     @property
     def place(self) -> Array:
@@ -149,11 +149,11 @@ class State(NamedTuple):
 
         With T = 4, a line that began at step 3 has its tokens at positions 3, 0, 1, 2.
         """
-        begun = self.cache.begun
-        if begun is None:
+        start_steps = self.cache.start_steps
+        if start_steps is None:
             return tokens
         length = tokens.shape[2]
-        places = (begun[:, None] + jnp.arange(length)) % length
+        places = (start_steps[:, None] + jnp.arange(length)) % length
         return jnp.take_along_axis(tokens, places[:, None], axis=2)
 
 

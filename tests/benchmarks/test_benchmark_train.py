@@ -1,4 +1,4 @@
-"""The benchmark of training runs, its systems are the same network on the same tokens, and its sums are right."""
+"""The benchmark of training runs; its systems are one network on the same tokens; its sums are right."""
 
 import argparse
 import importlib.util
@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tiny_experiment import quick_environment
+
+from flaxformer_mt.corpus.toy import toy_de_en
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "train.py"
 
@@ -43,6 +45,7 @@ def run_benchmark(benchmark, cache, monkeypatch, capsys):
 
         monkeypatch.setattr(benchmark, "_conclude", conclude_and_keep)
         monkeypatch.setattr(benchmark, "_REPEATS", 1)
+        monkeypatch.setattr(toy_de_en, "SIZES", {"train": 1000, "valid": 10, "test": 10})
         monkeypatch.setenv("XLA_FLAGS", quick_environment()["XLA_FLAGS"])
         monkeypatch.setattr(sys, "argv", [str(FILE), "--tiny", f"--cache_dir={cache}", *flags])
         benchmark.main()

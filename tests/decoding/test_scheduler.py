@@ -59,8 +59,8 @@ class Searcher:
         unwatched = programs.search
 
         def watched(params, layout, state, lines, **more):
-            rows, _, room = state.tokens.shape
-            self.ran.append((rows // programs.parts, room, more["counts"]))
+            rows, _, capacity = state.tokens.shape
+            self.ran.append((rows // programs.parts, capacity, more["counts"]))
             return unwatched(params, layout, state, lines, **more)
 
         programs.search = watched
@@ -90,7 +90,7 @@ def test_sentences_in_several_sizes_are_translated_as_if_alone():
     searcher = Searcher(models, options, longest_source=11)
     sentences = make_sentences([11, 6, 6, 10, 6, 5, 6, 6, 5, 6])
     found, ran = searcher.search(sentences, 120)
-    assert len(ran) > 1 and max(room for _, room, _ in ran) > min(room for _, room, _ in ran)
+    assert len(ran) > 1 and max(capacity for _, capacity, _ in ran) > min(capacity for _, capacity, _ in ran)
     assert len({int(one.lengths[0]) for one in found}) > 3
     for first in (1, 4, 7):  # three beside the longest, so that all sizes are the same
         few, ran = searcher.search([sentences[0], *sentences[first : first + 3]], AT_ONCE)
@@ -108,8 +108,8 @@ def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts(
     prefix = tuple(range(3, 18)) * 2
     sentences[8] = dataclasses.replace(sentences[8], prefix=prefix)
     found, ran = searcher.search(sentences, 100)
-    rooms = [room for _, room, _ in ran]
-    assert max(rooms) >= 31 > rooms[0]
+    capacities = [capacity for _, capacity, _ in ran]
+    assert max(capacities) >= 31 > capacities[0]
     assert tuple(found[8].tokens[0, :30]) == prefix
     at_once, ran = searcher.search(sentences, AT_ONCE)
     assert [rows for rows, _, _ in ran] == [16]
@@ -169,7 +169,13 @@ LARGE, SMALL = Size(4, 48, 64), Size(12, 24, 32)
         (SMALL, None, 0, 1, Size(1, 24, 32)),
         (SMALL, LARGE, 2, 24, SMALL),
         (SMALL, LARGE, 2, 23, LARGE),  # which do not fill it twice
-        (Size(3, 24, 80), LARGE, 4, 24, Size(4, 48, 80)),  # more room is needed, in the rows that there are
+        (
+            Size(3, 24, 80),
+            LARGE,
+            4,
+            24,
+            Size(4, 48, 80),
+        ),  # more capacity is needed, in the rows that there are
         (LARGE, LARGE, 3, 0, LARGE),
         (LARGE, LARGE, 2, 0, Size(2, 48, 64)),
     ],

@@ -24,6 +24,8 @@ from flaxformer_mt.model.fused_attention import choose_attention, resolve_attent
 from flaxformer_mt.model.projections import project_together
 from flaxformer_mt.shapes import Cache
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 # Batch, queries, memory, heads, key size, value size: no two alike, so that a swapped axis shows.
 B, Q, M, H, K, E = 2, 5, 7, 3, 11, 13
 

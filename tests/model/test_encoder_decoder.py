@@ -16,6 +16,8 @@ from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.shapes import Batch
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 V = 23  # words, on both sides
 LENGTHS = ((5, 4), (3, 6), (2, 3))  # source and target tokens of three sentence pairs
 

@@ -5,6 +5,8 @@ import pytest
 
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 
 def drawn(*rows: str) -> np.ndarray:
     """A mask from its drawing: "110" is a query that may attend to the first two of three."""

@@ -15,6 +15,8 @@ from flaxformer_mt.model.positions import (
     sinusoidal_table,
 )
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 turn = jax.jit(rotate)
 
 

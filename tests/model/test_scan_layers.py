@@ -89,7 +89,7 @@ def compute(name: str) -> dict[str, tuple[np.ndarray, Any]]:
     def run(single: Any, stacked: Any, batch: Batch) -> Any:
         def loss(params: Any, model: Any) -> Any:
             logits = model.apply({"params": params}, batch, deterministic=True)
-            return (jnp.sin(logits) * batch.target_mask[..., None]).sum(), logits
+            return (jnp.sin(logits) * batch.target_mask[..., None].astype(jnp.float32)).sum(), logits
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
         return {
@@ -122,6 +122,7 @@ def test_more_than_ten_layers_keep_their_order():
     assert stack_layers(single)["layers"]["x"].tolist() == list(range(12))
 
 
+@pytest.mark.usefixtures("strict_dtypes")
 def test_each_way_undoes_the_other():
     single = {name: params_of(name) for name in MODELS}
     again = unstack_layers(stack_layers(single))
@@ -157,6 +158,7 @@ def test_parameters_start_as_the_same_numbers():
     assert count_parameters(stacked) == count_parameters(single)
 
 
+@pytest.mark.usefixtures("strict_dtypes")
 @pytest.mark.parametrize(("name", "remat"), [(name, remat) for name in MODELS for remat in REMAT[name]])
 def test_a_loop_over_layers_is_the_same_function(name, remat):
     (logits, gradients), (expected_logits, expected) = compute(name)[remat], compute(name)["single"]
@@ -168,6 +170,7 @@ def test_a_loop_over_layers_is_the_same_function(name, remat):
     )
 
 
+@pytest.mark.usefixtures("strict_dtypes")
 def test_each_layer_drops_by_numbers_of_its_own():
     """Blocks that add 1 to a stream of zeros, dropped at a half: two of three is a sum that must occur."""
     model = make_tiny(
@@ -194,6 +197,7 @@ def test_each_layer_drops_by_numbers_of_its_own():
     assert counts[1] >= 12 and counts[2] >= 12
 
 
+@pytest.mark.usefixtures("strict_dtypes")
 def test_attention_maps_are_those_of_each_layer():
     @jax.jit
     def run(single: Any, stacked: Any, batch: Batch) -> tuple[AttentionMaps, AttentionMaps]:

@@ -121,7 +121,7 @@ def plain() -> Run:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    """With dropout, whose masks do not depend on the mesh; without it on a pmap, whose devices have their own."""
+    """With dropout, whose masks do not depend on the mesh; without it on a pmap: each device has its own."""
     return {name: train(name, DROPOUT if name in MESHES else 0.0) for name in LAYOUTS}
 
 

@@ -28,7 +28,7 @@ def get_config() -> Config:
     return from_dict({values!r})
 """
 
-# JAX writes compiled programs to its cache in the first process only; here the second one writes its own as well.
+# JAX writes compiled programs to its cache in the first process only; here the second one writes them too.
 START = """
 import json, os, signal, sys, time, types
 from pathlib import Path
@@ -110,7 +110,13 @@ def config(tiny_config, tmp_path_factory) -> Path:
         # Biases of keys have no gradient but rounding, which Adam would amplify with a smaller epsilon.
         optim={"epsilon": 1e-3},
         # As many updates as it takes until translations are not empty.
-        train={"steps": 48, "log_every": 8, "evaluate_every": 24, "checkpoint_every": 16, "log_accuracy": False},
+        train={
+            "steps": 48,
+            "log_every": 8,
+            "evaluate_every": 24,
+            "checkpoint_every": 16,
+            "log_accuracy": False,
+        },
         parallel={"devices": 0, "backend": "mesh"},
     )
     path = folder / "tiny.py"
@@ -154,7 +160,8 @@ def two(config, one, source, tmp_path_factory) -> Both:
     folder = tmp_path_factory.mktemp("two")
     commands = [
         [2, "translate", f"--run={one}"],
-        [0, "translate", f"--run={one}", f"--input={source}", "--json", f"--output={folder / 'translations'}"],
+        [0, "translate", f"--run={one}", f"--input={source}", "--json"]
+        + [f"--output={folder / 'translations'}"],
         [0, "evaluate", f"--run={one}", "--bootstrap=0"],
         ["train", f"--config={config}", f"--run={folder / 'run'}"],
     ]

@@ -35,17 +35,17 @@ LINES, COUNT = len(LIMITS), 10
 BEAM = SearchConfig(beam_size=3)
 
 
-def make_task(options, room=LENGTH) -> Search:
-    return Search(next_logits, options, SYMBOLS, room, 2 if options.method != "greedy" else 1)
+def make_task(options, capacity=LENGTH) -> Search:
+    return Search(next_logits, options, SYMBOLS, capacity, 2 if options.method != "greedy" else 1)
 
 
 @functools.cache
 def _lay_out(options, structure, leaves) -> StateLayout:
     tables, lines = jax.tree.unflatten(structure, [np.zeros((1, *shape), dtype) for shape, dtype in leaves])
 
-    def start(source_length, room):
-        task = make_task(options, room)
-        cache = start_cache(tables, task.width)._replace(begun=jnp.zeros(1, jnp.int32))
+    def start(source_length, capacity):
+        task = make_task(options, capacity)
+        cache = start_cache(tables, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
         return task.start(cache, lines, clip=False)
 
     return find_layout(start, pad_id=SYMBOLS.pad_id)
@@ -65,10 +65,12 @@ def begin(tables, lines, *, options):
     return take_first_step(task, begin_lines(task, start_cache(tables, 1), lines))
 
 
-@functools.partial(jax.jit, static_argnames=("options", "layout", "refill", "room"), compiler_options=QUICK)
-def go_through(state, waiting, count, final_free_rows, *, options, layout, refill, room):
+@functools.partial(
+    jax.jit, static_argnames=("options", "layout", "refill", "capacity"), compiler_options=QUICK
+)
+def go_through(state, waiting, count, final_free_rows, *, options, layout, refill, capacity):
     return search_queue(
-        make_task(options, room), layout, state, waiting, count, final_free_rows, refill=refill
+        make_task(options, capacity), layout, state, waiting, count, final_free_rows, refill=refill
     )
 
 
@@ -78,7 +80,7 @@ def search_at_once(tables, lines, *, options):
     return task.finish(task.run(task.start(start_cache(tables, task.width), lines)))
 
 
-move = jax.jit(move_rows, static_argnames=("layout", "source_length", "room"), compiler_options=QUICK)
+move = jax.jit(move_rows, static_argnames=("layout", "source_length", "capacity"), compiler_options=QUICK)
 empty = jax.jit(empty_rows, static_argnames=("layout", "size"), compiler_options=QUICK)
 
 
@@ -87,26 +89,30 @@ def pick(leaves, numbers):
 
 
 def search_in_turns(options, turns, *, refill, lines, tables):
-    """Searches in states of one size after the other, each given as (rows, room, lines)."""
-    found, busy, state, ages = {}, {}, None, np.zeros(1)
+    """Searches in states of one size after the other, each given as (rows, capacity, lines)."""
+    found, busy, state, prefix_lengths = {}, {}, None, np.zeros(1)
     layout = lay_out(options, tables, lines)
-    for turn, (rows, room, numbers) in enumerate(turns):
+    for turn, (rows, capacity, numbers) in enumerate(turns):
         if state is None:
-            state = empty(layout, Size(rows, 0, room))
+            state = empty(layout, Size(rows, 0, capacity))
         else:
-            assert ages.max() <= room and 0 < len(busy) <= rows
+            assert prefix_lengths.max() <= capacity and 0 < len(busy) <= rows
             stay = np.array([*busy, *[-1] * (rows - len(busy))])
-            state = move(layout, state, stay, source_length=0, room=room)
+            state = move(layout, state, stay, source_length=0, capacity=capacity)
             busy = dict(enumerate(busy.values()))
         count = len(numbers)
         waiting = begin(*pick((tables, lines), [*numbers, *[LINES - 1] * (LINES - count)]), options=options)
         final_free_rows = rows if turn == len(turns) - 1 else 1
-        sizes = {"options": options, "layout": layout, "refill": refill, "room": room}
+        sizes = {"options": options, "layout": layout, "refill": refill, "capacity": capacity}
         searched = go_through(state, waiting, count, final_free_rows, **sizes)
         everyone = {**dict(enumerate(numbers)), **{LINES + row: who for row, who in busy.items()}}
-        owners, ages, state = np.asarray(searched.owners), np.asarray(searched.ages), searched.state
+        owners, prefix_lengths, state = (
+            np.asarray(searched.owners),
+            np.asarray(searched.prefix_lengths),
+            searched.state,
+        )
         busy = {int(row): everyone[int(owners[row])] for row in np.flatnonzero(owners != NO_LINE)}
-        ages = np.where(owners == NO_LINE, 0, ages)
+        prefix_lengths = np.where(owners == NO_LINE, 0, prefix_lengths)
         assert (np.asarray(state.done) == (owners == NO_LINE)).all()
         ended = {place: who for place, who in everyone.items() if who not in busy.values()}
         found |= {who: pick(searched.results, place) for place, who in ended.items()}
@@ -185,15 +191,15 @@ def test_options_count_from_the_first_step_of_a_line(options, fields):
 
 @pytest.mark.parametrize("options", [BEAM, GREEDY], ids=["beam", "greedy"])
 def test_lines_that_exceed_the_capacity_are_marked_and_do_not_disturb_others(options):
-    room = 7
-    queued, at_once = both_ways(options, [(3, room, range(COUNT))], refill=1, more_eos=-4.0)
+    capacity = 7
+    queued, at_once = both_ways(options, [(3, capacity, range(COUNT))], refill=1, more_eos=-4.0)
     outgrown = np.array([found.lengths[0] == OVER_CAPACITY for found in queued])
     assert 1 < outgrown.sum() < COUNT - 3
     for found, expected in zip(queued, at_once, strict=True):
         if found.lengths[0] == OVER_CAPACITY:
             assert (found.lengths == OVER_CAPACITY).all()
             # Beam search may look further than the best hypothesis is long, greedy search does not.
-            assert options is BEAM or expected.lengths[0] > room
+            assert options is BEAM or expected.lengths[0] > capacity
         else:
             assert_same([found], [expected])
 
@@ -202,10 +208,10 @@ def test_rows_that_a_program_leaves_are_free_or_continue():
     tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS)
     layout, waiting = lay_out(BEAM, tables, lines), begin(tables, lines, options=BEAM)
     state = empty(layout, Size(4, 0, LENGTH))
-    sizes = {"options": BEAM, "layout": layout, "refill": 1, "room": LENGTH}
+    sizes = {"options": BEAM, "layout": layout, "refill": 1, "capacity": LENGTH}
     left = go_through(state, waiting, 6, 2, **sizes)
     owners = np.asarray(left.owners)
-    assert (owners == NO_LINE).sum() >= 2 and (np.asarray(left.ages)[owners != NO_LINE] > 0).all()
+    assert (owners == NO_LINE).sum() >= 2 and (np.asarray(left.prefix_lengths)[owners != NO_LINE] > 0).all()
     # With no more lines, the others end as they would have.
     rest = go_through(left.state, waiting, 0, 4, **sizes)
     assert (np.asarray(rest.owners) == NO_LINE).all()
@@ -263,28 +269,32 @@ def change_rows():
     layout = greedy_layout()
     moved = [
         move_rows(
-            layout, tokens_state(step, [ring, [9] * 4]), jnp.array([0, -1, -1]), source_length=0, room=room
+            layout,
+            tokens_state(step, [ring, [9] * 4]),
+            jnp.array([0, -1, -1]),
+            source_length=0,
+            capacity=capacity,
         )
-        for step, ring, room, _ in RINGS
+        for step, ring, capacity, _ in RINGS
     ]
     line = tokens_state(1, [[7], [8]])
-    line = line._replace(cache=line.cache._replace(begun=jnp.zeros(2, jnp.int32)))
+    line = line._replace(cache=line.cache._replace(start_steps=jnp.zeros(2, jnp.int32)))
     rows = unpack(tokens_state(6, [[4, 5, 2, 3]] * 3))
     put = put_rows(layout, rows, jnp.array([1, 3]), unpack(line))  # there is no row 3
     wide = widen_rows(layout, tokens_state(1, [[7], [8]]), rows=4, source_length=0)
     both = append_rows(layout, wide, tokens_state(1, [[5]]), jnp.array(2))
-    return moved, put, put.ages, both
+    return moved, put, put.prefix_lengths, both
 
 
 def test_rows_are_moved_put_and_joined():
-    moved, put, ages, both = jax.device_get(change_rows())
+    moved, put, prefix_lengths, both = jax.device_get(change_rows())
     # A ring of tokens is laid out anew.
-    for (step, ring, room, after), state in zip(RINGS, moved, strict=True):
-        case = f"{ring} at step {step} to a capacity of {room}"
+    for (step, ring, capacity, after), state in zip(RINGS, moved, strict=True):
+        case = f"{ring} at step {step} to a capacity of {capacity}"
         assert state.tokens[0, 0].tolist() == after, case
         assert state.done.tolist() == [False, True, True] and state.step.tolist() == [step] * 3, case
     # Rows are put where the next step looks for them.
     assert put.tokens[:, 0].tolist() == [[4, 5, 2, 3], [0, 7, 0, 0], [4, 5, 2, 3]]
-    assert put.cache.begun[1] == 5 and ages[1] == 1
+    assert put.cache.start_steps[1] == 5 and prefix_lengths[1] == 1
     # Blocks are joined in rows of one state.
     assert both.tokens[:, 0, 0].tolist() == [7, 8, 5, 0]

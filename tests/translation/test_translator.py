@@ -141,7 +141,7 @@ class FakePrograms:
         self.sizes.append((*state, int(lines.max())))
         assert (lines > 0).sum() == counts[0] and final_free_rows <= state.rows
         shape = (len(lines) + state.rows, n_best)
-        tokens = np.full((*shape, state.room), self.eos_id, np.int32)
+        tokens = np.full((*shape, state.capacity), self.eos_id, np.int32)
         ones = np.ones(shape)
         no_lines = np.full(state.rows, NO_LINE)
         return QueueResult(
@@ -173,7 +173,7 @@ def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
     fake = fake_search(translator, monkeypatch)
     translator.translate(SENTENCES)
     assert {limit for *_, limit in fake.sizes} == {40}
-    assert {room for _, _, room, _ in fake.sizes} == {24}  # what is usual; then 40, where needed
+    assert {capacity for _, _, capacity, _ in fake.sizes} == {24}  # what is usual; then 40, where needed
 
 
 # ---- one line for each line ----

@@ -1,0 +1,141 @@
+"""The commands as users run them: processes that compile with all optimizations and an empty cache.
+
+All other tests compile with few optimizations; here the results of both are compared.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.tracking import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CONFIG = """
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import from_dict
+
+
+def get_config() -> Config:
+    return from_dict({values!r})
+"""
+
+# Variables by which the tests compile otherwise than users do.
+OF_TESTS = (
+    "XLA_FLAGS",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "TF_CPP_MIN_LOG_LEVEL",
+)
+
+# Translations that are not only spaces, although the model has hardly been trained.
+SEARCH = ("--min_length_offset=4", "--suppress=▁")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Runs a command as a user does, and returns what it prints."""
+    variables = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
+    variables["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
+
+    def run(*arguments: str, text: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "flaxformer_mt", *arguments],
+            input=text,
+            cwd=ROOT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_dir(tiny_run, tmp_path_factory) -> Path:
+    """A copy of the tiny run, in which commands may write."""
+    return Path(shutil.copytree(tiny_run, tmp_path_factory.mktemp("copy") / "run"))
+
+
+def assert_close(left: object, right: object, name: str) -> None:
+    """The same structure, strings and counts, and numbers within 1e-4."""
+    assert type(left) is type(right), name
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), name
+        for key in left:
+            assert_close(left[key], right[key], f"{name}.{key}")
+    elif isinstance(left, list):
+        assert len(left) == len(right), name
+        for number, values in enumerate(zip(left, right, strict=True)):
+            assert_close(*values, f"{name}[{number}]")
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, rel=1e-4, abs=1e-4), name
+    else:
+        assert left == right, name
+
+
+def test_train(command, tiny_config, tiny_run, tmp_path):
+    """Five updates, whose line of the log is that of the tiny run; without the search of an evaluation."""
+    text, config, run = tmp_path / "text", tmp_path / "tiny.py", tmp_path / "run"
+    shutil.copytree(tiny_config.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*", "test.*"))
+    config.write_text(CONFIG.format(values=to_dict(tiny_config)), encoding="utf-8")
+    flags = {"data.text_dir": text, "train.steps": 5, "train.final_checkpoint": "last"}
+    flags = [f"--config.{name}={value}" for name, value in flags.items()]
+    report = json.loads(command("train", f"--config={config}", f"--run={run}", *flags))
+    assert report == json.loads((run / "report.json").read_text(encoding="utf-8"))
+    assert report["step"] == 5 and (run / "checkpoints" / "5" / "manifest.json").is_file()
+    (ours,), (theirs, *_) = (
+        [record for record in read_metrics(folder) if record["split"] == "train"] for folder in (run, tiny_run)
+    )
+    assert ours["step"] == theirs["step"] == 5
+    for name in ("loss", "accuracy", "learning_rate", "gradient_norm", "target_tokens", "padding", "skipped"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+def test_translate_and_evaluate(command, run_dir, tiny_config, tmp_path, capsysbinary):
+    """Translations of standard input, and the scores of the same translations."""
+    sources = (Path(tiny_config.data.text_dir) / "test.xx").read_text(encoding="utf-8")
+    translate, evaluate = ([name, f"--run={run_dir}", *SEARCH] for name in ("translate", "evaluate"))
+    translations = command(*translate, text=sources)
+    assert len(translations.splitlines()) == 6 and all(line.strip() for line in translations.splitlines())
+    source, output = tmp_path / "source.txt", tmp_path / "quick.txt"
+    source.write_text(sources, encoding="utf-8")
+    assert main([*translate, f"--input={source}", f"--output={output}"]) == 0
+    assert translations == output.read_text(encoding="utf-8")
+    ours = json.loads(command(*evaluate, "--bootstrap=0"))
+    assert main([*evaluate, "--bootstrap=0"]) == 0
+    quick = json.loads(capsysbinary.readouterr().out)
+    assert ours["chrf"] > 0
+    assert_close(ours, quick, "evaluation")
+    assert (run_dir / "translations" / "test.hypothesis").exists()
+
+
+def test_export_to_torch(command, run_dir, tmp_path, capsysbinary):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    pytest.importorskip("torch")
+    folders = [tmp_path / "ours", tmp_path / "quick"]
+    arguments = ["export", f"--run={run_dir}", "--format=torch"]
+    ours = json.loads(command(*arguments, f"--output={folders[0]}"))
+    assert main([*arguments, f"--output={folders[1]}"]) == 0
+    quick = json.loads(capsysbinary.readouterr().out)
+    assert 0 <= ours["largest_difference"] <= ours["tolerance"]
+    for name in ("format", "checkpoint", "step", "quantity", "target_tokens", "checked_on", "files"):
+        assert ours[name] == quick[name], name
+    (weights,) = (name for name in ours["files"] if name.endswith(".safetensors"))
+    left, right = (safetensors.load_file(folder / weights) for folder in folders)
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        np.testing.assert_array_equal(array, right[name], err_msg=name)
