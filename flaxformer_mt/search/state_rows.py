@@ -108,8 +108,8 @@ def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: 
     """Return a packed state of the given rows [N], in that order; a negative index gives a free row.
 
     Source positions beyond the new source length and all but the last `capacity` tokens are cut off, so
-    active lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3] becomes [3
-    4 5] at capacity 3.
+    active lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3]
+    becomes [3 4 5] at capacity 3.
     """
     step, before = state.step[0], state.tokens.shape[2]
     positions = jnp.arange(capacity)

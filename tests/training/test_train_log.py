@@ -152,7 +152,7 @@ def test_a_stop_anywhere_changes_no_line(stop):
 
 
 def masked_batch(source: list[int], target: list[int]) -> Batch:
-    """Rows of so many tokens, in 6 and 5 places."""
+    """Rows of so many tokens, in 6 and 5 slots."""
     masks = [np.arange(width) < np.asarray(rows)[:, None] for rows, width in ((source, 6), (target, 5))]
     ids = [mask.astype(np.int32) for mask in masks]
     return Batch(ids[0], ids[1], ids[1], *masks)
