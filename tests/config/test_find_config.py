@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import flaxformer_mt
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import find_config as recipes
 from flaxformer_mt.config.checks import validate
@@ -116,3 +117,18 @@ def test_a_run_directory_gives_its_own_config(tmp_path):
     save_config(changed, run / "config.json")
     assert recipes.choose_config(None, str(run)) == (changed, run)
     assert recipes.choose_config(CONFIGS[0].stem, str(run)) == (config, run)
+
+
+def test_config_files_of_version_0_1_load_unchanged(tmp_path):
+    """They import load_config from a module that has moved."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dataclasses\n"
+        "from flaxformer_mt.config import Config\n"
+        "from flaxformer_mt.config_files import load_config\n"
+        "def get_config() -> Config:\n"
+        f"    return dataclasses.replace(load_config({str(CONFIGS[0])!r}), seed=77)\n",
+        encoding="utf-8",
+    )
+    config = flaxformer_mt.load_config(file)
+    assert config == dataclasses.replace(flaxformer_mt.load_config(CONFIGS[0].stem), seed=77)
