@@ -92,7 +92,7 @@ def tiny_config(session_folder, tiny_text):
 
 @pytest.fixture(scope="session")
 def tiny_run(session_folder, tiny_config) -> Path:
-    """A run directory, trained for 12 updates and never disturbed. Tests that write to it copy it."""
+    """A run directory, trained for 48 updates and never disturbed. Tests that write to it copy it."""
 
     def train(folder: Path) -> None:
         from flaxformer_mt.training.loop import fit

@@ -18,7 +18,7 @@ from flaxformer_mt.config import (
 
 
 def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
-    """A one-layer model of width 16 on made-up text, trained for 12 updates on one device."""
+    """A one-layer model of width 16 on made-up text, trained for 48 updates on one device."""
     return Config(
         seed=5,
         data=DataConfig(
@@ -43,10 +43,11 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
         ),
         optim=OptimConfig(learning_rate=0.02, warmup_steps=4, ema_decay=0.9),
         train=TrainConfig(
-            steps=12,
-            log_every=5,
-            evaluate_every=8,
-            checkpoint_every=4,
+            # As many updates as it takes until translations are words.
+            steps=48,
+            log_every=20,
+            evaluate_every=32,
+            checkpoint_every=16,
             keep_checkpoints=3,
             tensorboard=False,
             log_accuracy=True,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -235,10 +236,9 @@ def test_muon_is_refused_with_stacked_layers():
 
 @pytest.fixture(scope="module")
 def base(tiny_config) -> Config:
-    """Two decoder layers, a learning rate that moves parameters by rounding, and no test set."""
+    """Two decoder layers, and a learning rate that moves parameters by rounding."""
     return change(
         tiny_config,
-        data={"test_split": "unseen"},
         model={
             "num_decoder_layers": 2,
             "scan_layers": True,
@@ -277,12 +277,15 @@ def test_a_run_keeps_its_layers_stacked_and_is_read_as_single_ones(base, run):
 
 
 def test_a_run_translates_as_it_did_while_it_was_trained(run):
-    """Validation, from the stacked parameters of the training state, and translation, from a checkpoint."""
+    """Validation and the test set, from stacked parameters; from single layers of a checkpoint, the same."""
     (valid,) = (record for record in read_metrics(run) if record["split"] == "valid")
-    found = evaluate_run(run, split="valid")
-    assert found["chrf"] == valid["chrf"] > 0
-    lines = (run / "translations" / "valid.source").read_text(encoding="utf-8").split("\n")[:-1]
-    expected = (run / "translations" / "valid.hypothesis").read_text(encoding="utf-8").split("\n")[:-1]
+    assert evaluate_run(run, split="valid")["chrf"] == valid["chrf"] > 0
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    assert evaluate_run(run)["chrf"] == report["test"]["chrf"] > 0
+    lines, expected = (
+        (run / "translations" / f"test.{name}").read_text(encoding="utf-8").split("\n")[:-1]
+        for name in ("source", "hypothesis")
+    )
     assert [best.text for best in Translator.load(run, spread=True).translate(lines)] == expected
 
 
