@@ -83,8 +83,8 @@ def assert_same_translations(found, expected):
         np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-4)
 
 
-def test_sentences_in_several_sizes_are_translated_as_if_alone():
-    """An ensemble of a model with sinusoidal and one with rotary positions, with a coverage penalty."""
+def test_sentences_of_an_ensemble_in_several_sizes_are_translated_as_if_alone():
+    """Of a model with sinusoidal and one with rotary positions, with a coverage penalty."""
     models = [MODEL, dataclasses.replace(MODEL, positions="rotary")]
     options = SearchConfig(beam_size=3, coverage_penalty=0.3, **FEW)
     searcher = Searcher(models, options, longest_source=11)
@@ -98,18 +98,28 @@ def test_sentences_in_several_sizes_are_translated_as_if_alone():
         assert_same_translations([found[0], *found[first : first + 3]], few)
 
 
-def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts():
-    """Of a decoder-only model, with groups of beams; all sentences are translated as if alone."""
-    model = dataclasses.replace(
-        MODEL, architecture="decoder_only", positions="learned", max_positions=64, tying="all"
-    )
-    searcher = Searcher([model], SearchConfig(beam_size=3, diversity_groups=3, **FEW))
-    sentences = make_sentences([4, 8, 3, 8, 4, 7, 4, 8, 2, 4, 8, 4], least=2)
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (MODEL, {}),
+        (
+            dataclasses.replace(
+                MODEL, architecture="decoder_only", positions="learned", max_positions=64, tying="all"
+            ),
+            {"diversity_groups": 3},
+        ),
+    ],
+    ids=["plain", "decoder_only_groups"],
+)
+def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts(model, options):
+    """After sizes became smaller; all sentences are translated as if alone."""
+    searcher = Searcher([model], SearchConfig(beam_size=3, **options, **FEW), longest_source=11)
+    sentences = make_sentences([4, 11, 3, 10, 4, 7, 4, 8, 2, 4, 11, 4], least=2)
     prefix = tuple(range(3, 18)) * 2
     sentences[8] = dataclasses.replace(sentences[8], prefix=prefix)
     found, ran = searcher.search(sentences, 100)
     capacities = [capacity for _, capacity, _ in ran]
-    assert max(capacities) >= 31 > capacities[0]
+    assert min(capacities) < capacities[0] < 31 <= max(capacities)
     assert tuple(found[8].tokens[0, :30]) == prefix
     at_once, ran = searcher.search(sentences, AT_ONCE)
     assert [rows for rows, _, _ in ran] == [16]

@@ -115,6 +115,7 @@ def assert_loss_falls(run_dir: Path, *, steps: int) -> list[dict]:
 
 HEADS = {"model_dim": 16, "num_heads": 2, "ffn_dim": 32}
 SMALL = {
+    "handbuilt": HEADS | {"key_dim": 6, "value_dim": 10, "max_positions": 12},
     "kokoyi_iwslt": {"model_dim": 16, "num_heads": 2, "key_dim": 32, "value_dim": 32, "ffn_dim": 32},
     "decoder_only": HEADS | {"key_dim": 6, "value_dim": 10, "max_positions": 24},
     "aiayn": HEADS | {"key_dim": 6, "value_dim": 10},
@@ -162,7 +163,7 @@ def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
 
 
 @pytest.mark.parametrize("which", ["german", "chinese"])
-def test_handbuilt_lowers_its_loss_and_learns_five_pairs_by_heart(which, tmp_path, loaded):
+def test_handbuilt_learns_five_pairs_by_heart(which, tmp_path, loaded):
     pairs, languages = FIVE, ("de", "en")
     if which == "chinese":
         if not FIVE_CHINESE_PAIRS.is_dir():

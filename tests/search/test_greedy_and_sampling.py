@@ -1,5 +1,6 @@
 """Sampling: what is drawn, how often, and on what it may not depend."""
 
+import dataclasses
 import functools
 
 import jax
@@ -129,10 +130,11 @@ def test_a_sample_depends_on_its_line_and_seed_alone():
 def test_sampling_the_likeliest_is_greedy_search():
     tables = make_tables(4, 9, seed=3)
     lines = limits(9, 7, 0, 9)._replace(seeds=seeds(1, 2, 3, 4))
-    found = run(tables, lines, options=sample(length_penalty=0.7, min_p=1.0))
     greedy = run_greedy(tables, [9, 7, 0, 9])
-    np.testing.assert_array_equal(found.tokens, greedy.tokens)
-    np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5)
+    for options in LIKELIEST:
+        found = run(tables, lines, options=dataclasses.replace(options, length_penalty=0.7))
+        np.testing.assert_array_equal(found.tokens, greedy.tokens, err_msg=str(options))
+        np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5, err_msg=str(options))
 
 
 def test_a_search_ends_with_its_longest_sample():

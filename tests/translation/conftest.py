@@ -32,7 +32,12 @@ SEARCHES = {
     "beam": (1, 0, {}),
     "greedy": (1, 0, {"method": "greedy", "length_penalty": 0.5, "length_penalty_kind": "length"}),
     "coverage": (2, 0, {"coverage_penalty": 0.4, "coverage_layer": 0}),
-    "sample": (1, 1, {"method": "sample", "temperature": 1.5, "top_k": 20, "ensemble_mean": "probs"}),
+    "sample": (1, 0, {"method": "sample", "temperature": 1.5, "top_k": 20}),
+    "sampled_ensemble": (
+        1,
+        1,
+        {"method": "sample", "temperature": 1.5, "top_k": 20, "ensemble_mean": "probs"},
+    ),
     "ensemble": (1, 1, {"ensemble_mean": "log_probs"}),
 }
 

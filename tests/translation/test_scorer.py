@@ -43,7 +43,7 @@ def assert_same_scores(scored, found):
         assert math.isclose(sum(one.token_log_probs), one.log_prob, abs_tol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["beam", "greedy", "coverage"])
+@pytest.mark.parametrize("name", ["beam", "greedy", "coverage", "sample"])
 def test_scores_of_translations_are_those_that_the_search_found(
     name, scorer, vocabs, found_by_beam, greedy_translator, translator_with
 ):
@@ -55,7 +55,8 @@ def test_scores_of_translations_are_those_that_the_search_found(
         found = greedy_translator.translate(SENTENCES) * 3
     else:
         translator = translator_with(name)
-        again, _ = make_scorer(translator.config, translator._params, vocabs)
+        same_model = scorer if translator.config.model == scorer.config.model else None
+        again, _ = make_scorer(translator.config, translator._params, vocabs, programs_of=same_model)
         found = translator.translate(SENTENCES, n_best=3)
     hypotheses = [one for t in found for one in t.n_best]
     lines = SENTENCES * 3 if name == "greedy" else [line for line in SENTENCES for _ in range(3)]
@@ -68,11 +69,13 @@ def test_scores_of_translations_are_those_that_the_search_found(
         assert all(one.score < more.score for one, more in zip(scored, plain, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ensemble", "sample"])
+@pytest.mark.parametrize("name", ["ensemble", "sampled_ensemble"])
 def test_an_ensemble_scores_as_it_searches(name, translator_with, params, other_params, vocabs):
     """By the mean of log-probabilities with beam search, by that of probabilities with sampling."""
     translator = translator_with(name)
-    assert translator.config.search.ensemble_mean == {"ensemble": "log_probs", "sample": "probs"}[name]
+    assert (
+        translator.config.search.ensemble_mean == {"ensemble": "log_probs", "sampled_ensemble": "probs"}[name]
+    )
     hypotheses = [one for t in translator.translate(SENTENCES, n_best=3) for one in t.n_best]
     sources = [vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)]
     pairs = [Pair(source, one.tokens) for source, one in zip(sources, hypotheses, strict=True)]

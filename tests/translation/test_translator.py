@@ -192,7 +192,7 @@ ODD_LINES = [
     "犬は庭で寝ている。",
     "\u200b\ufeff",
     "Hund\tKatze\rMilch\nBuch",
-    "Hund " * 40,
+    "Hund " * 500,
     "x" * 60,
     "犬は庭で寝ている" * 3,
     "\U0010ffff\ue000",
