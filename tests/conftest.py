@@ -1,6 +1,7 @@
 """All tests run on simulated CPU devices, without a network, and share compiled programs and one tiny run."""
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ os.environ["XLA_FLAGS"] += (
     " --xla_cpu_use_fusion_emitters=false"
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Tracing allocates many objects, and a collection walks through all modules that are loaded.
+gc.set_threshold(100_000, 20, 20)
 # PyTorch and CTranslate2: threads that wait for each other take processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

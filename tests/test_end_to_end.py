@@ -98,20 +98,20 @@ def assert_close(left: object, right: object, name: str) -> None:
 
 
 def test_train(command, tiny_config, tiny_run, tmp_path):
-    """Five updates, whose line of the log is that of the tiny run; without the search of an evaluation."""
+    """Twenty updates, whose line of the log is that of the tiny run; without the search of an evaluation."""
     text, config, run = tmp_path / "text", tmp_path / "tiny.py", tmp_path / "run"
     shutil.copytree(tiny_config.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*", "test.*"))
     config.write_text(CONFIG.format(values=to_dict(tiny_config)), encoding="utf-8")
-    flags = {"data.text_dir": text, "train.steps": 5, "train.final_checkpoint": "last"}
+    flags = {"data.text_dir": text, "train.steps": 20, "train.final_checkpoint": "last"}
     flags = [f"--config.{name}={value}" for name, value in flags.items()]
     report = json.loads(command("train", f"--config={config}", f"--run={run}", *flags))
     assert report == json.loads((run / "report.json").read_text(encoding="utf-8"))
-    assert report["step"] == 5 and (run / "checkpoints" / "5" / "manifest.json").is_file()
+    assert report["step"] == 20 and (run / "checkpoints" / "20" / "manifest.json").is_file()
     (ours,), (theirs, *_) = (
         [record for record in read_metrics(folder) if record["split"] == "train"]
         for folder in (run, tiny_run)
     )
-    assert ours["step"] == theirs["step"] == 5
+    assert ours["step"] == theirs["step"] == 20
     for name in ("loss", "accuracy", "learning_rate", "gradient_norm", "target_tokens", "padding", "skipped"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
 

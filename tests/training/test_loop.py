@@ -294,6 +294,7 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     config = change(
         config,
         train={"steps": 4, "log_every": 4, "checkpoint_every": 2, "evaluate_every": 100, "average_last": 2},
+        search={"method": "greedy", "beam_size": 1},
     )
     fit(config, tmp_path / "undisturbed")
     run_dir = tmp_path / "stopped"
