@@ -286,7 +286,7 @@ class TrainConfig:
     final_checkpoint: Literal["best", "last", "average"] = "best"
     # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
     max_nonfinite_steps: int = 20
-    # Random numbers of dropout: rbg is fast; threefry gives the same on every backend and device layout.
+    # Random numbers of dropout: rbg is fast; threefry gives the same on every kind of device and every mesh.
     prng: Literal["rbg", "threefry"] = "rbg"
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: bool = True

@@ -26,9 +26,6 @@ from flaxformer_mt.losses import (
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.state import TrainState
 
-# Values of train.prng -> names of JAX's random number generators.
-_PRNG = {"rbg": "unsafe_rbg", "threefry": "threefry2x32"}
-
 
 class Sums(NamedTuple):
     """Gradient and loss, summed over tokens; weight is the number of tokens.
@@ -62,16 +59,33 @@ def add_sums(left: Sums, right: Sums) -> Sums:
     return jax.tree.map(jnp.add, left, right)
 
 
+def make_dropout_key(
+    config: Config, step: Array | int, microbatch: Array | int, shard: Array | int | None
+) -> Array:
+    """Makes the key of all dropout masks of one shard of one microbatch; no two of them share a key.
+
+    The numbers are folded in by threefry: `fold_in` of unsafe_rbg is an exclusive or, which gives (1, 2) and
+    (2, 1) the same key and lets equal numbers cancel.
+
+    Args:
+      shard: the index of the shard, or None where the program sees the whole batch.
+    """
+    key = jax.random.key(config.seed, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+    if shard is not None:
+        key = jax.random.fold_in(key, shard)
+    if config.train.prng == "threefry":
+        return key
+    return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="unsafe_rbg")
+
+
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
 
     def gradient_step(
         params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
-        key = jax.random.key(config.seed, impl=_PRNG[config.train.prng])
-        dropout_key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
-        if reduce.shard is not None:  # each shard of a batch has its own dropout masks
-            dropout_key = jax.random.fold_in(dropout_key, reduce.shard)
+        dropout_key = make_dropout_key(config, step, microbatch, reduce.shard)
 
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
             def run(module: Any) -> TokenSums:
