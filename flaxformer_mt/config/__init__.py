@@ -1,11 +1,11 @@
 """Typed configs of experiments; config files import the config classes from here.
 
-The classes are defined in `schema` and validated in `checks`; `files` reads and writes configs, `find_config`
-locates them.
+The classes are defined in `schema`, with bounds of numbers from `bounds`, and validated in `checks`; `files`
+reads and writes configs, `find_config` locates them.
 """
 
+from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.schema import (
-    CleanConfig,
     Config,
     DataConfig,
     ModelConfig,

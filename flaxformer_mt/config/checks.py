@@ -1,14 +1,16 @@
-"""Validation of a config: bounds of single fields and constraints between fields.
+"""Validation of a config: constraints between fields, after the bounds of each field (config/bounds.py).
 
 Every command validates its config before it starts. Needs neither data nor devices: the number of devices is
 checked in parallel/device_layout.py, the data in corpus/.
 """
 
-import math
-import typing
-from collections.abc import Iterator
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.errors import UserError
 
 
@@ -18,52 +20,53 @@ def validate(config: Config) -> None:
     Raises:
       UserError: the config is invalid; one line for each problem, with both values and the remedy.
     """
-    problems = [
-        *_model_problems(config.model),
-        *_data_problems(config),
-        *_architecture_problems(config),
-        *_training_problems(config),
-        *_search_problems(config.search, config.model, "search."),
-    ]
+    problems = _find_problems(config, _conflicts)
     if problems:
         raise UserError("\n".join(problems))
 
 
+def _conflicts(config: Config) -> Iterator[str]:
+    yield from _model_problems(config.model)
+    yield from _data_problems(config)
+    yield from _architecture_problems(config)
+    yield from _training_problems(config)
+    yield from _search_conflicts(config.search, config.model, "search.")
+
+
+def _find_problems(section: Any, conflicts: Callable[[Any], Iterable[str]], where: str = "") -> list[str]:
+    """Lists the wrong values of a section, and the conflicts between its other fields.
+
+    Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
+    """
+    wrong = dict(find_wrong_values(section, where))
+    for name in wrong:
+        section = _with_default(section, name.removeprefix(where).split("."))
+    named = re.compile("|".join(rf"{re.escape(name)}\b" for name in wrong) or "(?!)")
+    return [*wrong.values(), *(line for line in conflicts(section) if not named.search(line))]
+
+
+def _with_default(section: Any, path: list[str]) -> Any:
+    name, *rest = path
+    value = getattr(type(section)(), name)
+    if rest:
+        value = _with_default(getattr(section, name), rest)
+    return dataclasses.replace(section, **{name: value})
+
+
 def _model_problems(model: ModelConfig) -> Iterator[str]:
-    for name in (
-        "num_encoder_layers",
-        "num_decoder_layers",
-        "model_dim",
-        "num_heads",
-        "ffn_dim",
-    ):
-        if getattr(model, name) < 1 and not (name == "num_encoder_layers" and _decoder_only(model)):
-            yield f"model.{name} is {getattr(model, name)}; it must be at least 1"
-    if (
-        model.num_heads >= 1
-        and model.model_dim % model.num_heads
-        and None in (model.key_dim, model.value_dim)
-    ):
+    if model.num_encoder_layers < 1 and not _decoder_only(model):
+        yield f"model.num_encoder_layers is {model.num_encoder_layers}; it must be at least 1"
+    if model.model_dim % model.num_heads and None in (model.key_dim, model.value_dim):
         near = max(1, round(model.model_dim / model.num_heads)) * model.num_heads
         yield (
             f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
             f"the nearest multiple is {near} (or set model.key_dim and model.value_dim)"
         )
-    key_dim = model.key_dim or model.model_dim // max(model.num_heads, 1)
+    key_dim = model.key_dim or model.model_dim // model.num_heads
     if model.positions == "rotary" and key_dim % 2:
         yield f"model.positions rotary needs an even key size per head, not {key_dim}; set model.key_dim"
-    if model.max_positions is not None and model.max_positions < 1:
-        yield f"model.max_positions is {model.max_positions}; it must be at least 1, or none"
     if model.max_positions is not None and model.longest_input is None and model.positions == "rotary":
         yield f"model.max_positions {model.max_positions} has no effect with rotary positions; set it to none"
-    if model.first_position < 0:
-        yield f"model.first_position is {model.first_position}; it must be at least 0"
-    if model.norm_epsilon < 0:
-        yield f"model.norm_epsilon is {model.norm_epsilon}; it must be at least 0"
-    for name in ("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
-        rate = getattr(model, name)
-        if rate is not None and not 0 <= rate < 1:
-            yield f"model.{name} is {rate}; it must be at least 0 and below 1"
     yield from _attention_problems(model)
 
 
@@ -94,25 +97,18 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.weights has {len(data.weights)} numbers for {len(datasets)} data sets ({data.dataset}); "
             "give one number for each set"
         )
-    if any(weight <= 0 for weight in data.weights):
-        yield f"data.weights {data.weights} must all be above 0; remove unwanted sets from data.dataset"
     longest = max(data.max_source_length if has_source else 0, data.max_target_length)
-    if min(data.max_source_length, data.max_target_length) < 2:
-        yield (
-            f"data.max_source_length is {data.max_source_length} and data.max_target_length is "
-            f"{data.max_target_length}; both must be at least 2, for one token and the end symbol"
-        )
     if data.batch_tokens < longest * data.row_multiple:
         yield (
             f"data.batch_tokens {data.batch_tokens} is too small for data.row_multiple {data.row_multiple} "
             f"rows of the maximum length {longest}; raise it to {longest * data.row_multiple} or lower "
-            "data.max_*_length"
+            "data.max_source_length and data.max_target_length"
         )
     if data.batch_pairs and data.batching == "pack":
         yield f"data.batch_pairs {data.batch_pairs} has no effect with data.batching=pack; set it to 0"
     if config.model.padding_mask == "none" and data.batching == "pack":
         yield "model.padding_mask none cannot separate the pairs of a packed row; use data.batching=bucket"
-    if data.batch_pairs < 0 or data.batch_pairs % data.row_multiple:
+    if data.batch_pairs % data.row_multiple:
         yield (
             f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
             f"{data.row_multiple}"
@@ -122,8 +118,6 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, but they are {ids}"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
-    if not 0 <= vocab.sampling <= 1:
-        yield f"vocab.sampling is {vocab.sampling}; it must be from 0 to 1"
 
 
 def _architecture_problems(config: Config) -> Iterator[str]:
@@ -138,7 +132,7 @@ def _architecture_problems(config: Config) -> Iterator[str]:
         what = "the maximum length of source plus target" if decoder_only else "the maximum sentence length"
         yield (
             f"model.max_positions {model.longest_input} is below {what}, {longest} tokens; raise it or lower "
-            "data.max_*_length"
+            "data.max_source_length and data.max_target_length"
         )
     if not data.source_language and not decoder_only:
         yield (
@@ -171,47 +165,8 @@ def check_search(search: SearchConfig, *, model: ModelConfig | None = None, wher
     Raises:
       UserError: the options are invalid; one line for each problem.
     """
-    if problems := list(_search_problems(search, model, where)):
+    if problems := _find_problems(search, lambda valid: _search_conflicts(valid, model, where), where):
         raise UserError("\n".join(problems))
-
-
-def _search_problems(search: SearchConfig, model: ModelConfig | None, where: str) -> Iterator[str]:
-    for name, kind in typing.get_type_hints(SearchConfig).items():
-        choices, value = typing.get_args(kind), getattr(search, name)
-        if typing.get_origin(kind) is typing.Literal and value not in choices:
-            yield f"{where}{name} is {value!r}; it must be one of {', '.join(choices)}"
-    at_least = [
-        ("beam_size", 1),
-        ("length_penalty", 0),
-        ("coverage_penalty", 0),
-        ("diversity_groups", 1),
-        ("diversity_strength", 0),
-        ("top_k", 0),
-        ("no_repeat_ngram", 0),
-        ("min_length_ratio", 0),
-        ("min_length_offset", 0),
-        ("max_length_ratio", 0),
-        ("max_length_offset", 0),
-        ("batch_tokens", 1),
-    ]
-    for name, bound in at_least:
-        value = getattr(search, name)
-        if not math.isfinite(value):  # infinite or NaN
-            yield f"{where}{name} is {value}; it must be a finite number of at least {bound}"
-        elif value < bound:
-            yield f"{where}{name} is {value}; it must be at least {bound}"
-    for name in ("temperature", "patience"):
-        if not 0 < getattr(search, name) < math.inf:
-            yield f"{where}{name} is {getattr(search, name)}; it must be a finite number above 0"
-    if not 0 < search.top_p <= 1:
-        yield f"{where}top_p is {search.top_p}; it must be above 0 and at most 1 (1 keeps all tokens)"
-    if not 0 <= search.min_p <= 1:
-        yield f"{where}min_p is {search.min_p}; it must be from 0 (keeps all tokens) to 1"
-    if not 0 <= search.seed < 2**32:
-        yield f"{where}seed is {search.seed}; it must be from 0 to {2**32 - 1}"
-    yield from _search_conflicts(search, where)
-    if model is not None and search.coverage_penalty:
-        yield from _coverage_problems(search, model, where)
 
 
 def _coverage_problems(search: SearchConfig, model: ModelConfig, where: str) -> Iterator[str]:
@@ -228,7 +183,9 @@ def _coverage_problems(search: SearchConfig, model: ModelConfig, where: str) -> 
         )
 
 
-def _search_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
+def _search_conflicts(search: SearchConfig, model: ModelConfig | None, where: str) -> Iterator[str]:
+    if model is not None and search.coverage_penalty:
+        yield from _coverage_problems(search, model, where)
     groups = search.diversity_groups
     if search.method == "beam" and groups > 1 and search.beam_size % groups:
         near = max(1, round(search.beam_size / groups)) * groups
@@ -251,36 +208,6 @@ def _search_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
 
 def _training_problems(config: Config) -> Iterator[str]:
     optim, train = config.optim, config.train
-    at_least = [
-        ("optim.warmup_steps", optim.warmup_steps, 0),
-        ("optim.accumulation", optim.accumulation, 1),
-        ("optim.clip_norm", optim.clip_norm, 0),
-        ("train.steps", train.steps, 1),
-        ("train.log_every", train.log_every, 1),
-        ("train.evaluate_every", train.evaluate_every, 1),
-        ("train.checkpoint_every", train.checkpoint_every, 1),
-        ("train.keep_checkpoints", train.keep_checkpoints, 1),
-        ("train.patience", train.patience, 0),
-        ("train.peak_flops", train.peak_flops, 0),
-        ("data.num_shapes", config.data.num_shapes, 1),
-        ("data.length_multiple", config.data.length_multiple, 1),
-        ("data.row_multiple", config.data.row_multiple, 1),
-        ("parallel.devices", config.parallel.devices, 0),
-        ("parallel.data", config.parallel.data, 0),
-        ("parallel.fsdp", config.parallel.fsdp, 1),
-        ("parallel.tensor", config.parallel.tensor, 1),
-    ]
-    for name, value, bound in at_least:
-        if value < bound:
-            yield f"{name} is {value}; it must be at least {bound}"
-    if optim.learning_rate <= 0:
-        yield f"optim.learning_rate is {optim.learning_rate}; it must be above 0"
-    for name, share in [
-        ("optim.ema_decay", optim.ema_decay),
-        ("train.label_smoothing", train.label_smoothing),
-    ]:
-        if not 0 <= share < 1:
-            yield f"{name} is {share}; it must be at least 0 and below 1"
     if config.model.scan_layers and optim.optimizer == "muon":
         yield (
             "optim.optimizer muon needs a separate matrix for each layer, but model.scan_layers is True; set "

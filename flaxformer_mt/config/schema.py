@@ -1,36 +1,14 @@
 """Config of an experiment: frozen dataclasses with every field, its type and its default. Imports no JAX.
 
-A field's comment is its `--help` text. Checks that span fields are in config/checks.py.
+A field's comment is its `--help` text, and its annotation bounds it (config/bounds.py). Checks that span
+fields are in config/checks.py.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-
-@dataclass(frozen=True)
-class CleanConfig:
-    """Rules for suspicious training pairs.
-
-    `refuse` ends the command with an error, `drop` leaves the pairs out, `keep` only reports them. Validation
-    and test pairs are never dropped, so that a score always covers the whole set.
-    """
-
-    # Text files with different numbers of lines: refuse (error), or drop the longer file's surplus lines.
-    unequal_lines: Literal["refuse", "drop"] = "refuse"
-    # Training pairs that are not valid UTF-8: refuse (error with file and line), or drop the pair.
-    invalid_utf8: Literal["refuse", "drop"] = "refuse"
-    # Training pairs with an empty or blank side: refuse (error), drop, or keep and report.
-    empty: Literal["refuse", "drop", "keep"] = "drop"
-    # Training pairs with a side of more than max_characters: refuse (error), drop, or keep and report.
-    too_long: Literal["refuse", "drop", "keep"] = "drop"
-    # Maximum length of a sentence in characters, for the rule too_long.
-    max_characters: int = 2000
-    # Training pairs whose lengths in characters differ by more than max_length_ratio: refuse, drop or keep.
-    length_ratio: Literal["refuse", "drop", "keep"] = "drop"
-    # Maximum ratio of the longer to the shorter side in characters, for the rule length_ratio.
-    max_length_ratio: float = 9.0
-    # Training pairs identical to an earlier pair: refuse (error), drop the repetitions, or keep and report.
-    duplicates: Literal["refuse", "drop", "keep"] = "keep"
+from flaxformer_mt.config.bounds import above, at_least, between, share
+from flaxformer_mt.config.cleaning_rules import CleanConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +19,7 @@ class DataConfig:
     # DIR) or a TFDS set such as wmt14_translate/de-en. Several sets with commas are a mixture.
     dataset: str = "toy_de_en"
     # For each set in dataset, how often an epoch contains each of its pairs, as in 1,2.5. Empty: once each.
-    weights: tuple[float, ...] = ()
+    weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz.
     text_dir: str = ""
@@ -63,26 +41,26 @@ class DataConfig:
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
-    max_source_length: int = 128
+    max_source_length: Annotated[int, at_least(2)] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
-    max_target_length: int = 128
+    max_target_length: Annotated[int, at_least(2)] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs, kept
     # apart by segment masks, so there is one batch shape and little padding.
     batching: Literal["bucket", "pack"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
-    batch_tokens: int = 4096
+    batch_tokens: Annotated[int, at_least(1)] = 4096
     # With batching=bucket, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
-    batch_pairs: int = 0
+    batch_pairs: Annotated[int, at_least(0)] = 0
     # With batching=bucket, maximum number of batch shapes. More shapes: less padding, more compilations.
-    num_shapes: int = 8
+    num_shapes: Annotated[int, at_least(1)] = 8
     # With batching=bucket, source and target lengths of batches are rounded up to a multiple of this.
-    length_multiple: int = 4
+    length_multiple: Annotated[int, at_least(1)] = 4
     # Batches have a multiple of this many rows. It must be divisible by parallel.data * parallel.fsdp.
-    row_multiple: int = 8
+    row_multiple: Annotated[int, at_least(1)] = 8
     # Host threads that build batches in the background. 0: none; each batch is built when needed.
-    loader_threads: int = 2
+    loader_threads: Annotated[int, between(0, 1024)] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
-    prefetch: int = 8
+    prefetch: Annotated[int, between(0, 100_000)] = 8
 
 
 @dataclass(frozen=True)
@@ -92,7 +70,7 @@ class VocabConfig:
     # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
     kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
     # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary.
-    size: int = 8000
+    size: Annotated[int, at_least(1)] = 8000
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
     # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
@@ -103,22 +81,22 @@ class VocabConfig:
     byte_fallback: bool = True
     # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
     # thousands of characters, such as Chinese.
-    character_coverage: float = 1.0
+    character_coverage: Annotated[float, between(0.98, 1)] = 1.0
     # SentencePiece's Unicode normalization of text; identity: none; nmt_nfkc_cf: also case folding.
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
     # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
-    max_sentences: int = 2_000_000
+    max_sentences: Annotated[int, at_least(1)] = 2_000_000
     # Token id of padding; a given source_model or target_model keeps its own id.
-    pad_id: int = 0
+    pad_id: Annotated[int, at_least(0)] = 0
     # Token id of the start symbol (bos); a given source_model or target_model keeps its own id.
-    bos_id: int = 1
+    bos_id: Annotated[int, at_least(0)] = 1
     # Token id of the end symbol (eos); a given source_model or target_model keeps its own id.
-    eos_id: int = 2
+    eos_id: Annotated[int, at_least(0)] = 2
     # Token id of the unknown symbol; a given source_model or target_model keeps its own id.
-    unk_id: int = 3
+    unk_id: Annotated[int, at_least(0)] = 3
     # Subword regularization: segment training text anew in each epoch, with this rate of merge dropout for
     # bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
-    sampling: float = 0.0
+    sampling: Annotated[float, between(0, 1)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,19 +107,19 @@ class ModelConfig:
     # followed by the target, or over the target alone (language model).
     architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
     # Number of encoder layers, usually 6; unused with architecture=decoder_only.
-    num_encoder_layers: int = 6
+    num_encoder_layers: Annotated[int, at_least(0)] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, of the single stack.
-    num_decoder_layers: int = 6
+    num_decoder_layers: Annotated[int, at_least(1)] = 6
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
-    model_dim: int = 512
+    model_dim: Annotated[int, at_least(1)] = 512
     # Number of attention heads in each layer.
-    num_heads: int = 8
+    num_heads: Annotated[int, at_least(1)] = 8
     # Width of the queries and keys of one attention head. None: model_dim / num_heads.
-    key_dim: int | None = None
+    key_dim: Annotated[int | None, at_least(1)] = None
     # Width of the values of one attention head. None: model_dim / num_heads.
-    value_dim: int | None = None
+    value_dim: Annotated[int | None, at_least(1)] = None
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
-    ffn_dim: int = 2048
+    ffn_dim: Annotated[int, at_least(1)] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
     # swiglu adds a gate with a third weight matrix.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
@@ -152,7 +130,7 @@ class ModelConfig:
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
     # Constant added to the variance (rms: to the mean square) in normalization, against division by zero.
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Annotated[float, between(0, 1)] = 1e-5
     # Whether normalization has learned parameters: a scale and, for norm=layer, a bias.
     norm_affine: bool = True
     # Whether to normalize the output of the last layer of each stack. None: only with norm_position=pre.
@@ -164,10 +142,10 @@ class ModelConfig:
     # times its index (see configs/decoder_only.py).
     positions: Literal["sinusoidal", "learned", "rotary", "one_vector"] = "sinusoidal"
     # Index of the first position, usually 0.
-    first_position: int = 0
+    first_position: Annotated[int, at_least(0)] = 0
     # Maximum input length in tokens. None: 5000 for sinusoidal, 512 for learned positions (the size of their
     # table). rotary and one_vector have no limit; for one_vector this is the size of the table, None: 512.
-    max_positions: int | None = None
+    max_positions: Annotated[int | None, at_least(1)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
     # Whether to divide the decoder output by sqrt(model_dim) before it becomes logits.
@@ -189,13 +167,13 @@ class ModelConfig:
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum: 0.1, or 0.3 with little
     # data. 0: none. It is the default of the embedding, attention and feed-forward dropout rates.
-    dropout_rate: float = 0.1
+    dropout_rate: Annotated[float, share()] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
-    embedding_dropout_rate: float | None = None
+    embedding_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of attention weights. None: the value of dropout_rate.
-    attention_dropout_rate: float | None = None
+    attention_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of the hidden units inside the feed-forward layers. None: the value of dropout_rate.
-    ffn_dropout_rate: float | None = None
+    ffn_dropout_rate: Annotated[float | None, share()] = None
     # Initial weights: Xavier (Glorot), LeCun normal, or normal with standard deviation 0.02; embeddings have
     # variance 1 / model_dim, biases are 0. Or all parameters as in PyTorch's layers (torch), or in the
     # systems of configs/kokoyi_iwslt.py (kokoyi) and configs/aiayn.py (aiayn).
@@ -230,29 +208,29 @@ class OptimConfig:
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak learning rate. With schedule=noam, factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, above(0, at_most=1000)] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
     # Number of updates in which the learning rate rises linearly from 0 to its peak. 0: no warm-up.
-    warmup_steps: int = 4000
+    warmup_steps: Annotated[int, at_least(0)] = 4000
     # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
-    final_fraction: float = 0.0
+    final_fraction: Annotated[float, between(0, 1)] = 0.0
     # Beta 1 of adam (decay rate of the mean of gradients) and lion, and momentum of muon; 0.9 is usual.
-    b1: float = 0.9
+    b1: Annotated[float, share()] = 0.9
     # Beta 2 of adam (decay rate of the mean of squared gradients; 0.98 in Vaswani et al. 2017) and lion.
-    b2: float = 0.98
+    b2: Annotated[float, share()] = 0.98
     # Adam's epsilon: constant added to the square root of the mean of squared gradients.
-    epsilon: float = 1e-9
+    epsilon: Annotated[float, above(0, at_most=1)] = 1e-9
     # Decoupled weight decay of matrices (not of biases and norms), for adamw, lion and muon. 0: none.
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, between(0, 100)] = 0.0
     # Maximum global norm of the gradient; larger gradients are scaled down to it. 0: no clipping.
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, at_least(0)] = 1.0
     # Number of batches whose gradients are added up for one update (gradient accumulation). 1: off.
-    accumulation: int = 1
+    accumulation: Annotated[int, at_least(1)] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
-    ema_decay: float = 0.0
+    ema_decay: Annotated[float, share()] = 0.0
 
 
 @dataclass(frozen=True)
@@ -260,39 +238,39 @@ class TrainConfig:
     """Training loop: duration, loss, evaluation, checkpoints and logging."""
 
     # Number of parameter updates to train for.
-    steps: int = 100_000
+    steps: Annotated[int, at_least(1)] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, share()] = 0.1
     # Number of tokens whose logits are computed at a time for the loss, to save memory. 0: all at once, best
     # on GPUs and TPUs; about 256 is best on CPUs.
-    loss_chunk_tokens: int = 0
+    loss_chunk_tokens: Annotated[int, at_least(0)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
-    log_every: int = 50
+    log_every: Annotated[int, at_least(1)] = 50
     # Number of updates between two evaluations (loss, BLEU) on the validation set; one more at the end.
-    evaluate_every: int = 1000
+    evaluate_every: Annotated[int, at_least(1)] = 1000
     # Number of updates between two checkpoints. Each evaluation also saves one.
-    checkpoint_every: int = 1000
+    checkpoint_every: Annotated[int, at_least(1)] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
-    keep_checkpoints: int = 5
+    keep_checkpoints: Annotated[int, at_least(1)] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
-    patience: int = 0
+    patience: Annotated[int, at_least(0)] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
-    average_last: int = 0
+    average_last: Annotated[int, at_least(0)] = 0
     # Checkpoint for the test score and, by default, for `translate`; average needs average_last.
     final_checkpoint: Literal["best", "last", "average"] = "best"
     # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
-    max_nonfinite_steps: int = 20
+    max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Random numbers of dropout: rbg is fast; threefry gives the same on every kind of device and every mesh.
     prng: Literal["rbg", "threefry"] = "rbg"
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: bool = True
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
-    peak_flops: float = 0.0
+    peak_flops: Annotated[float, at_least(0)] = 0.0
     # sacreBLEU's tokenizer for BLEU; zh: Chinese, ja-mecab: Japanese, none: text that is tokenized already.
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "none"] = "13a"
     # Whether to ignore case in BLEU and chrF.
@@ -307,14 +285,14 @@ class ParallelConfig:
     # shard parameters. auto: pmap for data parallelism alone on several devices, else mesh.
     backend: Literal["auto", "pmap", "mesh"] = "auto"
     # Number of devices to use, which must equal data * fsdp * tensor. 0: all devices.
-    devices: int = 0
+    devices: Annotated[int, at_least(0)] = 0
     # Data parallelism: number of groups that each hold all parameters. 0: devices / (fsdp * tensor).
-    data: int = 0
+    data: Annotated[int, at_least(0)] = 0
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.
-    fsdp: int = 1
+    fsdp: Annotated[int, at_least(1)] = 1
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
-    tensor: int = 1
+    tensor: Annotated[int, at_least(1)] = 1
 
 
 @dataclass(frozen=True)
@@ -324,56 +302,56 @@ class SearchConfig:
     # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
     method: Literal["beam", "greedy", "sample"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
-    beam_size: int = 4
+    beam_size: Annotated[int, at_least(1)] = 4
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
-    length_penalty: float = 1.0
+    length_penalty: Annotated[float, between(0, 100)] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # Beam search: weight beta of the penalty for source tokens that receive little attention (coverage
     # penalty, Wu et al. 2016, equation 14). 0: none.
-    coverage_penalty: float = 0.0
+    coverage_penalty: Annotated[float, at_least(0)] = 0.0
     # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
-    coverage_layer: int = -1
+    coverage_layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact stops sooner,
     # when patience * beam_size hypotheses are finished.
     stopping: Literal["exact", "inexact"] = "exact"
     # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
-    patience: float = 1.0
+    patience: Annotated[float, above(0, at_most=1_000_000)] = 1.0
     # Number of groups of diverse beam search (Vijayakumar et al. 2016), a divisor of beam_size. 1: off.
-    diversity_groups: int = 1
+    diversity_groups: Annotated[int, at_least(1)] = 1
     # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
     # that chose that token at the same step.
-    diversity_strength: float = 0.5
+    diversity_strength: Annotated[float, at_least(0)] = 0.5
     # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
-    temperature: float = 1.0
+    temperature: Annotated[float, above(0)] = 1.0
     # Sampling: keep only the k most probable tokens. 0: all.
-    top_k: int = 0
+    top_k: Annotated[int, at_least(0)] = 0
     # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all.
-    top_p: float = 1.0
+    top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
-    min_p: float = 0.0
+    min_p: Annotated[float, between(0, 1)] = 0.0
     # Sampling: random seed; the same seed and source line give the same sample, whatever the batch.
-    seed: int = 1
+    seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
-    no_repeat_ngram: int = 0
+    no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Pieces of the target vocabulary, or token ids, that translations never contain.
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.
     allow_unknown: bool = True
     # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset.
-    min_length_ratio: float = 0.0
+    min_length_ratio: Annotated[float, between(0, 1000)] = 0.0
     # Number of tokens added to min_length_ratio * source length to give the minimum translation length.
-    min_length_offset: int = 0
+    min_length_offset: Annotated[int, between(0, 1_000_000)] = 0
     # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset.
-    max_length_ratio: float = 1.5
+    max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
-    max_length_offset: int = 20
+    max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
     # Ensembles: mean of the models' log-probabilities (geometric mean) or of their probabilities.
     ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory.
-    batch_tokens: int = 8192
+    batch_tokens: Annotated[int, at_least(1)] = 8192
 
 
 @dataclass(frozen=True)
@@ -381,7 +359,7 @@ class Config:
     """One experiment: data, vocabulary, model, training and search."""
 
     # Random seed of parameter initialization, dropout and the order of the data; sampling has search.seed.
-    seed: int = 1
+    seed: Annotated[int, between(-(2**63), 2**63 - 1)] = 1
     # Data set, cleaning, sequence lengths and batches.
     data: DataConfig = field(default_factory=DataConfig)
     # SentencePiece vocabularies.

@@ -314,7 +314,7 @@ def test_weights_may_be_separate_arguments(fitted):
 def test_a_negative_number_is_a_value(capfd):
     assert (
         fail(capfd, "train", "--config.optim.learning_rate", "-1")
-        == "optim.learning_rate is -1.0; it must be above 0"
+        == "optim.learning_rate is -1.0; it must be above 0 and at most 1000"
     )
 
 

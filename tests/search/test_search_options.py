@@ -457,7 +457,7 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(archite
         ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
         ({"min_p": -0.1}, "min_p is -0.1; it must be from 0"),
         ({"top_k": -1}, "top_k is -1; it must be at least 0"),
-        ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number above 0"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
         ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu'; it must be one of gnmt, length"),
         ({"method": "bean"}, "method is 'bean'; it must be one of beam, greedy, sample"),
         ({"diversity_groups": 3}, "beam_size 4 is not divisible by .*diversity_groups 3; the nearest .* 3"),

@@ -1,0 +1,103 @@
+"""Bounds of numbers in a config, written beside each field: `steps: Annotated[int, at_least(1)] = 1000`.
+
+Contains the bounds and the check of every number of a section against its bounds. Problems that concern
+several fields are in config/checks.py.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# The largest whole number of a field without another upper bound: devices count in 32 bits.
+_LARGEST_INT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval of finite numbers; `low_open` and `high_open` exclude its ends."""
+
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def contain(self, value: float) -> bool:
+        """Returns whether a finite number lies in the interval."""
+        above = value > self.low if self.low_open else value >= self.low
+        return above and (value < self.high if self.high_open else value <= self.high)
+
+    def describe(self) -> str:
+        """Describes the interval: `at least 1`, `above 0`, `from 0 to 1`, `at least 0 and below 1`."""
+        low = f"{'above' if self.low_open else 'at least'} {self.low}"
+        if self.high == math.inf:
+            return low
+        if not self.low_open and not self.high_open:
+            return f"from {self.low} to {self.high}"
+        return f"{low} and {'below' if self.high_open else 'at most'} {self.high}"
+
+
+def at_least(low: float) -> Bounds:
+    """Numbers from `low` on; whole numbers also have the limit of 32 bits."""
+    return Bounds(low)
+
+
+def above(low: float, *, at_most: float = math.inf) -> Bounds:
+    """Numbers greater than `low`, up to `at_most`."""
+    return Bounds(low, at_most, low_open=True)
+
+
+def between(low: float, high: float) -> Bounds:
+    """Numbers from `low` to `high`, both included."""
+    return Bounds(low, high)
+
+
+def share() -> Bounds:
+    """Numbers from 0 to below 1, such as dropout rates."""
+    return Bounds(0, 1, high_open=True)
+
+
+def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted name, problem) for each number outside its bounds and each unknown choice.
+
+    A number that is not finite, or is of another type than its field, is a problem as well.
+
+    Args:
+      section: a config or one of its sections; all fields of its sections are checked.
+      where: prefix of the names, as in "search." or "--".
+    """
+    hints = typing.get_type_hints(type(section), include_extras=True)
+    for field in dataclasses.fields(section):
+        name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
+        if dataclasses.is_dataclass(value):
+            yield from find_wrong_values(value, f"{name}.")
+        elif typing.get_origin(hint) is typing.Literal:
+            choices = typing.get_args(hint)
+            if value not in choices:
+                yield name, f"{name} is {value!r}; it must be one of {', '.join(choices)}"
+        elif typing.get_origin(hint) is typing.Annotated:
+            kind, bounds = typing.get_args(hint)
+            if problem := _find_problem(value, kind, bounds):
+                yield name, f"{name} is {value}; {problem}"
+
+
+def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return "" if value is None else _find_problem(value, arguments[0], bounds)
+    if origin is tuple:
+        problems = (_find_problem(item, arguments[0], bounds) for item in value)
+        return next((f"each number {problem.removeprefix('it ')}" for problem in problems if problem), "")
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or (kind is int and not isinstance(value, int)):
+        return f"it must be a {'whole ' if kind is int else ''}number, {bounds.describe()}"
+    if not math.isfinite(value):
+        return f"it must be a finite number, {bounds.describe()}"
+    if not bounds.contain(value):
+        return f"it must be {bounds.describe()}"
+    if kind is int and value > _LARGEST_INT and bounds.high == math.inf:
+        return f"it must be {dataclasses.replace(bounds, high=_LARGEST_INT).describe()}"
+    return ""
