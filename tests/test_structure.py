@@ -40,7 +40,7 @@ LAYERS = [
 
 # Heavy dependency -> the only module, or folder, that imports it.
 DOORS = {
-    "sentencepiece": ["vocab"],
+    "sentencepiece": ["vocab.vocabulary"],
     "orbax": ["runs.checkpoints"],
     "sacrebleu": ["evaluation.metrics"],
     "tensorboardX": ["tracking"],

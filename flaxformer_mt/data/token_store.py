@@ -25,6 +25,8 @@ from flaxformer_mt.vocab import Vocabs
 
 # Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
 _FORMAT = 1
+# Part of the key of stores with subword sampling: raise it when the same seed gives other segmentations.
+_SAMPLING_FORMAT = 2
 # Pairs tokenized at a time. Each chunk has its own sampling seed, so this number is part of the format.
 _CHUNK = 16384
 _META = "meta.json"
@@ -198,7 +200,7 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
         len(pairs),
         vocabs.source.fingerprint,
         vocabs.target.fingerprint,
-        *((sampling, seed) if sampling else ()),
+        *((sampling, seed, _SAMPLING_FORMAT) if sampling else ()),
         *(() if pairs.has_source else ("target alone",)),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_config_json
-from flaxformer_mt.convert.huggingface.sentencepiece_file import Settings
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab.model_file import Settings
 
 _GENERATION = "generation_config.json"
 # model.activation -> activation_function; and every known activation_function -> model.activation.

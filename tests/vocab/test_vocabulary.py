@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from flaxformer_mt import vocab as vocab_module
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs, make_vocabs
+from flaxformer_mt.vocab import vocabulary as vocab_module
 
 KINDS = ("bpe", "unigram", "char", "word")
 ODD_TEXTS = {

@@ -1,7 +1,7 @@
 """Text to ids and back: training, loading and saving of SentencePiece models.
 
-Row 2 of the data path. Owns the import of sentencepiece and the ids of pad, bos, eos and unk. corpus/ reads
-text files, and data/ makes batches.
+Row 2 of the data path, and the only importer of sentencepiece. Contains the ids of pad, bos, eos and unk.
+corpus/ reads text files, and data/ makes batches.
 """
 
 import dataclasses
@@ -10,9 +10,7 @@ import io
 import os
 import re
 import secrets
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +20,7 @@ import sentencepiece
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
 # SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
@@ -33,8 +32,6 @@ _TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
 _TRAINING_THREADS = 16
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
-# Serializes subword sampling, whose generator is seeded through a global of the library.
-_SAMPLING_LOCK = threading.Lock()
 
 _JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
@@ -89,6 +86,7 @@ class Vocab:
                 + " ".join(f"--{symbol}_id=N" for symbol in missing)
             )
         self._model = model
+        self._samplers: dict[float, SubwordSampler] = {}
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     @classmethod
@@ -126,7 +124,7 @@ class Vocab:
           texts: any strings.
           sampling: subword regularisation, 0 for none: the merge dropout of a BPE model (Provilkov et al.
             2020), or the smoothing alpha of samples from all segmentations of a unigram model (Kudo 2018).
-          seed: the seed of sampling; the same texts, sampling and seed give the same ids.
+          seed: the seed of sampling; the same texts, sampling and seed give the same ids in every process.
 
         Raises:
           UserError: a text is not valid Unicode, or `sampling` is on for a char or word model.
@@ -137,29 +135,20 @@ class Vocab:
             if sampling:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError):
             _check_unicode(texts)
-            if "SampleEncode is not available" in str(error):
-                raise UserError(
-                    f"vocab.sampling is {sampling}, but the vocabulary is neither bpe nor unigram; set 0"
-                ) from error
             raise
 
-    def _sample(self, texts: list[str], sampling: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
-        # SentencePiece has one generator per thread, seeded from a global at first use: samples are a
-        # function of the seed in a single fresh thread, while the lock keeps the global unchanged.
-        with _SAMPLING_LOCK, ThreadPoolExecutor(max_workers=1) as fresh_thread:
-            sentencepiece.set_random_generator_seed(int(seed.generate_state(1, np.uint32)[0]))
-            return fresh_thread.submit(
-                self._processor.encode,
-                texts,
-                add_eos=True,
-                enable_sampling=True,
-                nbest_size=-1,
-                alpha=sampling,
-                num_threads=1,
-                return_type="numpy",
-            ).result()
+    def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
+        if rate not in self._samplers:
+            sampler = make_sampler(self._model, rate)
+            if sampler is None:
+                raise UserError(
+                    f"vocab.sampling is {rate}, but the vocabulary is neither bpe nor unigram; set 0"
+                )
+            self._samplers = {rate: sampler}
+        normalized = [self._processor.normalize(text) for text in texts]
+        return self._samplers[rate].sample(normalized, seed=seed, end=self.eos_id)
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
         r"""Return the text of `ids` up to the first eos, without pad and bos, always as a single line.

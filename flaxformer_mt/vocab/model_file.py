@@ -1,0 +1,130 @@
+"""Reads the pieces and settings of a SentencePiece model from its bytes.
+
+Contains the fields of the file, numbered as in sentencepiece_model.proto of SentencePiece 0.2, and the wire
+format of protocol buffers. A field is a tag (number * 8 + wire type) and a value.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flaxformer_mt.errors import UserError
+
+# Fields of the file.
+PIECE, TRAINER, NORMALIZER = 1, 2, 3
+# Fields of the trainer settings; field 1 of the normalizer settings is the name.
+MODEL_TYPE, BYTE_FALLBACK = 3, 35
+_NORMALIZER_NAME = 1
+_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# Types of pieces.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+class Settings(NamedTuple):
+    """Training settings of a model that affect how it segments text."""
+
+    kind: str
+    byte_fallback: bool
+    normalization: str
+
+
+class Piece(NamedTuple):
+    """A piece of a model; `kind` is one of the types of pieces above."""
+
+    text: str
+    score: float
+    kind: int
+
+
+class Field(NamedTuple):
+    """A field of the file: its number, its value, and all of its bytes with the tag."""
+
+    number: int
+    value: int | bytes
+    raw: bytes
+
+
+def read_settings(model: bytes) -> Settings:
+    """Reads the settings of a SentencePiece model.
+
+    Raises:
+      UserError: the bytes are not a SentencePiece model.
+    """
+    fields = read_fields(model)
+    trainer = {f.number: f.value for part in select(fields, TRAINER) for f in read_fields(part)}
+    normalizer = [field for part in select(fields, NORMALIZER) for field in read_fields(part)]
+    name = (select(normalizer, _NORMALIZER_NAME) or [b""])[-1]
+    return Settings(
+        kind=_KINDS.get(int(trainer.get(MODEL_TYPE, 1)), "unigram"),
+        byte_fallback=bool(trainer.get(BYTE_FALLBACK, 0)),
+        normalization=name.decode(),
+    )
+
+
+def read_pieces(model: bytes) -> list[Piece]:
+    """Reads the pieces of a SentencePiece model, by id.
+
+    Raises:
+      UserError: the bytes are not a SentencePiece model.
+    """
+    return [read_piece(part) for part in select(read_fields(model), PIECE)]
+
+
+def read_piece(data: bytes) -> Piece:
+    """Reads one piece from the value of its field."""
+    text, score, kind = "", 0.0, NORMAL
+    for field in read_fields(data):
+        if field.number == 1 and isinstance(field.value, bytes):
+            text = field.value.decode()
+        elif field.number == 2 and isinstance(field.value, bytes):
+            (score,) = struct.unpack("<f", field.value)
+        elif field.number == 3 and isinstance(field.value, int):
+            kind = field.value
+    return Piece(text, score, kind)
+
+
+def select(fields: list[Field], number: int) -> list[bytes]:
+    """Returns the values of all fields with this number that hold bytes."""
+    return [f.value for f in fields if f.number == number and isinstance(f.value, bytes)]
+
+
+def read_fields(data: bytes, origin: str = "the file") -> list[Field]:
+    """Reads a message as its fields; `origin` names the file in messages.
+
+    Raises:
+      UserError: the bytes are no message.
+    """
+    try:
+        return list(_iterate_fields(data))
+    except (IndexError, ValueError) as error:
+        raise UserError(
+            f"{origin} is not a SentencePiece model: it is damaged or has another file format"
+        ) from error
+
+
+def _iterate_fields(data: bytes) -> Iterator[Field]:
+    offset = 0
+    while offset < len(data):
+        start = offset
+        tag, offset = _read_varint(data, offset)
+        value: int | bytes
+        if tag % 8 == 0:
+            value, offset = _read_varint(data, offset)
+        else:
+            if tag % 8 == 2:
+                size, offset = _read_varint(data, offset)
+            else:
+                size = {1: 8, 5: 4}.get(tag % 8, -1)
+            if size < 0 or offset + size > len(data):
+                raise ValueError(f"no field at byte {start}")
+            value, offset = data[offset : offset + size], offset + size
+        yield Field(tag // 8, value, data[start:offset])
+
+
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Reads a varint: seven bits per byte, lowest first; the eighth bit marks that another byte follows."""
+    value, shift = 0, 0
+    while data[offset] >= 128:
+        value |= (data[offset] - 128) << shift
+        offset, shift = offset + 1, shift + 7
+    return value | data[offset] << shift, offset + 1
