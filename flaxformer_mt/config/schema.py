@@ -155,9 +155,9 @@ class ModelConfig:
     # Which matrices are shared: none; embeddings (source and target embedding); target_output (target
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
-    # Padding that attention masks: in the source, in both source and target, or none (then padding is read as
-    # text, as in some systems). Causal attention hides target padding from all real tokens, so source and
-    # both differ only in the outputs at padding.
+    # Padding that attention masks: in the source, in both source and target, or none (padding is read as
+    # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
+    # tokens, so source and both differ only in the outputs at padding.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True

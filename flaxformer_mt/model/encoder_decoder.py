@@ -4,6 +4,7 @@ Row 7 of the data path: token ids to logits. Padding arrives as masks or segment
 losses.
 """
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -61,7 +62,13 @@ class EncoderDecoder(nn.Module):
             source_mask = make_segment_mask(batch.source_segments, batch.source_segments)
             cross_mask = make_segment_mask(batch.target_segments, batch.source_segments)
             self_mask = make_segment_mask(batch.target_segments, batch.target_segments) & causal
-        memory = self._encode(batch.source, source_mask, batch.source_positions, deterministic=deterministic)
+        memory = self._encode(
+            batch.source,
+            batch.source_mask,
+            source_mask,
+            positions=batch.source_positions,
+            deterministic=deterministic,
+        )
         return self._decode(
             batch.target_in,
             memory,
@@ -73,7 +80,8 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: Array, source_mask: Array) -> Array:
         """Encode sources [B, S], one per row, to memory [B, S, D]."""
-        return self._encode(source, self._padding(source_mask), None, deterministic=True)
+        mask = self._padding(source_mask)
+        return self._encode(source, source_mask, mask, positions=None, deterministic=True)
 
     def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
         """Compute logits [B, T, V] of target prefixes [B, T] over a memory, all positions in parallel."""
@@ -138,20 +146,31 @@ class EncoderDecoder(nn.Module):
     def _padding(self, is_token: Array) -> Array | None:
         return None if self.config.padding_mask == "none" else make_padding_mask(is_token)
 
-    def _embed_source(self, ids: Array) -> Array:
+    def _embed_source(self, ids: Array, is_token: Array) -> Array:
         shared = self.config.tying in ("all", "embeddings")
-        return self.shared_embedding(ids) if shared else self.source_embedding(ids)
+        embedded = self.shared_embedding(ids) if shared else self.source_embedding(ids)
+        if self.config.padding_mask == "none":
+            # Padding is read but not trained, as with padding_idx in PyTorch. Masks stop its gradient
+            # elsewhere; target padding has no loss, and no token attends to it.
+            embedded = jnp.where(is_token[..., None], embedded, jax.lax.stop_gradient(embedded))
+        return embedded
 
     def _embed_target(self, ids: Array) -> Array:
         shared = self.config.tying in ("all", "embeddings")
         return self.shared_embedding(ids) if shared else self.target_embedding(ids)
 
     def _encode(
-        self, source: Array, mask: Array | None, positions: Array | None, *, deterministic: bool
+        self,
+        source: Array,
+        is_token: Array,
+        mask: Array | None,
+        *,
+        positions: Array | None,
+        deterministic: bool,
     ) -> Array:
         length, packed = source.shape[1], positions is not None
         positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_source(source)
+        embedded = self._embed_source(source, is_token)
         x = self.encoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
         x = self.encoder.run(x, mask, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)

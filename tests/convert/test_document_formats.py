@@ -21,8 +21,9 @@ from documents import decoder_only as decoder_only_document
 from documents import embeddings as embeddings_document
 from documents import handbuilt as handbuilt_document
 from documents import kokoyi as kokoyi_document
+from tiny_experiment import change
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.documents import aiayn_format as aiayn
 from flaxformer_mt.convert.documents import decoder_only_format as decoder_only
@@ -37,6 +38,9 @@ from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
@@ -203,28 +207,32 @@ def ids_of(batch: Batch) -> tuple[Any, Any]:
     return torch.tensor(batch.source).long(), torch.tensor(batch.target_in).long()
 
 
-def run_handbuilt(folder: Path, batch: Batch) -> Theirs:
-    module = build(handbuilt_document.Transformer, folder, drop=("src_pad", "tgt_pad"))
+def run_handbuilt(module: Any, batch: Batch) -> Theirs:
     logits, *maps = module(*ids_of(batch))
     return Theirs(logits, tuple(maps), trained(module))
 
 
-def run_kokoyi(folder: Path, batch: Batch) -> Theirs:
+def build_kokoyi(folder: Path) -> Any:
+    """The class and the script's two tables, which are parameters of their own."""
     module = build(kokoyi_document.Transformer, folder)
-    tables = {name: torch.nn.Parameter(table) for name, table in load(folder / "embeddings.pt").items()}
+    module.tables = torch.nn.ParameterDict(load(folder / "embeddings.pt"))
+    return module
+
+
+def run_kokoyi(module: Any, batch: Batch) -> Theirs:
     source, target = ids_of(batch)
+    x = kokoyi_document.embed(source, module.tables["src_embedding"])
+    y = kokoyi_document.embed(target, module.tables["tgt_embedding"])
     kept: list = []
-    logits = module(
-        tables["src_embedding"][source], tables["tgt_embedding"][target], [1, 1], weights_list=kept
-    )
+    logits = module(x, y, [1, 1], weights_list=kept)
     layers = len(module.EncLayers)
     maps = (kept[:layers], kept[layers::2], kept[layers + 1 :: 2])
-    return Theirs(logits, maps, trained(module) | tables)
+    named = {name.removeprefix("tables."): parameter for name, parameter in trained(module).items()}
+    return Theirs(logits, maps, named)
 
 
-def run_decoder_only(folder: Path, batch: Batch) -> Theirs:
+def run_decoder_only(module: Any, batch: Batch) -> Theirs:
     """Each pair alone, without padding, and put where our padded row has it."""
-    module = build(decoder_only_document.TransformerDecoder, folder)
     if not batch.source.shape[1]:
         kept: list = []
         return Theirs(module.all_logits(ids_of(batch)[1], kept), ([], kept, []), trained(module))
@@ -243,8 +251,7 @@ def run_decoder_only(folder: Path, batch: Batch) -> Theirs:
     return Theirs(torch.stack(logits), ([], maps, []), trained(module))
 
 
-def run_aiayn(folder: Path, batch: Batch) -> Theirs:
-    module = build(aiayn_document.Transformer, folder)
+def run_aiayn(module: Any, batch: Batch) -> Theirs:
     source, target = ids_of(batch)
     seen = aiayn_document.get_pad_mask(source, 0)
     seen_by_target = aiayn_document.get_pad_mask(target, 0) & aiayn_document.get_subsequent_mask(target)
@@ -254,6 +261,13 @@ def run_aiayn(folder: Path, batch: Batch) -> Theirs:
     return Theirs(logits, (encoder, decoder, cross), trained(module))
 
 
+# The document's module from a folder, and its run on a batch.
+BUILD = {
+    "handbuilt": lambda folder: build(handbuilt_document.Transformer, folder, drop=("src_pad", "tgt_pad")),
+    "kokoyi": build_kokoyi,
+    "decoder-only": lambda folder: build(decoder_only_document.TransformerDecoder, folder),
+    "aiayn": lambda folder: build(aiayn_document.Transformer, folder),
+}
 RUN = {
     "handbuilt": run_handbuilt,
     "kokoyi": run_kokoyi,
@@ -296,12 +310,13 @@ def compared(exported) -> Compared:
     is_token = np.concatenate([batch.source_mask, batch.target_mask], axis=1)
     is_row = case.format == "decoder-only" and bool(case.source_language)
     factors = np.random.default_rng(2).normal(size=(*batch.target_in.shape, weights.vocabs.target.size))
-    if is_row or case.format == "aiayn":  # there padding_idx stops gradients into the padding's own vector
+    # Where padding_idx stops gradients into the padding's own vector, only real tokens have a loss.
+    if is_row or case.format in ("aiayn", "kokoyi"):
         factors = factors * batch.target_mask[..., None]
     factors = factors.astype(np.float32)
     logits, gradients, maps = run_ours(FORMATS[case.format], weights, batch, factors)
 
-    theirs = RUN[case.format](folder, batch)
+    theirs = RUN[case.format](BUILD[case.format](folder), batch)
     (theirs.logits * torch.from_numpy(factors)).sum().backward()
     their_maps = [layer.detach().numpy() for kind in theirs.maps for layer in kind]
     if is_row:
@@ -358,6 +373,85 @@ def test_every_gradient_of_ours_is_that_of_the_documents_parameter(compared):
         # What all keys share changes no attention weight: gradients of key biases are rounding alone.
         largest = max(np.abs(gradient).max(), 1e-3 * most)
         np.testing.assert_allclose(ours[name], gradient, rtol=0, atol=1e-4 * largest, err_msg=name)
+
+
+# Document 001 trains with PyTorch's defaults of Adam; the others show no training, so theirs are the same.
+ADAM = OptimConfig(
+    learning_rate=1e-3, schedule="constant", warmup_steps=0, b2=0.999, epsilon=1e-8, clip_norm=0.0
+)
+UPDATES = 10
+
+
+def make_training_batches(weights: Weights) -> list[Batch]:
+    """Batches of one shape; rows differ in length, so that all but one are padded."""
+    random, vocabs = np.random.default_rng(3), weights.vocabs
+
+    def make_rows(vocab: Any, longest: int) -> list[list[int]]:
+        lengths = [longest, *random.integers(1, longest, 3)]
+        return [[*random.integers(4, vocab.size, length - 1).tolist(), vocab.eos_id] for length in lengths]
+
+    return [
+        make_batch(make_rows(vocabs.source, 6), make_rows(vocabs.target, 7), vocabs, config=weights.config)
+        for _ in range(UPDATES)
+    ]
+
+
+def train_ours(weights: Weights, batches: list[Batch]) -> dict[str, np.ndarray]:
+    """Parameters by path, after an update of the training loop for each batch."""
+    changes = {"model": {"dropout_rate": 0.0}, "train": {"label_smoothing": 0.0}}
+    config = dataclasses.replace(change(weights.config, **changes), optim=ADAM)
+    model = dataclasses.replace(weights, config=config).make_model()
+    optimizer = make_optimizer(ADAM, make_schedule(ADAM, model_dim=8, total_steps=UPDATES))
+    train_step = make_train_step(model, optimizer, config)
+
+    @jax.jit
+    def run(params: dict, batches: Batch) -> Any:
+        return jax.lax.scan(train_step, init_state(params, optimizer, ema=False), batches)[0].params
+
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
+    return flatten_tree(jax.tree.map(np.asarray, run(weights.params, stacked)))
+
+
+def train_theirs(module: Any, run: Callable, batches: list[Batch]) -> dict[str, np.ndarray]:
+    """Parameters by name, after the script of document 001: mean cross-entropy without padding, Adam."""
+    optimizer = torch.optim.Adam(module.parameters())
+    for batch in batches:
+        optimizer.zero_grad()
+        theirs = run(module, batch)
+        gold = torch.tensor(batch.target_out).long()
+        torch.nn.functional.cross_entropy(
+            theirs.logits.flatten(0, 1), gold.flatten(), ignore_index=0
+        ).backward()
+        optimizer.step()
+    return {name: parameter.detach().numpy() for name, parameter in theirs.parameters.items()}
+
+
+def is_key_bias(name: str) -> bool:
+    """It changes no attention weight, so its gradient is rounding, whose sign Adam follows."""
+    return name.endswith(("W_K.bias", "wk.bias"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASES["handbuilt_fc"],
+        Case("kokoyi", SHALLOW, is_joint=False),
+        CASES["language_model"],
+        CASES["aiayn_all"],
+    ],
+    ids=lambda case: case.format,
+)
+def test_ten_updates_by_adam_end_in_the_documents_parameters(case, vocabs, tmp_path):
+    weights = make_weights(case, vocabs)
+    module = BUILD[case.format](write(weights, case.format, tmp_path))
+    batches = make_training_batches(weights)
+    theirs = train_theirs(module, RUN[case.format], batches)
+    table = FORMATS[case.format].make_table(weights.config, weights.vocabs)
+    before, ours = (table.to_foreign(leaves) for leaves in (weights.leaves, train_ours(weights, batches)))
+    for name, parameter in theirs.items():
+        if not is_key_bias(name):
+            assert np.abs(parameter - before[name]).max() > 1e-3, name
+            np.testing.assert_allclose(ours[name], parameter, rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_our_own_copy_of_the_class_agrees_as_well(exported, compared):
@@ -567,21 +661,25 @@ def test_a_checkpoint_that_the_script_would_scale_otherwise_is_left_out_with_the
     assert aiayn.FORMAT.read(tmp_path, Given()).config == make_config(case)
 
 
-def document_004(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
-    words = embeddings_document.Embeddings(d_model=table.shape[1], vocab=len(table))
-    words.load_state_dict({"lut.weight": torch.from_numpy(table)})
-    places = embeddings_document.PositionalEncoding(table.shape[1], dropout=0.0, max_len=tokens.shape[1])
-    with torch.no_grad():
-        return places(words(torch.from_numpy(tokens))).numpy()
+class Document004(torch.nn.Module):
+    """Its two modules, one after the other."""
+
+    def __init__(self, table: np.ndarray, length: int):
+        super().__init__()
+        self.words = embeddings_document.Embeddings(d_model=table.shape[1], vocab=len(table))
+        self.words.load_state_dict({"lut.weight": torch.from_numpy(table.copy())})
+        self.places = embeddings_document.PositionalEncoding(table.shape[1], dropout=0.0, max_len=length)
+
+    def forward(self, tokens: np.ndarray) -> Any:
+        return self.places(self.words(torch.from_numpy(tokens)))
 
 
 def test_scaled_embeddings_and_positions_are_document_004s():
+    """Vectors; gradients and ten updates by Adam of the table, with the mean of squares as loss."""
     random = np.random.default_rng(0)
     table, tokens = random.normal(size=(11, 8)).astype(np.float32), random.integers(0, 11, (2, 60))
     config = dataclasses.replace(TINY, embedding_scale=True, max_positions=60)
-    embedded = Embedding(11, 8, jax.nn.initializers.zeros).apply(
-        {"params": {"embedding": table}}, jnp.asarray(tokens)
-    )
+    embedding = Embedding(11, 8, jax.nn.initializers.zeros)
     stack = Stack(config, 1, EncoderBlock, deterministic_argument=4)
 
     def start(embedded: Any) -> Any:
@@ -591,6 +689,35 @@ def test_scaled_embeddings_and_positions_are_document_004s():
             {"params": {}}, embedded, positions, length=length, deterministic=True, method="start"
         )
 
-    np.testing.assert_allclose(start(embedded), document_004(tokens, table), rtol=0, atol=1e-5)
+    def loss_of(table: Any) -> Any:
+        return (start(embedding.apply({"params": {"embedding": table}}, jnp.asarray(tokens))) ** 2).mean()
+
+    optimizer = make_optimizer(ADAM, make_schedule(ADAM, model_dim=8, total_steps=UPDATES))
+
+    @jax.jit
+    def train(table: Any) -> Any:
+        def update(carry: Any, _: Any) -> Any:
+            loss, gradient = jax.value_and_grad(loss_of)(carry[0])
+            updates, state = optimizer.update(gradient, carry[1], carry[0])
+            return (carry[0] + updates, state), (loss, gradient)
+
+        (after, _), (losses, gradients) = jax.lax.scan(update, (table, optimizer.init(table)), length=UPDATES)
+        return after, losses, gradients
+
+    document = Document004(table, length=60)
+    theirs = torch.optim.Adam(document.parameters())
+    after, losses, gradients = train(table)
+    embedded = embedding.apply({"params": {"embedding": table}}, jnp.asarray(tokens))
+    np.testing.assert_allclose(start(embedded), document(tokens).detach(), rtol=0, atol=1e-5)
+    for loss, gradient in zip(losses, gradients, strict=True):
+        theirs.zero_grad()
+        their_loss = (document(tokens) ** 2).mean()
+        their_loss.backward()
+        their_gradient = document.words.lut.weight.grad.numpy()
+        np.testing.assert_allclose(loss, their_loss.detach(), rtol=1e-5)
+        np.testing.assert_allclose(gradient, their_gradient, rtol=0, atol=1e-4 * np.abs(their_gradient).max())
+        theirs.step()
+    np.testing.assert_allclose(after, document.words.lut.weight.detach(), rtol=0, atol=1e-4)
+    assert np.abs(after - table).max() > 5e-3
     with pytest.raises(UserError, match="61 tokens is longer than the 60"):
         start(jnp.zeros((1, 61, 8)))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from documents.sinusoids import sinusoid_table
 
@@ -18,6 +19,11 @@ from documents.sinusoids import sinusoid_table
 def init_embedding(vocab: int, embed_dim: int) -> nn.Parameter:
     """One of the script's two tables [V, D]; the row of the padding is as random as the others."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(vocab, embed_dim), gain=math.sqrt(2)))
+
+
+def embed(ids: Tensor, table: Tensor, pad_id: int = 0) -> Tensor:
+    """The script's look-up [..., T, D] of ids [..., T]: padding is read, and its row gets no gradient."""
+    return functional.embedding(ids, table, padding_idx=pad_id)
 
 
 class MHAttn(nn.Module):

@@ -130,7 +130,15 @@ def test_handbuilt_convolutions_of_width_one_are_matrices():
 
 def embedded() -> tuple[torch.Tensor, torch.Tensor]:
     source, target = kokoyi.init_embedding(11, 8), kokoyi.init_embedding(13, 8)
-    return source[SOURCE], target[TARGET]
+    return kokoyi.embed(SOURCE, source), kokoyi.embed(TARGET, target)
+
+
+def test_kokoyi_reads_the_paddings_row_and_does_not_train_it():
+    table = kokoyi.init_embedding(11, 8)
+    vectors = kokoyi.embed(SOURCE, table)
+    torch.testing.assert_close(vectors, table[SOURCE], rtol=0, atol=0)
+    vectors.sum().backward()
+    assert (table.grad[0] == 0).all() and (table.grad[3:8] == 1).all()
 
 
 def test_kokoyi_logits_depend_on_padding():
