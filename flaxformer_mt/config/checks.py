@@ -218,8 +218,6 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; "
             "use adamw, lion or muon"
         )
-    if optim.schedule in ("cosine", "linear") and optim.warmup_steps >= train.steps:
-        yield f"optim.warmup_steps {optim.warmup_steps} must be below train.steps {train.steps}; lower it"
     if train.average_last > train.keep_checkpoints:
         yield (
             f"train.average_last {train.average_last} is more than train.keep_checkpoints "

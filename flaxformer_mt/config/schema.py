@@ -212,7 +212,8 @@ class OptimConfig:
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
-    # Number of updates in which the learning rate rises linearly from 0 to its peak. 0: no warm-up.
+    # Number of updates in which the learning rate rises linearly from 0 to its peak. 0: no warm-up. Half of
+    # train.steps if schedule is cosine or linear and train.steps is not more than this.
     warmup_steps: Annotated[int, at_least(0)] = 4000
     # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
     final_fraction: Annotated[float, between(0, 1)] = 0.0

@@ -16,14 +16,26 @@ from flaxformer_mt.shapes import Array
 Schedule = Callable[[Array | int], Array]
 
 
+def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
+    """The number of updates in which the rate rises; 0: none.
+
+    That is `warmup_steps`. Schedules that fall until `total_steps` need updates to fall in: where the warm-up
+    would take all of them, as in a short trial of a recipe, it takes half of them.
+    """
+    falls_until_the_end = config.schedule in ("cosine", "linear")
+    if falls_until_the_end and config.warmup_steps >= total_steps:
+        return total_steps // 2
+    return config.warmup_steps
+
+
 def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> Schedule:
     """Builds the learning-rate schedule: a function from `step`, counted from 0, to the rate of that update.
 
-    All schedules rise linearly over `warmup_steps` updates. noam is equation 3 of Vaswani et al. 2017,
+    All schedules rise linearly over `warmup_updates` updates. noam is equation 3 of Vaswani et al. 2017,
     learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape
     and learning_rate as its peak; cosine and linear fall to final_fraction of the peak at `total_steps`.
     """
-    warmup = max(config.warmup_steps, 1)
+    warmup = max(warmup_updates(config, total_steps=total_steps), 1)
     peak = config.learning_rate
     if config.schedule == "noam":
         peak = peak * model_dim**-0.5 * warmup**-0.5

@@ -17,7 +17,7 @@ from flaxformer_mt.corpus.reader import cache_dir
 from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
@@ -25,7 +25,7 @@ from flaxformer_mt.parallel.processes import first_then_others, is_first
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule
+from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import (
@@ -81,6 +81,7 @@ def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> 
         platform=parallel.platform,
     )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
+    warn_of_short_training(config)
     optimizer = make_optimizer(config.optim, schedule)
 
     def make_state() -> TrainState:
@@ -99,6 +100,17 @@ def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> 
         sum(x.size for x in jax.tree.leaves(state.params)),
         parallel.describe_parameters(state.params),
     )
+
+
+def warn_of_short_training(config: Config) -> None:
+    """Warns in the first process if the warm-up is shorter than the config says."""
+    asked, steps = config.optim.warmup_steps, config.train.steps
+    taken = warmup_updates(config.optim, total_steps=steps)
+    if taken != asked and is_first():
+        warn_user(
+            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
+            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
+        )
 
 
 def _check_splits(config: Config, prepared: Prepared) -> None:

@@ -30,6 +30,12 @@ def test_loads_validates_and_survives_json(path):
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
+def test_a_trial_of_a_few_updates_is_valid(path):
+    """Whatever warm-up the recipe has."""
+    config = load_config(path)
+    validate(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
+
+
 def test_says_how_to_run_it(path):
     documentation = path.read_text(encoding="utf-8").split('"""')[1]
     named = re.search(rf"--config=(configs/)?{path.stem}\b", documentation)

@@ -180,10 +180,6 @@ def test_flatten_and_compare_name_fields_with_dots():
         (Config(vocab=VocabConfig(joint=False)), ["tying all", "joint is False"]),
         (Config(vocab=VocabConfig(kind="char", sampling=0.1)), ["vocab.sampling", "char"]),
         (Config(optim=OptimConfig(learning_rate=0.0)), ["learning_rate is 0.0", "above 0"]),
-        (
-            Config(optim=OptimConfig(schedule="cosine", warmup_steps=10), train=TrainConfig(steps=10)),
-            ["warmup_steps 10", "below train.steps 10"],
-        ),
         (Config(optim=OptimConfig(ema_decay=1.0)), ["ema_decay is 1.0"]),
         (Config(train=TrainConfig(steps=0)), ["train.steps is 0", "at least 1"]),
         (Config(train=TrainConfig(average_last=9)), ["average_last 9", "keep_checkpoints 5"]),

@@ -11,9 +11,16 @@ import optax
 import pytest
 from optax import contrib
 
-from flaxformer_mt.config import ModelConfig, OptimConfig
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.training.optimizers import _muon_dimensions, make_optimizer, make_schedule
+from flaxformer_mt.training.optimizers import (
+    _muon_dimensions,
+    make_optimizer,
+    make_schedule,
+    warmup_updates,
+)
+from flaxformer_mt.training.setup import warn_of_short_training
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
@@ -60,6 +67,24 @@ def test_without_warmup_the_first_update_is_at_the_peak():
         config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=0)
         rate = rates(config, [0], total_steps=1000)[0]
         assert 0.499 < rate <= 0.5, schedule
+
+
+def test_a_schedule_that_ends_keeps_half_of_a_short_training_to_fall_in():
+    for schedule in ("linear", "cosine"):
+        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=300)
+        assert [warmup_updates(config, total_steps=steps) for steps in (1, 20, 300, 301)] == [0, 10, 150, 300]
+        rising_and_falling = rates(config, [0, 9, 14, 19], total_steps=20)
+        np.testing.assert_allclose(rising_and_falling, [0.05, 0.5, 0.25, 0.0], atol=1e-6)
+    for schedule in ("noam", "inverse_sqrt", "constant"):  # they do not depend on the number of steps
+        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=300)
+        assert warmup_updates(config, total_steps=20) == 300
+
+
+def test_a_shortened_warmup_is_said():
+    config = Config(optim=dataclasses.replace(CONFIG, schedule="linear"), train=TrainConfig(steps=4))
+    with pytest.warns(FlaxformerWarning, match=r"warmup_steps 4 .*train\.steps 4,.*shortened to 2 updates"):
+        warn_of_short_training(config)
+    warn_of_short_training(dataclasses.replace(config, train=TrainConfig(steps=5)))
 
 
 @functools.cache
