@@ -47,6 +47,11 @@ def export_run(
     check_output(output)
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
+    if lost := target.lost_options(weights.config.search):
+        warn(
+            f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
+            "unless you give that system options to the same effect"
+        )
     partial = output.with_name(f"{output.name}.partial")
     try:
         parity = write_checked(target, weights, partial, tolerance)

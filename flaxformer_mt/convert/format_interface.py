@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import flatten, from_dict, to_dict
 from flaxformer_mt.convert.name_table import Leaves, Shapes
 from flaxformer_mt.errors import UserError
@@ -70,6 +70,19 @@ class Given:
 Outputs = Callable[[Batch], np.ndarray]
 
 
+def constraining_options(search: SearchConfig) -> list[str]:
+    """The options of a search, with their values, that exclude or force translations in every beam."""
+    default = SearchConfig()
+    names = ("suppress", "allow_unknown", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
+    values = {
+        name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
+    }
+    return [
+        f"search.{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in values.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Format:
     """A foreign format.
@@ -80,6 +93,8 @@ class Format:
       format has no other.
     open: loads the files with the foreign system and returns its forward function, for the parity check.
     read: the inverse of write; None for export-only formats.
+    lost_options: lists the options of a search that the other system does not find in the files, because they
+      hold none, or not these.
     """
 
     name: str
@@ -89,6 +104,7 @@ class Format:
     read: Callable[[Path, Given], Weights] | None
     quantity: Literal["logits", "log_probs"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
+    lost_options: Callable[[SearchConfig], list[str]] = constraining_options
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:

@@ -127,6 +127,17 @@ def test_an_export_is_checked_on_the_runs_own_data(exported):
     assert not output.with_name("handbuilt.partial").exists()
 
 
+def test_search_options_that_the_files_do_not_carry_are_said(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    config = read_config(folder / "config.json")
+    search = dataclasses.replace(config.search, no_repeat_ngram=3, suppress=("d",))
+    save_config(dataclasses.replace(config, search=search), folder / "config.json")
+    said = []
+    export_run(folder, format_name="handbuilt", output=tmp_path / "out", warn=said.append)
+    message = "the files of format handbuilt do not carry search.suppress=d and search.no_repeat_ngram=3; "
+    assert len(said) == 1 and said[0].startswith(message)
+
+
 def test_an_import_is_the_same_run(run, exported, tmp_path):
     result = import_run(exported[0], format_name="handbuilt", run_dir=tmp_path / "again")
     assert result["largest_difference"] < 1e-5

@@ -14,7 +14,6 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
 from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.convert.huggingface.model_config import write_generation
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.translation.translator import Translator
@@ -170,16 +169,6 @@ def test_the_tokenizer_gives_our_ids_and_our_text(exported):
         assert tokenizer.decode(ids, skip_special_tokens=True) == target.detokenize(ids).strip()
 
 
-@pytest.mark.parametrize("exported", ["all"], indirect=True)
-def test_a_length_penalty_of_their_kind_goes_out_as_it_is(exported, tmp_path):
-    _, weights, _ = exported
-    for kind, expected in (("length", 0.6), ("gnmt", 0.5)):
-        search = SearchConfig(length_penalty=0.6, length_penalty_kind=kind)
-        config = dataclasses.replace(weights.config, search=search)
-        write_generation(config, weights.vocabs.target, tmp_path)
-        assert json.loads((tmp_path / "generation_config.json").read_text())["length_penalty"] == expected
-
-
 @pytest.mark.parametrize("exported", ["all", "pre"], indirect=True)
 def test_generate_translates_as_our_search(exported):
     _, weights, folder = exported
@@ -286,6 +275,21 @@ def test_an_opus_model_computes_the_same_here(opus):
     ours = flax_outputs(weights, batch, quantity="logits")
     theirs = find_format("marian").open(folder)(batch)
     assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
+
+
+def test_an_opus_models_search_comes_in_as_it_is(opus, tmp_path):
+    _, folder, weights = opus
+    search = weights.config.search
+    assert (search.length_penalty, search.length_penalty_kind) == (1.0, "length")
+    # A minimum length allows the end of the same translations: start, two tokens, and then the end symbol.
+    settings = {"min_length": 3}
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "generation_config.json").write_text(json.dumps(settings))
+    shortest = find_format("marian").read(tmp_path / "copy", Given()).config.search.min_length_offset
+    barred = transformers.MinLengthLogitsProcessor(3, eos_token_id=0, device="cpu")
+    for length in range(1, 5):  # of translations with their end symbol
+        scores = barred(torch.ones(1, length).long(), torch.zeros(1, 9))
+        assert bool(torch.isinf(scores[0, 0])) == (length < shortest)
 
 
 def test_an_opus_vocabulary_has_the_ids_of_vocab_json(opus, tmp_path):

@@ -36,13 +36,14 @@ from flaxformer_mt.convert.format_interface import (
     unsupported_fields,
     write_config_json,
 )
+from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
     ACTIVATIONS,
+    longest_target,
     make_config,
     make_model_fields,
     num_positions,
     read_model_fields,
-    write_generation,
 )
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
     read_exported_tokenizer,
@@ -126,7 +127,9 @@ class HuggingFaceFormat:
 
     def make_format(self) -> Format:
         """The interface for the export and import commands."""
-        return Format(self.name, self.problems, self._write, self._open, self._read)
+        return Format(
+            self.name, self.problems, self._write, self._open, self._read, lost_options=lost_options
+        )
 
     def problems(self, config: Config) -> list[str]:
         """Reasons why the class cannot express the model, one line each."""
@@ -200,7 +203,7 @@ class HuggingFaceFormat:
         config, vocabs = weights.config, weights.vocabs
         tensors = self.make_table(config, vocabs, num_positions(config)).to_foreign(weights.leaves)
         write_tokenizer(vocabs, config, folder)
-        write_generation(config, vocabs.target, folder)
+        write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
         facts = {"architectures": [self.class_name], "model_type": self.model_type}
         write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
         for name in _tied_names(config.model.tying)[1:] if _class_ties_arrays(config) else []:

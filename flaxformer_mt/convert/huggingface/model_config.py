@@ -1,34 +1,19 @@
-"""Converts between a config and the config.json and generation_config.json of Marian and Pegasus.
+"""Converts between a config and the config.json of Marian and Pegasus.
 
-Contains the names of the fields and the settings of `generate` in transformers. These settings reproduce this
-package's search as far as possible: the same number of beams, the same forbidden symbols (padding and the
-start symbol; neither system renormalizes the other probabilities), no forced symbol at the length limit.
-Differences:
- * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
-   n ** length_penalty; n includes the end symbol in both. length_penalty is alpha * 25 / 30: at 25 tokens
-   both systems then favour longer translations equally; above 25 tokens transformers favours them less than
-   this package, below 25 more. With search.length_penalty_kind=length both formulas are the same, and
-   length_penalty is alpha.
- * Length limit. This package has one limit per source; max_length is the limit for a source of
-   data.max_source_length tokens.
- * Stopping. With early_stopping=false, transformers stops when the best unfinished hypothesis, divided by the
-   penalty of its present length, scores below the worst of num_beams finished ones. This package evaluates
-   the penalty at the length limit of the sentence. early_stopping="never" would be closer, but transformers
-   then evaluates the penalty at max_length, so that most searches would run up to that limit.
+Contains the names of the fields; generation_options.py has the settings of `generate`.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_config_json
+from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import Settings
 
-_GENERATION = "generation_config.json"
 # model.activation -> activation_function; and every known activation_function -> model.activation.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 _FROM_TRANSFORMERS: dict[str, Any] = {
@@ -64,8 +49,6 @@ _DEFAULTS: dict[str, Any] = {
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
 # Minimum number of rows of the position tables: that of OPUS-MT models.
 _OPUS_POSITIONS = 512
-# Length in tokens at which both length penalties favour longer translations equally.
-_TYPICAL_LENGTH = 25
 # tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
 _TYING = {
     "all": (True, True),
@@ -78,10 +61,11 @@ _TYING = {
 def num_positions(config: Config) -> int:
     """Rows of the position tables: at least 512, more for longer inputs, at most model.max_positions."""
     longest = config.model.longest_input or _OPUS_POSITIONS
-    return min(longest, max(_OPUS_POSITIONS, config.data.max_source_length, _longest_target(config)))
+    return min(longest, max(_OPUS_POSITIONS, config.data.max_source_length, longest_target(config)))
 
 
-def _longest_target(config: Config) -> int:
+def longest_target(config: Config) -> int:
+    """The length limit of the translation of the longest source, in tokens with the end symbol."""
     search = config.search
     limit = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
     return max(1, min(limit, config.model.longest_input or limit))
@@ -112,36 +96,10 @@ def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "dropout": model.dropout_rate,
         "attention_dropout": model.dropout_rate if attention is None else attention,
         "activation_dropout": model.dropout_rate if ffn is None else ffn,
-        **_special_ids(vocabs.target),
+        **special_ids(vocabs.target),
         # The defaults of the classes would force every translation to end in token 0 or 1.
         "forced_eos_token_id": None,
     }
-
-
-def _special_ids(vocab: Vocab) -> dict[str, Any]:
-    return {
-        "pad_token_id": vocab.pad_id,
-        "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
-        "eos_token_id": vocab.eos_id,
-        "decoder_start_token_id": vocab.bos_id,
-    }
-
-
-def write_generation(config: Config, vocab: Vocab, folder: Path) -> None:
-    """Writes generation_config.json; `vocab` is the target vocabulary."""
-    search = config.search
-    factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
-    facts = {
-        **_special_ids(vocab),
-        "forced_eos_token_id": None,
-        "bad_words_ids": [[number] for number in sorted({vocab.pad_id, vocab.bos_id})],
-        "num_beams": 1 if search.method == "greedy" else search.beam_size,
-        "length_penalty": round(search.length_penalty * factor, 6),
-        "early_stopping": False,
-        # Includes the start symbol.
-        "max_length": 1 + _longest_target(config),
-    }
-    (folder / _GENERATION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
@@ -222,7 +180,7 @@ def make_config(
             attention_dropout_rate=float(facts["attention_dropout"]),
             ffn_dropout_rate=float(facts["activation_dropout"]),
         ),
-        search=_make_search_config(folder, facts),
+        search=read_search(folder, facts, vocabs.target),
     )
 
 
@@ -246,21 +204,4 @@ def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
         bos_id=next(i for i in (vocab.bos_id, *range(4)) if i not in taken),
         eos_id=vocab.eos_id,
         unk_id=vocab.unk_id,
-    )
-
-
-def _make_search_config(folder: Path, facts: dict[str, Any]) -> SearchConfig:
-    settings = facts
-    if (folder / _GENERATION).is_file():
-        try:
-            settings = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{folder / _GENERATION} is damaged: {error}") from error
-    beams = settings.get("num_beams") or 1
-    penalty = settings.get("length_penalty")
-    penalty = 1.0 if penalty is None else float(penalty)
-    return SearchConfig(
-        method="beam" if beams > 1 else "greedy",
-        beam_size=beams if beams > 1 else SearchConfig().beam_size,
-        length_penalty=max(0.0, round(penalty * (5 + _TYPICAL_LENGTH) / _TYPICAL_LENGTH, 6)),
     )

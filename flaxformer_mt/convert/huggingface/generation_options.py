@@ -1,0 +1,195 @@
+"""Converts between the search options of a config and those of `generate` in transformers.
+
+Owns generation_config.json, which reproduces this package's search as far as possible: the same number of
+beams, the same forbidden symbols (padding, the start symbol and those of the config; neither system
+renormalizes the other probabilities), no forced symbol at the length limit. Options that the other system
+lacks are reported. Differences that are not:
+ * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
+   n ** length_penalty; n includes the end symbol in both. An exported length_penalty is alpha * 25 / 30: at
+   25 tokens both systems then favour longer translations equally; above 25 tokens transformers favours them
+   less than this package, below 25 more. With search.length_penalty_kind=length, as imported models have it,
+   both formulas are the same.
+ * Length limit. This package has one limit per source; the exported max_length is the limit for a source of
+   data.max_source_length tokens. Imported models have this package's default limit.
+ * Stopping. With early_stopping=false, transformers stops when the best unfinished hypothesis, divided by the
+   penalty of its present length, scores below the worst of num_beams finished ones. This package evaluates
+   the penalty at the length limit of the sentence. early_stopping="never" would be closer, but transformers
+   then evaluates the penalty at max_length, so that most searches would run up to that limit.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.translation.constraints import make_symbols
+from flaxformer_mt.vocab import Vocab
+
+_FILE = "generation_config.json"
+# Length in tokens at which both length penalties favour longer translations equally.
+_TYPICAL_LENGTH = 25
+# Value of top_k in `generate` if no file sets it.
+_DEFAULT_TOP_K = 50
+# Options of `generate` without a counterpart here, with the values that change nothing; None is always one.
+_FOREIGN: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "forced_bos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "penalty_alpha": (0,),
+    "sequence_bias": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "begin_suppress_tokens": ([],),
+    "guidance_scale": (1,),
+    "stop_strings": (),
+    "dola_layers": (),
+    "watermarking_config": (),
+}
+
+
+def special_ids(vocab: Vocab) -> dict[str, Any]:
+    """The fields of the special symbols, which config.json and generation_config.json share."""
+    return {
+        "pad_token_id": vocab.pad_id,
+        "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
+        "eos_token_id": vocab.eos_id,
+        "decoder_start_token_id": vocab.bos_id,
+    }
+
+
+def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
+    """Writes generation_config.json; `vocab` is the target vocabulary.
+
+    Args:
+      longest_target: the length limit of a translation in tokens, with the end symbol.
+    """
+    search = config.search
+    factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
+    facts = {
+        **special_ids(vocab),
+        "forced_eos_token_id": None,
+        "bad_words_ids": [[number] for number in sorted(set(make_symbols(vocab, search).banned))],
+        "num_beams": search.beam_size if search.method == "beam" else 1,
+        "length_penalty": round(search.length_penalty * factor, 6),
+        "early_stopping": search.method == "beam" and search.stopping == "inexact",
+        "no_repeat_ngram_size": search.no_repeat_ngram,
+        # Both include the start symbol; so does the length at which a translation may end, one token later.
+        "min_length": search.min_length_offset,
+        "max_length": 1 + longest_target,
+    }
+    if search.method == "sample":
+        names = ("temperature", "top_k", "top_p", "min_p")
+        facts |= {"do_sample": True} | {name: getattr(search, name) for name in names}
+    (folder / _FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def lost_options(search: SearchConfig) -> list[str]:
+    """The options of a search, with their values, that generation_config.json cannot express."""
+    lost = []
+    if search.min_length_ratio:
+        lost.append(f"search.min_length_ratio={search.min_length_ratio:g}")
+    if search.method == "beam":
+        if search.coverage_penalty:
+            lost.append(f"search.coverage_penalty={search.coverage_penalty:g}")
+        if search.diversity_groups > 1:
+            lost.append(f"search.diversity_groups={search.diversity_groups}")
+        if search.stopping == "inexact" and search.patience != 1:
+            lost.append(f"search.patience={search.patience:g}")
+    return lost
+
+
+def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConfig:
+    """Returns the search of a foreign model, and warns of options that this package does not have.
+
+    Args:
+      facts: the fields of config.json, where older models have their options.
+      vocab: the target vocabulary.
+
+    Raises:
+      UserError: generation_config.json is damaged, or an option has a value of another type.
+    """
+    path, settings = folder / _FILE, facts
+    if path.is_file():
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path} is damaged: {error}") from error
+        if not isinstance(settings, dict):
+            raise UserError(f"{path} is damaged: it must contain a JSON object")
+    try:
+        search, ignored = _make_search(settings, vocab)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the search options of {folder} have a value of a wrong type: {error}") from error
+    if ignored:
+        warn_user(
+            f"{folder} sets search options that this package does not have, so that its translations can "
+            f"differ: {'; '.join(ignored)}"
+        )
+    return search
+
+
+def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, list[str]]:
+    """The search, and what of the settings it leaves out."""
+
+    def number(name: str, default: float) -> float:
+        value = settings.get(name)
+        return default if value is None else float(value)
+
+    ignored = [
+        f"{name} is {settings[name]}"
+        for name, neutral in _FOREIGN.items()
+        if settings.get(name) is not None and settings[name] not in neutral
+    ]
+    if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
+        ignored.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
+    penalty = number("length_penalty", 1)
+    if penalty < 0:
+        ignored.append(f"length_penalty is {penalty:g}, below 0, which becomes 0")
+    beams, samples = int(number("num_beams", 1)), bool(settings.get("do_sample"))
+    if samples and beams > 1:
+        ignored.append("do_sample is true with several beams, which are searched without sampling")
+    default = SearchConfig()
+    suppressed, allows_unknown, sequences = _suppressed(settings, vocab)
+    if sequences:
+        ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
+    # An end before `min_length` is forbidden; `min_new_tokens` does not count the end symbol.
+    shortest = max(number("min_length", 0), number("min_new_tokens", -1) + 1)
+    search = SearchConfig(
+        method="beam" if beams > 1 else "sample" if samples else "greedy",
+        beam_size=beams if beams > 1 else default.beam_size,
+        length_penalty=max(0.0, penalty),
+        length_penalty_kind="length",
+        stopping="inexact" if settings.get("early_stopping") is True else "exact",
+        diversity_groups=int(number("num_beam_groups", 1)),
+        diversity_strength=number("diversity_penalty", default.diversity_strength),
+        temperature=number("temperature", 1),
+        top_k=int(number("top_k", _DEFAULT_TOP_K)) if samples else default.top_k,
+        top_p=number("top_p", 1),
+        min_p=number("min_p", 0),
+        no_repeat_ngram=int(number("no_repeat_ngram_size", 0)),
+        suppress=suppressed,
+        allow_unknown=allows_unknown,
+        min_length_offset=int(shortest),
+        max_length_offset=max(default.max_length_offset, int(shortest)),
+    )
+    return search, ignored
+
+
+def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], bool, int]:
+    """Forbidden pieces, whether the unknown symbol is allowed, and the number of forbidden sequences."""
+    words = [[word] if isinstance(word, int) else list(word) for word in settings.get("bad_words_ids") or []]
+    words += [[token] for token in settings.get("suppress_tokens") or []]
+    # The search never selects pad and bos, and transformers does not forbid the end symbol either.
+    always = {vocab.pad_id, vocab.bos_id, vocab.eos_id}
+    single = {int(word[0]) for word in words if len(word) == 1} - always
+    if outside := sorted(token for token in single if not 0 <= token < vocab.size):
+        raise ValueError(f"bad_words_ids has {outside[0]}, but the vocabulary has {vocab.size} ids")
+    pieces = vocab.pieces(sorted(single - {vocab.unk_id}))
+    return tuple(pieces), vocab.unk_id not in single, sum(len(word) > 1 for word in words)
