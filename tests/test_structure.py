@@ -64,9 +64,11 @@ COMMON_TO_ALL_FORMATS = {
     "export_run",
     "format_interface",
     "format_registry",
+    "given_vocabularies",
     "import_run",
     "name_table",
     "parity_check",
+    "sentencepiece_file",
 }
 
 # Wing -> wings that it must not import.

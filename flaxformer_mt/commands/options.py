@@ -295,8 +295,9 @@ class ImportOptions:
     run: Path
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
-    # Folder with joint.model, or with source.model and target.model (SentencePiece). None: the model's folder
-    # has the vocabulary.
+    # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of
+    # these names: a word a line, in the order of ids. Or one file for both languages. None: it is in the
+    # model's folder.
     vocab: Path | None = None
     # Maximum absolute difference from the original model's logits that is accepted.
     tolerance: float = 1e-4

@@ -91,7 +91,8 @@ class Format:
       and the supported values.
     write: writes all files into an existing folder; the third argument is the quantization, "none" where the
       format has no other.
-    open: loads the files with the foreign system and returns its forward function, for the parity check.
+    open: loads the files with the foreign system and returns its forward function, for the parity check. It
+      takes the path, and for an import what the user has given: the class is then built from that.
     read: the inverse of write; None for export-only formats.
     lost_options: lists the options of a search that the other system does not find in the files, because they
       hold none, or not these.
@@ -100,7 +101,7 @@ class Format:
     name: str
     problems: Callable[[Config], list[str]]
     write: Callable[[Weights, Path, str], None]
-    open: Callable[[Path], Outputs]
+    open: Callable[..., Outputs]
     read: Callable[[Path, Given], Weights] | None
     quantity: Literal["logits", "log_probs"] = "logits"
     quantizations: tuple[str, ...] = ("none",)

@@ -16,12 +16,12 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.format_interface import Given, Weights
 from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.parity_check import measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, open_run
 from flaxformer_mt.trees import nest_leaves
-from flaxformer_mt.vocab import load_vocabs
 
 
 def import_run(
@@ -38,7 +38,9 @@ def import_run(
     Args:
       path: the folder that `export` or the foreign system wrote, or the weights file in it.
       config: config of a model whose files do not contain one. None: read it from the files.
-      vocab: folder with joint.model, or with source.model and target.model, for files without vocabularies.
+      vocab: for files without vocabularies: a folder with joint.model, or with source.model and target.model;
+        or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
+        file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
 
     Raises:
@@ -54,28 +56,23 @@ def import_run(
         raise UserError(f"{path} does not exist; give the folder of the {format_name} model as --input=PATH")
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
-    weights = source.read(
-        path, Given(config, None if vocab is None else load_vocabs(Path(vocab).expanduser()))
-    )
+    given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
+    weights = source.read(path, given)
     validate(weights.config)
     _check_finite(weights)
-    folder = path if path.is_dir() else path.parent
-    parity = None
-    # With --config or --vocab the folder lacks files that the foreign system needs to open it.
-    if config is None and vocab is None:
-        parity = measure(weights, source.open(folder), quantity=source.quantity)
-        if not parity.largest_difference <= tolerance:
-            raise UserError(
-                f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
-                f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
-            )
+    parity = measure(weights, source.open(path, given), quantity=source.quantity)
+    if not parity.largest_difference <= tolerance:
+        raise UserError(
+            f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
+            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
+        )
     _write_run(weights, run_dir, origin={"format": source.name, "path": str(path)})
     return {
         "format": source.name,
         "run": str(run_dir),
         "parameters": sum(leaf.size for leaf in weights.leaves.values()),
         "arrays": len(weights.leaves),
-        **({} if parity is None else dataclasses.asdict(parity)),
+        **dataclasses.asdict(parity),
     }
 
 

@@ -14,7 +14,7 @@ from flaxformer_mt.errors import UserError
 PIECE, TRAINER, NORMALIZER = 1, 2, 3
 # Fields of the trainer settings; field 1 of the normalizer settings is the name.
 MODEL_TYPE, BYTE_FALLBACK = 3, 35
-_NORMALIZER_NAME = 1
+NORMALIZER_NAME = 1
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 # Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -53,7 +53,7 @@ def read_settings(model: bytes) -> Settings:
     fields = read_fields(model)
     trainer = {f.number: f.value for part in select(fields, TRAINER) for f in read_fields(part)}
     normalizer = [field for part in select(fields, NORMALIZER) for field in read_fields(part)]
-    name = (select(normalizer, _NORMALIZER_NAME) or [b""])[-1]
+    name = (select(normalizer, NORMALIZER_NAME) or [b""])[-1]
     return Settings(
         kind=_KINDS.get(int(trainer.get(MODEL_TYPE, 1)), "unigram"),
         byte_fallback=bool(trainer.get(BYTE_FALLBACK, 0)),

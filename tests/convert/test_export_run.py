@@ -24,6 +24,7 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.convert import export_run as exporting
+from flaxformer_mt.convert import import_run as importing
 from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
@@ -35,7 +36,7 @@ from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.trees import flatten_tree
-from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 
@@ -264,10 +265,41 @@ def test_a_foreign_state_dict_with_a_config_and_a_vocabulary(run, exported, tmp_
         config=config,
         vocab=run / "vocab",
     )
+    assert result["largest_difference"] < 1e-5 and result["tokens"] > 9
     expected = params_of(run)
     assert result["parameters"] == sum(leaf.size for leaf in expected.values())
     for path, leaf in params_of(tmp_path / "new").items():
         np.testing.assert_array_equal(leaf, expected[path])
+
+
+def test_a_model_with_a_given_config_is_checked_as_any_other(run, exported, tmp_path, monkeypatch):
+    state = exported[0] / "state_dict.pt"
+    given = {"config": read_config(run / "config.json"), "vocab": run / "vocab"}
+    wrong = dataclasses.replace(
+        handbuilt.FORMAT, open=lambda *path: lambda batch: handbuilt.FORMAT.open(*path)(batch) + 0.01
+    )
+    monkeypatch.setattr(importing, "find_format", lambda name: wrong)
+    for vocab in (given, {"vocab": run / "vocab"}):
+        with pytest.raises(UserError, match=r"differs from .*state_dict.pt by 0\.01\d* in logits, more than"):
+            import_run(state, format_name="handbuilt", run_dir=tmp_path / "new", **vocab)
+    assert not (tmp_path / "new").exists()
+    result = import_run(state, format_name="handbuilt", run_dir=tmp_path / "new", **given, tolerance=0.1)
+    assert 0.009 < result["largest_difference"] < 0.011
+
+
+def test_a_list_of_words_is_a_vocabulary(run, exported, tmp_path):
+    """As torchtext's get_itos() gives it: ids are line numbers."""
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"word{number}" for number in range(18))]
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    import_run(
+        exported[0] / "state_dict.pt",
+        format_name="handbuilt",
+        run_dir=tmp_path / "new",
+        config=read_config(run / "config.json"),
+        vocab=tmp_path / "words.txt",
+    )
+    vocab = load_vocabs(tmp_path / "new" / "vocab").source
+    assert vocab.tokenize("word3 word17 word") == [7, 21, 3, 2]
 
 
 def test_missing_extra_and_misshaped_entries_are_named_together(run, exported, tmp_path):

@@ -210,10 +210,11 @@ class HuggingFaceFormat:
             del tensors[name]
         save_file(tensors, folder / _FILE, metadata={"format": "pt"})
 
-    def _open(self, folder: Path) -> Outputs:
+    def _open(self, path: Path, given: Given | None = None) -> Outputs:
         import torch
         from transformers import AutoModelForSeq2SeqLM
 
+        folder = path if path.is_dir() else path.parent
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             folder, output_loading_info=True, dtype=torch.float32, local_files_only=True
         )

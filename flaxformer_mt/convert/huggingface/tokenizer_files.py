@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.huggingface.sentencepiece_file import Specials, name_of, renumber
+from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import Settings, read_settings

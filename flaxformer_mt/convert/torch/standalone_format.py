@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.convert.array_layouts import (
     CONVOLUTION_TO_LINEAR,
     FLAT,
@@ -112,7 +113,13 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
     save_file(kept, folder / TENSORS_NAME, metadata={"format": "pt"})
     vocabs.save(folder / VOCAB_NAME)
-    facts: dict[str, Any] = {
+    write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
+    (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
+
+
+def _facts(vocabs: Vocabs) -> dict[str, Any]:
+    """Arguments of the class, beside the config of the model."""
+    return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {
             "pad": vocabs.target.pad_id,
@@ -120,12 +127,13 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
             "eos": vocabs.target.eos_id,
         },
     }
-    write_config_json(weights, folder, FORMAT.name, facts)
-    (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
-def _open(folder: Path) -> Outputs:
-    module = modeling.Transformer.load(folder)
+def _open(path: Path, given: Given | None = None) -> Outputs:
+    if path.is_dir() and given in (None, Given()):
+        module = modeling.Transformer.load(path)
+    else:
+        module = _load_given(path, given or Given())
 
     def outputs(batch: Batch) -> np.ndarray:
         arrays = [batch.source, batch.target_in, batch.source_mask, batch.target_mask]
@@ -133,6 +141,17 @@ def _open(folder: Path) -> Outputs:
             return module(*(torch.from_numpy(np.array(array)) for array in arrays)).numpy()
 
     return outputs
+
+
+def _load_given(path: Path, given: Given) -> modeling.Transformer:
+    """The class with the arguments of a given config and vocabulary, and the tensors of a file."""
+    folder = path if path.is_dir() else path.parent
+    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
+    tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
+    tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
+    module.load_state_dict(tensors, strict=True)
+    return module.eval()
 
 
 def _read(path: Path, given: Given) -> Weights:

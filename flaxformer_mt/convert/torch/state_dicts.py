@@ -32,6 +32,7 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
+_NOTHING_GIVEN = Given()
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,16 @@ class StateDictFormat:
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
-    def _open(self, folder: Path) -> Outputs:
-        config, vocabs = find_config(folder, Given()), find_vocabs(folder, Given())
+    def _open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
+        folder = path if path.is_dir() else path.parent
+        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         files = {self.file_of(name) for name in self.make_table(config, vocabs).names}
-        states = {file: torch.load(folder / file, weights_only=True) for file in files}
-        module = self.make_module(**read_config_json(folder)["arguments"])
+        states = {
+            file: torch.load(self._path_of(file, path), map_location="cpu", weights_only=True)
+            for file in files
+        }
+        arguments = None if given.config is not None else read_config_json(folder).get("arguments")
+        module = self.make_module(**(arguments or self.arguments(config, vocabs)))
         module.load_state_dict(states[STATE_NAME], strict=True)
         module.eval()
         tensors = {name: tensor for state in states.values() for name, tensor in state.items()}
@@ -100,9 +106,14 @@ class StateDictFormat:
         table = self.make_table(config, vocabs)
         tensors: Tensors = {}
         for file in {self.file_of(name): None for name in table.names}:
-            file_path = path if file == STATE_NAME and path.is_file() else folder / file
-            tensors |= load_tensors(file_path)
+            tensors |= load_tensors(self._path_of(file, path))
         return Weights(config, vocabs, table.to_flax(tensors, origin=str(path)))
+
+    def _path_of(self, file: str, path: Path) -> Path:
+        """A file of the format, in the folder or beside the state dict that the user gives as path."""
+        if path.is_dir():
+            return path / file
+        return path if file == STATE_NAME else path.parent / file
 
 
 def tensor_of(ids: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Renumbers the pieces of a SentencePiece model file, so that its ids are those of another system.
+"""SentencePiece model files with the ids of another system: renumbered pieces, or a list of words.
 
 Contains the writing of pieces and settings; vocab/model_file.py reads them. Piece names and their numbers
-come from tokenizer_files.py.
+come from the callers.
 
 A repeated occurrence of a field replaces the earlier value, so settings are changed by appending fields.
 """
@@ -15,7 +15,10 @@ from flaxformer_mt.vocab.model_file import (
     BYTE,
     BYTE_FALLBACK,
     CONTROL,
+    MODEL_TYPE,
     NORMAL,
+    NORMALIZER,
+    NORMALIZER_NAME,
     PIECE,
     TRAINER,
     UNKNOWN,
@@ -32,8 +35,10 @@ _EXAMPLES = 4
 # Fields of the trainer settings.
 _VOCAB_SIZE = 4
 _UNK_PIECE, _BOS_PIECE, _EOS_PIECE, _PAD_PIECE = 45, 46, 47, 48
+_WORD = 3
 _NUM_BYTES = 256
-_SPACE = "\u2581"
+# How a piece spells a space.
+SPACE = "\u2581"
 
 
 class Specials(NamedTuple):
@@ -47,12 +52,12 @@ class Specials(NamedTuple):
 
 def piece_of(name: str) -> str:
     """The piece of a name; a language code gets the space that SentencePiece puts before a text."""
-    return _SPACE + name if name.startswith(">>") and name.endswith("<<") else name
+    return SPACE + name if name.startswith(">>") and name.endswith("<<") else name
 
 
 def name_of(piece: str) -> str:
     """The name of a piece; the inverse of `piece_of`."""
-    bare = piece.removeprefix(_SPACE)
+    bare = piece.removeprefix(SPACE)
     return bare if piece_of(bare) == piece else piece
 
 
@@ -99,6 +104,22 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
     trainer = b"".join(select(fields, TRAINER)) + _write_settings(len(names), specials, has_bytes)
     rest = b"".join(f.raw for f in fields if f.number not in (PIECE, TRAINER, _EXAMPLES))
     return b"".join(written) + _write(TRAINER, trainer) + rest
+
+
+def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
+    """Returns a model that separates words at spaces and numbers them in this order, without normalization.
+
+    A word that contains a space can be decoded, but does not occur in segmented text.
+    """
+    written = []
+    for word in words:
+        kind = UNUSED if any(character.isspace() for character in word) else NORMAL
+        if word in specials:
+            kind = UNKNOWN if word == specials.unk else CONTROL
+        written.append(_write_piece(word if word in specials else SPACE + word, 0.0, kind))
+    trainer = _tag(MODEL_TYPE, 0) + _varint(_WORD) + _write_settings(len(words), specials, False)
+    normalizer = _write(NORMALIZER_NAME, b"identity")
+    return b"".join(written) + _write(TRAINER, trainer) + _write(NORMALIZER, normalizer)
 
 
 def _write_settings(size: int, specials: Specials, has_bytes: bool) -> bytes:
