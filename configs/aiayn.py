@@ -12,9 +12,18 @@ matrix. The original's switches:
     -scale_emb_or_prj emb: --config.model.logit_scale=False --config.model.embedding_scale=True
     -scale_emb_or_prj none: both False
 
-Three differences from the original: sources do not begin with bos; label smoothing includes the right word,
-so that 0.1 here gives the loss of 0.1 (V - 1) / V there, with a vocabulary of V words; and a dropout rate
-of 0 also disables the dropout of attention weights, which is always 0.1 there.
+Trained as its README trains (batches of 256 pairs, 400 epochs of Multi30k, factor 2 of the Noam schedule
+with 128,000 warm-up steps, all matrices tied, label smoothing), with BPE, for which the README has the same
+options. Its published curves are of a second recipe, without BPE, on tokenised lower-cased text:
+
+    --config.train.steps=22_800 --config.optim.learning_rate=0.5 --config.optim.warmup_steps=4000
+    --config.vocab.kind=word --config.vocab.joint=False --config.vocab.byte_fallback=False
+    --config.model.tying=target_output
+
+Four differences from the original: sources do not begin with bos; the length penalty of a search does not
+count bos; label smoothing includes the right word, so that 0.1 here gives the loss of 0.1 (V - 1) / V there,
+with a vocabulary of V words; and a dropout rate of 0 also disables the dropout of attention weights, which is
+always 0.1 there.
 """
 
 import dataclasses
@@ -57,12 +66,12 @@ def get_config() -> Config:
             initializer="aiayn",
             dtype="float32",
         ),
-        optim=dataclasses.replace(base.optim, learning_rate=2.0),
+        optim=dataclasses.replace(base.optim, learning_rate=2.0, warmup_steps=128_000),
         train=TrainConfig(
             steps=45_000,  # 400 epochs of Multi30k
             label_smoothing=0.1,
             evaluate_every=1000,
             checkpoint_every=1000,
         ),
-        search=SearchConfig(method="beam", beam_size=5, length_penalty=0.7),
+        search=SearchConfig(method="beam", beam_size=5, length_penalty=0.7, length_penalty_kind="length"),
     )

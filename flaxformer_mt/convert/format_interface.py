@@ -184,6 +184,26 @@ def find_vocabs(folder: Path, given: Given) -> Vocabs:
     return load_vocabs(folder / VOCAB_NAME)
 
 
+def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
+    """Returns a config whose vocabulary section has the sizes and special ids of these vocabularies."""
+    target = vocabs.target
+    taken = {target.pad_id, target.eos_id, target.unk_id}
+    vocab = dataclasses.replace(
+        config.vocab,
+        size=target.size,
+        joint=vocabs.joint,
+        # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
+        source_model="" if vocabs.joint else "vocab/source.model",
+        target_model="" if vocabs.joint else "vocab/target.model",
+        pad_id=target.pad_id,
+        # Set even if the model has no start symbol, in whose place padding begins its targets.
+        bos_id=next(i for i in (target.bos_id, *range(4)) if i not in taken),
+        eos_id=target.eos_id,
+        unk_id=target.unk_id,
+    )
+    return dataclasses.replace(config, vocab=vocab)
+
+
 def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
     """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 

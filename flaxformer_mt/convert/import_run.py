@@ -14,7 +14,7 @@ import numpy as np
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.format_interface import Given, Weights
+from flaxformer_mt.convert.format_interface import Given, Weights, fit_vocabulary
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.parity_check import measure
@@ -58,6 +58,8 @@ def import_run(
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
+    if given.vocabs is not None:
+        weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
     validate(weights.config)
     _check_finite(weights)
     parity = measure(weights, source.open(path, given), quantity=source.quantity)

@@ -31,9 +31,9 @@ from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
 from flaxformer_mt.convert.documents import kokoyi_format as kokoyi
 from flaxformer_mt.convert.format_interface import Given, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.name_table import Constant, Leaves
-from flaxformer_mt.convert.parity_check import make_batch
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
-from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
@@ -288,11 +288,7 @@ def exported(request, vocabs, tmp_path_factory) -> Exported:
     case = CASES[request.param]
     weights = make_weights(case, vocabs)
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "aiayn_target_output":  # scales as the translate script does not
-        with pytest.warns(FlaxformerWarning, match="model.chkpt is not written: .* this model has emb;"):
-            write(weights, case.format, folder)
-    else:
-        write(weights, case.format, folder)
+    write(weights, case.format, folder)
     return Exported(case, weights, folder, make_rows(weights))
 
 
@@ -622,43 +618,131 @@ def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
     return module.eval()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        CASES["aiayn_all"],
-        CASES["aiayn_none"],
-        Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
-    ],
-    ids=["extended", "untied", "cut"],
-)
-def test_the_checkpoint_is_the_model_that_the_translate_script_builds(case, vocabs, tmp_path, capsys):
+def translate_as_the_script(module: Any, source: Any, target: Any) -> Any:
+    """Logits as its Translator computes them, which applies the projection itself."""
+    seen = aiayn_document.get_pad_mask(source, 0)
+    memory, *_ = module.encoder(source, seen)
+    hidden, *_ = module.decoder(target, aiayn_document.get_subsequent_mask(target), memory, seen)
+    return module.trg_word_prj(hidden)
+
+
+SCRIPT_CASES = {
+    "all": CASES["aiayn_all"],
+    "untied": CASES["aiayn_none"],
+    "embeddings": CASES["aiayn_embeddings"],
+    "long": Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
+    "emb": Case("aiayn", SHALLOW | UNSCALED | {"embedding_scale": True}),
+    "none": Case("aiayn", SHALLOW | UNSCALED),
+}
+
+
+@pytest.mark.parametrize("case", SCRIPT_CASES.values(), ids=SCRIPT_CASES)
+def test_the_checkpoint_translates_in_the_projects_script_as_our_model(case, vocabs, tmp_path, capsys):
+    """Whatever scales it has: the script builds the class with one choice, and translates with none."""
     weights = make_weights(case, vocabs)
     write(weights, "aiayn", tmp_path)
     with torch.serialization.safe_globals([argparse.Namespace]):
         checkpoint = load(tmp_path / "model.chkpt")
     assert checkpoint.keys() == {"epoch", "settings", "model"} and type(checkpoint["epoch"]) is int
-    source, target = ids_of(make_rows(weights))
+    batch = make_rows(weights)
+    source, target = ids_of(batch)
+    module = build_as_the_script(checkpoint)
     with torch.no_grad():
-        logits = build_as_the_script(checkpoint)(source, target)
-        torch.testing.assert_close(
-            logits, build(aiayn_document.Transformer, tmp_path)(source, target), rtol=0, atol=0
-        )
+        logits = build(aiayn_document.Transformer, tmp_path)(source, target).unflatten(0, target.shape)
+        real = torch.from_numpy(batch.target_mask)
+        for theirs in (
+            module(source, target).unflatten(0, target.shape),
+            translate_as_the_script(module, source, target),
+        ):
+            torch.testing.assert_close(theirs[real], logits[real], rtol=0, atol=1e-5)
     assert checkpoint["model"]["decoder.position_enc.pos_table"].shape == (1, 200, 8)
-    assert "model.chkpt" not in read_config_json(tmp_path) and not capsys.readouterr().err
+    assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scale", ["emb", "none"])
-def test_a_checkpoint_that_the_script_would_scale_otherwise_is_left_out_with_the_reason(
-    scale, vocabs, tmp_path
-):
-    case = Case("aiayn", {"logit_scale": False, "embedding_scale": scale == "emb"})
-    with pytest.warns(FlaxformerWarning) as warned:
-        write(make_weights(case, vocabs), "aiayn", tmp_path)
-    assert not (tmp_path / "model.chkpt").exists()
-    reason = read_config_json(tmp_path)["model.chkpt"]
-    assert f"this model has {scale};" in reason and "scale_emb_or_prj=prj" in reason
-    assert [str(warning.message) for warning in warned] == [f"model.chkpt is {reason}"]
-    assert aiayn.FORMAT.read(tmp_path, Given()).config == make_config(case)
+def train_as_the_project(path: Path, **options: Any) -> Any:
+    """A file as its training script saves it."""
+    torch.manual_seed(0)
+    settings = dict(
+        src_vocab_size=23,
+        trg_vocab_size=23,
+        src_pad_idx=0,
+        trg_pad_idx=0,
+        d_word_vec=8,
+        d_model=8,
+        n_layers=1,
+        n_head=2,
+        d_k=3,
+        d_v=5,
+        dropout=0.1,
+    )
+    flags = {"proj_share_weight": True, "embs_share_weight": True, "scale_emb_or_prj": "prj"} | options
+    module = aiayn_document.Transformer(
+        *(settings[name] for name in ("src_vocab_size", "trg_vocab_size", "src_pad_idx", "trg_pad_idx")),
+        **{name: value for name, value in settings.items() if not name.endswith(("size", "idx"))},
+        d_inner=12,
+        trg_emb_prj_weight_sharing=flags["proj_share_weight"],
+        emb_src_trg_weight_sharing=flags["embs_share_weight"],
+        scale_emb_or_prj=flags["scale_emb_or_prj"],
+    )
+    more = {"d_inner_hid": 12, "output_dir": "output", "cuda": False, "epoch": 400, "lr_mul": 2.0}
+    namespace = argparse.Namespace(**settings, **flags, **more)
+    torch.save({"epoch": 3, "settings": namespace, "model": module.state_dict()}, path)
+    return module.eval()
+
+
+def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
+    """With a vocabulary alone: its settings describe the model."""
+    given = Given(vocabs=vocabs[True])
+    ways = [
+        ({}, ("all", False, True)),
+        ({"scale_emb_or_prj": "emb", "embs_share_weight": False}, ("target_output", True, False)),
+        ({"proj_share_weight": False}, ("embeddings", False, False)),
+    ]
+    for options, expected in ways:
+        module = train_as_the_project(tmp_path / "model.chkpt", **options)
+        weights = aiayn.FORMAT.read(tmp_path / "model.chkpt", given)
+        validate(weights.config)
+        model = weights.config.model
+        assert (model.tying, model.embedding_scale, model.logit_scale) == expected
+        assert (weights.config.vocab.size, model.ffn_dim, model.max_positions) == (23, 12, 200)
+        batch = make_rows(weights)
+        source, target = ids_of(batch)
+        with torch.no_grad():
+            theirs = module(source, target).unflatten(0, target.shape).numpy()
+        opened = aiayn.FORMAT.open(tmp_path / "model.chkpt", given)(batch)
+        np.testing.assert_allclose(opened, theirs, rtol=0, atol=1e-5)
+        ours = flax_outputs(weights, batch, quantity="logits")
+        np.testing.assert_allclose(ours[batch.target_mask], theirs[batch.target_mask], rtol=0, atol=1e-5)
+
+
+def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
+    """Beside its config and vocabulary; the scale has become a part of an untied projection."""
+    weights = make_weights(CASES["aiayn_all"], vocabs)
+    write(weights, "aiayn", tmp_path)
+    again = aiayn.FORMAT.read(tmp_path / "model.chkpt", Given())
+    assert (again.config.model.tying, again.config.model.logit_scale) == ("embeddings", False)
+    assert again.config.data == weights.config.data
+    np.testing.assert_array_equal(
+        again.leaves["shared_embedding/embedding"], weights.leaves["shared_embedding/embedding"]
+    )
+
+
+def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_path):
+    path, given = tmp_path / "model.chkpt", Given(vocabs=vocabs[True])
+    wrong = argparse.Namespace(d_model="8", d_inner_hid=12, n_layers=1, n_head=2)
+    for content, message in [
+        ({"model": {}}, "must have `model` and `settings`"),
+        ({"model": {"x": 1}, "settings": argparse.Namespace()}, "`model` must contain named tensors"),
+        (
+            {"model": {}, "settings": argparse.Namespace()},
+            "settings have d_model None; it must be of type int",
+        ),
+        ({"model": {}, "settings": wrong}, "settings have d_model '8'; it must be of type int"),
+        ({"model": {}, "settings": Path("x")}, "is not a checkpoint that loads safely"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises(UserError, match=message):
+            aiayn.FORMAT.read(path, given)
 
 
 class Document004(torch.nn.Module):

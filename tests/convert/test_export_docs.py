@@ -3,9 +3,11 @@
 import dataclasses
 import io
 import json
+import pickle
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.format_registry import NAMES
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
@@ -100,6 +102,8 @@ def place(tmp_path, monkeypatch, one_device):
     facts = json.loads((tmp_path / "opus-mt-de-en" / "config.json").read_text(encoding="utf-8"))
     del facts["flaxformer_mt"]
     (tmp_path / "opus-mt-de-en" / "config.json").write_text(json.dumps(facts), encoding="utf-8")
+    shutil.copytree(tmp_path / "runs" / "toy_de_en" / "vocab", tmp_path / "exported" / "aiayn" / "vocab")
+    (tmp_path / "test.de").write_text("".join(f"{source}\n" for source, _ in TEXT), encoding="utf-8")
     return tmp_path
 
 
@@ -147,7 +151,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_snippet_runs(place, monkeypatch, capsysbinary):
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.S | re.M)
-    assert len(blocks) == 12
+    assert len(blocks) == 13
     monkeypatch.setattr(sys, "path", list(sys.path))
     printed = {}
     for kind, text in blocks:
@@ -166,7 +170,11 @@ def test_every_snippet_runs(place, monkeypatch, capsysbinary):
         "pegasus",
         "nn",
         "handbuilt",
+        "aiayn",
     }
+    data = pickle.loads((place / "data.pkl").read_bytes())  # noqa: S301
+    numbers = [data["vocab"]["src"].vocab.stoi[piece] for piece in data["test"][0].src]
+    assert numbers == load_vocabs(place / "runs" / "toy_de_en" / "vocab").source.tokenize(TEXT[0][0])
     for name in ("handbuilt_again", "theirs", "opus"):
         assert (place / "runs" / name / "config.json").is_file()
     assert json.loads((place / "runs" / "opus" / "report.json").read_text())["step"] == 2

@@ -1,11 +1,10 @@
 """Format aiayn: state dict and checkpoint of document 003, attention-is-all-you-need-pytorch.
 
-Contains the table of names and layouts, the models that the format supports, and model.chkpt, which that
-project's translate script loads. The PyTorch class is in aiayn_module.py.
+Contains the table of names and layouts, and the models that the format supports. The PyTorch class is in
+aiayn_module.py; aiayn_checkpoint.py has model.chkpt, the file of that project's own scripts.
 """
 
-import argparse
-import json
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,31 @@ import torch
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.array_layouts import CONVOLUTION_TO_LINEAR, HEADS_IN, HEADS_OUT, TRANSPOSED
+from flaxformer_mt.convert.documents.aiayn_checkpoint import (
+    CHECKPOINT_NAME,
+    TABLES,
+    is_checkpoint,
+    make_model_config,
+    read_checkpoint,
+    write_checkpoint,
+)
 from flaxformer_mt.convert.documents.aiayn_module import AiaynTransformer
-from flaxformer_mt.convert.format_interface import CONFIG_NAME, Weights, read_config_json, unsupported_fields
+from flaxformer_mt.convert.format_interface import (
+    OUR_KEY,
+    Given,
+    Outputs,
+    Weights,
+    find_config,
+    find_vocabs,
+    fit_vocabulary,
+    read_config_json,
+    unsupported_fields,
+)
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Shapes, Tensors, rules_for
-from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
-from flaxformer_mt.errors import warn_user
+from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
-
-CHECKPOINT_NAME = "model.chkpt"
-# Arguments that the translate script does not read from the checkpoint, so that the class's defaults apply.
-_SCRIPT_POSITIONS, _SCRIPT_SCALE = 200, "prj"
-_TABLES = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
@@ -104,7 +115,7 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     return [
         Rule(source, "encoder.src_word_emb.weight"),
         Rule(target, "decoder.trg_word_emb.weight"),
-        *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in _TABLES),
+        *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in TABLES),
         *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
         *rules_for([(flax + "self_attention", foreign + "slf_attn") for flax, foreign in layers], _ATTENTION),
         *rules_for(
@@ -167,49 +178,36 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
 
 
 def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
-    """Writes model.chkpt, or the reason for its absence to config.json and to standard error."""
     arguments = _arguments(weights.config, weights.vocabs)
-    scale = arguments["scale_emb_or_prj"]
-    if arguments["trg_emb_prj_weight_sharing"] and scale != _SCRIPT_SCALE:
-        reason = (
-            f"not written: the translate script builds the class with scale_emb_or_prj={_SCRIPT_SCALE}, and "
-            f"this model has {scale}; build it with the arguments in config.json and load state_dict.pt"
-        )
-        facts = read_config_json(folder) | {CHECKPOINT_NAME: reason}
-        text = json.dumps(facts, indent=2, ensure_ascii=False)
-        (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
-        warn_user(f"{CHECKPOINT_NAME} is {reason}")
-        return
-    state = torch.load(folder / STATE_NAME, weights_only=True)  # reloaded: tied tensors share storage
-    table = torch.from_numpy(sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None])
-    state |= dict.fromkeys(_TABLES, table)
-    # The script ignores the epoch. This package counts steps; config.json has the step.
-    checkpoint = {"epoch": 0, "settings": _settings(arguments), "model": state}
-    torch.save(checkpoint, folder / CHECKPOINT_NAME)
+    write_checkpoint(tensors, arguments, folder / CHECKPOINT_NAME)
 
 
-def _settings(arguments: dict[str, Any]) -> argparse.Namespace:
-    """Options of the training script, from which the translate script takes the arguments of the class."""
-    same = (
-        "src_pad_idx",
-        "trg_pad_idx",
-        "d_word_vec",
-        "d_model",
-        "n_layers",
-        "n_head",
-        "d_k",
-        "d_v",
-        "dropout",
-    )
-    return argparse.Namespace(
-        **{name: arguments[name] for name in same},
-        src_vocab_size=arguments["n_src_vocab"],
-        trg_vocab_size=arguments["n_trg_vocab"],
-        d_inner_hid=arguments["d_inner"],
-        proj_share_weight=arguments["trg_emb_prj_weight_sharing"],
-        embs_share_weight=arguments["emb_src_trg_weight_sharing"],
-        scale_emb_or_prj=arguments["scale_emb_or_prj"],
-    )
+def _read(path: Path, given: Given) -> Weights:
+    if not is_checkpoint(path):
+        return STATE_DICT.read(path, given)
+    tensors, config, vocabs = _load_checkpoint(path, given)
+    return STATE_DICT.weights_of(tensors, config, vocabs, origin=str(path))
+
+
+def _open(path: Path, given: Given | None = None) -> Outputs:
+    given = given or Given()
+    if not is_checkpoint(path):
+        return STATE_DICT.open(path, given)
+    tensors, config, vocabs = _load_checkpoint(path, given)
+    return STATE_DICT.outputs_of(tensors, _arguments(config, vocabs))
+
+
+def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]:
+    """The file's tensors; the config is the given one, or that of the folder with the model of the file."""
+    tensors, settings = read_checkpoint(path)
+    vocabs = find_vocabs(path.parent, given)
+    config = given.config
+    if config is None:
+        known = OUR_KEY in read_config_json(path.parent)
+        base = find_config(path.parent, given) if known else fit_vocabulary(Config(), vocabs)
+        config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
+    STATE_DICT.check_config(config)
+    return tensors, config, vocabs
 
 
 STATE_DICT = StateDictFormat(
@@ -221,4 +219,4 @@ STATE_DICT = StateDictFormat(
     run=_run,
     write_more=_write_checkpoint,
 )
-FORMAT = STATE_DICT.make_format()
+FORMAT = dataclasses.replace(STATE_DICT.make_format(), read=_read, open=_open)

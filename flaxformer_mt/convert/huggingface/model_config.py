@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
-from flaxformer_mt.convert.format_interface import CONFIG_NAME, read_config_json
+from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
@@ -155,7 +155,7 @@ def make_config(
     ]
     longest = min(facts["max_position_embeddings"], _OPUS_POSITIONS)
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
-    return Config(
+    config = Config(
         data=DataConfig(
             source_language=tokenizer_config.get("source_lang") or data.source_language,
             target_language=tokenizer_config.get("target_lang") or data.target_language,
@@ -163,7 +163,7 @@ def make_config(
             max_target_length=longest,
             batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
         ),
-        vocab=_make_vocab_config(vocabs, read_tokenizer_settings(folder)),
+        vocab=_make_vocab_config(read_tokenizer_settings(folder)),
         model=ModelConfig(
             num_encoder_layers=facts["encoder_layers"],
             num_decoder_layers=facts["decoder_layers"],
@@ -182,26 +182,16 @@ def make_config(
         ),
         search=read_search(folder, facts, vocabs.target),
     )
+    return fit_vocabulary(config, vocabs)
 
 
-def _make_vocab_config(vocabs: Vocabs, settings: Settings) -> VocabConfig:
-    """Settings for training a similar vocabulary; bos_id is set even if the model has no start symbol."""
-    vocab, default = vocabs.target, VocabConfig()
-    taken = {vocab.pad_id, vocab.eos_id, vocab.unk_id}
+def _make_vocab_config(settings: Settings) -> VocabConfig:
+    """Settings for training a similar vocabulary."""
     known = ("identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf")
     kind: Any = settings.kind
     normalization: Any = settings.normalization
     return VocabConfig(
         kind=kind,
-        size=vocab.size,
-        joint=vocabs.joint,
-        # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
-        source_model="" if vocabs.joint else "vocab/source.model",
-        target_model="" if vocabs.joint else "vocab/target.model",
         byte_fallback=settings.byte_fallback,
-        normalization=normalization if normalization in known else default.normalization,
-        pad_id=vocab.pad_id,
-        bos_id=next(i for i in (vocab.bos_id, *range(4)) if i not in taken),
-        eos_id=vocab.eos_id,
-        unk_id=vocab.unk_id,
+        normalization=normalization if normalization in known else VocabConfig().normalization,
     )

@@ -59,7 +59,7 @@ class StateDictFormat:
 
     def make_format(self) -> Format:
         """The interface for the export and import commands."""
-        return Format(self.name, self.problems, self._write, self._open, self._read)
+        return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
         """The name table of a model."""
@@ -77,37 +77,53 @@ class StateDictFormat:
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
-    def _open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
+    def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
+        """The forward function of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-        files = {self.file_of(name) for name in self.make_table(config, vocabs).names}
-        states = {
-            file: torch.load(self._path_of(file, path), map_location="cpu", weights_only=True)
-            for file in files
-        }
         arguments = None if given.config is not None else read_config_json(folder).get("arguments")
-        module = self.make_module(**(arguments or self.arguments(config, vocabs)))
-        module.load_state_dict(states[STATE_NAME], strict=True)
+        tensors = self._load(path, config, vocabs)
+        return self.outputs_of(tensors, arguments or self.arguments(config, vocabs))
+
+    def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
+        """The forward function of the class with these arguments and tensors, those of all files."""
+        module = self.make_module(**arguments)
+        named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+        own = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
+        module.load_state_dict(own, strict=True)
         module.eval()
-        tensors = {name: tensor for state in states.values() for name, tensor in state.items()}
 
         def outputs(batch: Batch) -> np.ndarray:
             with torch.no_grad():
-                return self.run(module, batch, tensors).numpy()
+                return self.run(module, batch, named).numpy()
 
         return outputs
 
-    def _read(self, path: Path, given: Given) -> Weights:
+    def read(self, path: Path, given: Given) -> Weights:
+        """The model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-        problems = self.problems(config)
-        if problems:
+        self.check_config(config)
+        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
+
+    def check_config(self, config: Config) -> None:
+        """Checks that the class can express a model.
+
+        Raises:
+          UserError: one line for each reason why it cannot.
+        """
+        if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
-        table = self.make_table(config, vocabs)
+
+    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
+        """The Flax parameters of these tensors, those of all files."""
+        return Weights(config, vocabs, self.make_table(config, vocabs).to_flax(tensors, origin=origin))
+
+    def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
         tensors: Tensors = {}
-        for file in {self.file_of(name): None for name in table.names}:
+        for file in {self.file_of(name): None for name in self.make_table(config, vocabs).names}:
             tensors |= load_tensors(self._path_of(file, path))
-        return Weights(config, vocabs, table.to_flax(tensors, origin=str(path)))
+        return tensors
 
     def _path_of(self, file: str, path: Path) -> Path:
         """A file of the format, in the folder or beside the state dict that the user gives as path."""
@@ -144,4 +160,9 @@ def load_tensors(path: Path) -> Tensors:
         raise UserError(f"{path} is not a state dict that loads safely: {error}".split("\n")[0]) from error
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
+    return to_arrays(state)
+
+
+def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
+    """A state dict as float32 arrays."""
     return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
