@@ -4,6 +4,7 @@ Contains the conversion of constraints from text to ids, and the error messages 
 does not support. The search that satisfies them is in search/.
 """
 
+import collections
 import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding.engine import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Symbols
+from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.vocab import Vocab
 
 
@@ -62,6 +64,26 @@ class Constraints(NamedTuple):
                     "vocabulary; remove it"
                 )
         return Sentence(source, tokenized[0], tuple(tokenized[1:]))
+
+
+def mark_unsatisfied(
+    results: Sequence[Translation], constraints: Constraints, part_lines: Sequence[int]
+) -> tuple[list[Translation], list[int]]:
+    """Marks translations, and their alternatives, that lack required phrases as not satisfied.
+
+    Args:
+      part_lines: the index of the line of each part. The search takes no phrases for a line in several parts
+        (or in none, if it is blank), so that its translations are searched for them here.
+
+    Returns:
+      The translations, and the indices of the lines whose best translation lacks a phrase.
+    """
+    marked, count = list(results), collections.Counter(part_lines)
+    for index, result in enumerate(results):
+        phrases = constraints.phrases(index)
+        if phrases and count[index] != 1:
+            marked[index] = check_phrases(result, phrases)
+    return marked, [index for index, result in enumerate(marked) if not result.satisfied]
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:

@@ -3,16 +3,18 @@
 Contains the sums of scores and the offsets of alignments for a long line that was translated in parts.
 """
 
+import bisect
 import dataclasses
 import heapq
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from flaxformer_mt.translation.alignment import Alignment
-from flaxformer_mt.translation.segmentation import Part, join_translations
+from flaxformer_mt.translation.segmentation import Part, join_translations, separator_before
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,25 @@ EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=())
 FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
+def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
+    """Marks whether a translation, and each of its alternatives, contains all phrases."""
+    return dataclasses.replace(
+        translation,
+        satisfied=all(phrase.strip() in translation.text for phrase in phrases),
+        alternatives=tuple(check_phrases(other, phrases) for other in translation.alternatives),
+    )
+
+
 class TranslatedPart(NamedTuple):
     """A part of a line, its number of pieces without eos, and its translation."""
 
     part: Part
     num_pieces: int
     translation: Translation
+    # Numbers of words and pieces of the line's language tag, which was put before this part; they count in
+    # num_pieces and in the alignment of the translation.
+    tag_words: int = 0
+    tag_pieces: int = 0
 
 
 def combine_parts(
@@ -70,12 +85,35 @@ def combine_parts(
     Args:
       words: whether alignments are between words (of the line and of its translation) or pieces without eos.
     """
-    combinations: list[tuple[Translation, ...]] = [()]
+    # Sums of scores with the last of the chosen hypotheses, linked to those before it: of a line of thousands
+    # of parts, a tuple for each combination would take quadratic time.
+    combinations: list[tuple[float, _Chosen | None]] = [(0.0, None)]
     for part in parts:
-        longer = [(*combination, one) for combination in combinations for one in part.translation.n_best]
-        combinations = heapq.nlargest(n_best, longer, key=lambda chosen: sum(one.score for one in chosen))
-    best, *others = [_add_up(line, parts, chosen, words=words, eos_id=eos_id) for chosen in combinations]
+        longer = [
+            (score + one.score, _Chosen(one, chosen))
+            for score, chosen in combinations
+            for one in part.translation.n_best
+        ]
+        combinations = heapq.nlargest(n_best, longer, key=lambda combination: combination[0])
+    best, *others = [
+        _add_up(line, parts, _unlink(chosen), words=words, eos_id=eos_id) for _, chosen in combinations
+    ]
     return dataclasses.replace(best, alternatives=tuple(others))
+
+
+class _Chosen(NamedTuple):
+    """The hypothesis chosen for one part, and those chosen for the parts before."""
+
+    hypothesis: Translation
+    before: "_Chosen | None"
+
+
+def _unlink(chosen: _Chosen | None) -> list[Translation]:
+    hypotheses = []
+    while chosen is not None:
+        hypotheses.append(chosen.hypothesis)
+        chosen = chosen.before
+    return hypotheses[::-1]
 
 
 def _add_up(
@@ -102,13 +140,15 @@ def _add_up(
 
 def _shift_words(line: str, parts: Sequence[TranslatedPart], chosen: Sequence[Translation]) -> Alignment:
     """Returns the word alignments of all parts, offset by the words of line and translation before each."""
+    source_starts = [part.part.start + _leading_space(part.part.text) for part in parts]
+    target_starts, text = _join_texts([one.text for one in chosen])
     pairs: list[tuple[int, int]] = []
-    text = ""
-    for part, one in zip(parts, chosen, strict=True):
-        source_offset = _word_index(line, part.part.start + _leading_space(part.part.text))
-        text = join_translations([text, one.text])
-        target_offset = _word_index(text, len(text) - len(one.text.strip()))
-        pairs += [(i + source_offset, j + target_offset) for i, j in one.alignment or ()]
+    offsets = zip(_word_indices(line, source_starts), _word_indices(text, target_starts), strict=True)
+    for (source_offset, target_offset), part, one in zip(offsets, parts, chosen, strict=True):
+        pairs += [
+            (_shift_source(i, source_offset, part.tag_words), j + target_offset)
+            for i, j in one.alignment or ()
+        ]
     return tuple(pairs)
 
 
@@ -117,18 +157,36 @@ def _shift_pieces(parts: Sequence[TranslatedPart], chosen: Sequence[Translation]
     pairs: list[tuple[int, int]] = []
     source_offset = target_offset = 0
     for part, one in zip(parts, chosen, strict=True):
-        pairs += [(i + source_offset, j + target_offset) for i, j in one.alignment or ()]
-        source_offset += part.num_pieces
+        pairs += [
+            (_shift_source(i, source_offset, part.tag_pieces), j + target_offset)
+            for i, j in one.alignment or ()
+        ]
+        source_offset += part.num_pieces - part.tag_pieces
         target_offset += len(one.tokens) - one.tokens.count(eos_id)
     return tuple(pairs)
+
+
+def _shift_source(index: int, offset: int, tag_size: int) -> int:
+    """Returns the index in the line of a word or piece of a part that begins with a repeated tag."""
+    return index if index < tag_size else index - tag_size + offset
+
+
+def _join_texts(texts: Sequence[str]) -> tuple[list[int], str]:
+    """Returns the index of each text's first character in the joined text, and the joined text."""
+    starts, joined, length = [], [], 0
+    for text in map(str.strip, texts):
+        if text:
+            joined.append(separator_before(text, joined[-1] if joined else "") + text)
+            length += len(joined[-1])
+        starts.append(length - len(text))
+    return starts, "".join(joined)
 
 
 def _leading_space(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _word_index(text: str, start: int) -> int:
-    """Returns the index of the word of the character at `start`: in "ab cd", 0 for "a" and 1 for "d"."""
-    before = text[:start]
-    inside = bool(before) and not before[-1].isspace()
-    return len(before.split()) - inside
+def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
+    """Returns the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
+    word_starts = [match.start() for match in re.finditer(r"\S+", text)]
+    return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]

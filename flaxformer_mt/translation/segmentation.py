@@ -6,7 +6,6 @@ parts, to the ids that a model reads.
 """
 
 import collections
-import functools
 import itertools
 import re
 import unicodedata
@@ -31,10 +30,16 @@ _CLOSING = (
     "\"')\\]}\u2019\u201d\u201c\u00bb\u203a\u300d\u300f\u3011\u3015\u3009\u300b\uff09\uff3d\u00ab\u2039"
 )
 
+# Each pattern matches only from the first mark of a run and does not backtrack into it (++, *+): from every
+# mark of a run, a search for the white space after it would take quadratic time.
 _SENTENCE_END = re.compile(
-    rf"(?:[{_STOPS}]+[{_CLOSING}]*\s+|[{_WIDE_STOPS}][{_STOPS}{_WIDE_STOPS}]*[{_CLOSING}]*\s*)"
+    rf"(?:(?<![{_STOPS}])[{_STOPS}]++[{_CLOSING}]*+\s+"
+    rf"|[{_WIDE_STOPS}][{_STOPS}{_WIDE_STOPS}]*+[{_CLOSING}]*+\s*)"
 )
-_CLAUSE_END = re.compile(rf"(?:[{_CLAUSE_MARKS}]+[{_CLOSING}]*\s+|[{_WIDE_CLAUSE_MARKS}]+[{_CLOSING}]*\s*)")
+_CLAUSE_END = re.compile(
+    rf"(?:(?<![{_CLAUSE_MARKS}])[{_CLAUSE_MARKS}]++[{_CLOSING}]*+\s+"
+    rf"|[{_WIDE_CLAUSE_MARKS}]++[{_CLOSING}]*+\s*)"
+)
 _WORD_END = re.compile(r"\s+")
 _LAST_WORD = re.compile(r"[^\s(\[{\"'\u201e\u201c\u00ab\u00bf\u00a1-]*\Z")
 
@@ -53,6 +58,12 @@ _ABBREVIATIONS = frozenset(
     тыс млн млрд руб ул т.е т.н
     tzv např popř mj resp
     """.split()
+)
+
+# Language tags at the start of a line, which select the target language of a multilingual model: >>fr<<,
+# >>cmn_Hans<<, <2de>, with the white space around them.
+_LANGUAGE_TAGS = re.compile(
+    r"\s*(?:(?:>>{code}<<|<2{code}>)\s*)+".format(code=r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*")
 )
 
 # Initial number of units in the search for the number of units that fit into one part.
@@ -166,13 +177,12 @@ def _split_words(text: str) -> list[str]:
 
 def _split_clusters(text: str) -> list[str]:
     """Splits a text into visible characters: a letter with its accents, an emoji with all joined emoji."""
-    clusters: list[str] = []
-    for character in text:
-        if clusters and (_extends(character) or clusters[-1][-1] == "\u200d"):
-            clusters[-1] += character
-        else:
-            clusters.append(character)
-    return clusters
+    starts = [
+        index
+        for index, character in enumerate(text)
+        if not index or not (_extends(character) or text[index - 1] == "\u200d")
+    ]
+    return [text[start:end] for start, end in itertools.pairwise([*starts, len(text)])]
 
 
 def _extends(character: str) -> bool:
@@ -205,12 +215,15 @@ def join_translations(translations: Sequence[str]) -> str:
 
     ["A b.", "", "C d."] gives "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
     """
-    return functools.reduce(_join, filter(None, (t.strip() for t in translations)), "")
+    texts = list(filter(None, (text.strip() for text in translations)))
+    return "".join(
+        separator_before(text, before) + text for before, text in zip(["", *texts], texts, strict=False)
+    )
 
 
-def _join(left: str, right: str) -> str:
-    spaced = left and not (is_unspaced(left[-1]) or is_unspaced(right[0]))
-    return left + " " * bool(spaced) + right
+def separator_before(text: str, before: str) -> str:
+    """Returns what `join_translations` puts between two nonempty translations: a space or nothing."""
+    return " " if before and not (is_unspaced(before[-1]) or is_unspaced(text[0])) else ""
 
 
 def is_unspaced(character: str) -> bool:
@@ -237,6 +250,19 @@ class SourcePart(NamedTuple):
     ids: np.ndarray
     # Whether `ids` contain only the beginning of the part.
     cut: bool = False
+    # The line's language tags, which `ids` begin with although they are not in `part`, and their pieces.
+    tag: str = ""
+    tag_pieces: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text of `ids`: the part with the tags."""
+        return self.tag + self.part.text
+
+    @property
+    def tag_words(self) -> int:
+        """The number of words of the tags; without a space, the last tag belongs to the word after it."""
+        return len(self.tag.split()) - (self.tag != "" and not self.tag[-1].isspace())
 
 
 def read_sources(
@@ -258,14 +284,37 @@ def read_sources(
     return parts
 
 
+def find_language_tags(line: str) -> str:
+    """Returns the language tags that a line starts with, with the white space around them; "" if none.
+
+    ">>fr<< der Hund" gives ">>fr<< ", and "<2de>a dog" gives "<2de>". A line of tags alone has none.
+    """
+    match = _LANGUAGE_TAGS.match(line)
+    return match[0] if match and match.end() < len(line) else ""
+
+
 def _split_line(index: int, line: str, vocab: Vocab, longest: int) -> list[SourcePart]:
-    parts = split_text(line, lambda text: len(vocab.tokenize_all([text])[0]) <= longest)
-    all_ids = vocab.tokenize_all([part.text.strip() for part in parts])
-    return [
-        _make_part(index, part, ids, vocab, longest)
-        for part, ids in zip(parts, all_ids, strict=True)
-        if len(ids) > 1
-    ]
+    """Splits a line; language tags at its start are repeated before the other parts, which need them too."""
+    tag = find_language_tags(line)
+    tag_tokens = len(vocab.tokenize(tag))
+    if tag_tokens >= longest:  # no room for text after the tags
+        tag, tag_tokens = "", 1
+
+    def fits(text: str) -> bool:
+        return len(vocab.tokenize(tag + text)) <= longest
+
+    parts = [Part(len(tag) + start, text) for start, text in split_text(line[len(tag) :], fits)]
+    all_ids = vocab.tokenize_all([tag + part.text.strip() for part in parts])
+    found: list[SourcePart] = []
+    for part, ids in zip(parts, all_ids, strict=True):
+        if len(ids) > tag_tokens:  # not blank
+            source = _make_part(index, part, ids, vocab, longest)
+            if tag and found:
+                source = source._replace(tag=tag, tag_pieces=tag_tokens - 1)
+            elif tag:  # the first part contains the tags themselves
+                source = source._replace(part=Part(0, line[: part.start] + part.text))
+            found.append(source)
+    return found
 
 
 def _make_part(index: int, part: Part, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:

@@ -27,9 +27,15 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_tra
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
-from flaxformer_mt.translation.constraints import Constraints, make_symbols
+from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
-from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
+from flaxformer_mt.translation.result import (
+    EMPTY,
+    FAILED,
+    TranslatedPart,
+    Translation,
+    combine_parts,
+)
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.vocab import Vocabs
@@ -258,7 +264,7 @@ class Translator:
         translations = self._search(sentences[share], constraints.n_best, all_params)
         if notes != NO_NOTES:
             pairs = zip(parts[share], translations, strict=True)
-            items = [Annotated(p.ids, p.part.text, t) for p, t in pairs]
+            items = [Annotated(p.ids, p.text, t) for p, t in pairs]
             options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
             translations = annotate(items, notes, **options, params=all_params)
         translations = gather_translations(translations)
@@ -266,7 +272,14 @@ class Translator:
             [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         )
         results = self._join(lines, parts, translations, n_best=constraints.n_best, notes=notes)
-        return self._mark_unsatisfied(results, parts, constraints, first_line)
+        results, unsatisfied = mark_unsatisfied(results, constraints, [part.line for part in parts])
+        if unsatisfied:
+            numbers = format_line_numbers([first_line + index for index in unsatisfied])
+            self.warn(
+                f"{numbers}: the translation lacks some of the required phrases; require fewer phrases, or "
+                "allow longer translations or a larger beam"
+            )
+        return results
 
     def _make_sentences(
         self, parts: Sequence[SourcePart], constraints: Constraints, first_line: int
@@ -274,7 +287,7 @@ class Translator:
         """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
         count = collections.Counter(part.line for part in parts)
         sentences, previous_line = [], -1
-        for line, _, ids, _ in parts:
+        for line, _, ids, *_ in parts:
             if line == previous_line:
                 sentences.append(Sentence(ids))
                 continue
@@ -312,7 +325,9 @@ class Translator:
         results = [empty] * len(lines)
         pairs = zip(parts, translations, strict=True)
         for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
-            translated = [TranslatedPart(part.part, len(part.ids) - 1, t) for part, t in group]
+            translated = [
+                TranslatedPart(p.part, len(p.ids) - 1, t, p.tag_words, p.tag_pieces) for p, t in group
+            ]
             results[line] = translated[0].translation
             if translated[0].part.text != lines[line]:
                 words, eos_id = notes.alignments != "pieces", self.vocabs.target.eos_id
@@ -322,31 +337,6 @@ class Translator:
         for part in parts:
             if part.cut:
                 results[part.line] = dataclasses.replace(results[part.line], truncated=True)
-        return results
-
-    def _mark_unsatisfied(
-        self,
-        results: list[Translation],
-        parts: Sequence[SourcePart],
-        constraints: Constraints,
-        first_line: int,
-    ) -> list[Translation]:
-        """Marks translations that lack required phrases as not satisfied, and warns of them."""
-        if constraints.required is None:
-            return results
-        count = collections.Counter(part.line for part in parts)
-        unsatisfied = []
-        for index, result in enumerate(results):
-            phrases = constraints.phrases(index)
-            found = result.satisfied if count[index] == 1 else all(p.strip() in result.text for p in phrases)
-            if phrases and not found:
-                results[index] = dataclasses.replace(result, satisfied=False)
-                unsatisfied.append(first_line + index)
-        if unsatisfied:
-            self.warn(
-                f"{format_line_numbers(unsatisfied)}: the translation lacks some of the required phrases; "
-                "require fewer phrases, or allow longer translations or a larger beam"
-            )
         return results
 
     def _warn_of_failures(self, numbers: list[int]) -> None:

@@ -1,10 +1,14 @@
 """Attention as pairs of pieces and of words; and the translations of a line's parts as those of the line."""
 
+import dataclasses
+import time
+
 import numpy as np
 import pytest
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.translation.alignment import align_pieces, align_words, find_words, format_pharaoh
+from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
 from flaxformer_mt.translation.result import TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.segmentation import Part
 from flaxformer_mt.vocab import make_vocabs
@@ -136,6 +140,42 @@ def test_words_cut_in_two_and_texts_without_spaces_keep_their_numbers():
     ]
     found = combine_parts("x abcdef y", parts, n_best=1, words=True, eos_id=EOS)
     assert found.text == "你 好吗 啊" and found.alignment == ((0, 0), (1, 1), (1, 1), (2, 2))
+
+
+def test_a_repeated_language_tag_is_the_one_of_the_line():
+    parts = [
+        translated(0, ">>fr<< a b. ", hypothesis("A B.", -1.0, ((0, 0), (2, 1)))),
+        translated(12, "c d.", hypothesis("C D.", -1.0, ((0, 0), (2, 1)))),
+    ]
+    # The second part was read as ">>fr<< c d.", of three words and three pieces.
+    parts[1] = parts[1]._replace(num_pieces=3, tag_words=1, tag_pieces=1)
+    for words in (True, False):
+        found = combine_parts(">>fr<< a b. c d.", parts, n_best=1, words=words, eos_id=EOS)
+        assert found.alignment == ((0, 0), (2, 1), (0, 2), (4, 3))
+
+
+def test_thousands_of_parts_take_linear_time():
+    parts = [
+        translated(2 * n, "a ", *[hypothesis("A", -rank, ((0, 0),)) for rank in range(1, 4)])
+        for n in range(5000)
+    ]
+    start = time.process_time()
+    found = combine_parts("a " * 5000, parts, n_best=3, words=True, eos_id=EOS)
+    assert time.process_time() - start < 2
+    assert [one.score for one in found.n_best] == [-5000, -5001, -5001]
+    assert found.alignment == tuple((n, n) for n in range(5000))
+
+
+def test_every_hypothesis_says_whether_it_has_the_phrases():
+    line = hypothesis("a dog", -1.0)
+    both = dataclasses.replace(line, alternatives=(hypothesis("a cat", -2.0), hypothesis("the dog", -3.0)))
+    constraints = Constraints(3, None, [["dog"], ["dog"], []])
+    # The first line was translated in two parts; the search knew the phrases of the second.
+    marked, lacking = mark_unsatisfied([both, line, both], constraints, [0, 0, 1, 2, 2])
+    assert [one.satisfied for one in marked[0].n_best] == [True, False, True] and lacking == []
+    assert marked[1:] == [line, both]
+    marked, lacking = mark_unsatisfied([both], Constraints(3, None, [["cat"]]), [0, 0])
+    assert [one.satisfied for one in marked[0].n_best] == [False, True, False] and lacking == [0]
 
 
 def test_the_n_best_are_the_best_sums():

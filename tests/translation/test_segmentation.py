@@ -1,10 +1,20 @@
 """Parts of a long text: nothing is lost, none is too long, and cuts fall where a reader would make them."""
 
 import random
+import time
 
 import pytest
 
-from flaxformer_mt.translation.segmentation import is_unspaced, join_translations, split_sentences, split_text
+from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.translation.segmentation import (
+    find_language_tags,
+    is_unspaced,
+    join_translations,
+    read_sources,
+    split_sentences,
+    split_text,
+)
+from flaxformer_mt.vocab import make_vocabs
 
 
 def at_most(words):
@@ -118,3 +128,78 @@ def test_translations_are_joined_as_their_script_is_written():
 def test_scripts_without_spaces():
     assert all(map(is_unspaced, "你々はカ。、Ａ𠀀"))
     assert not any(map(is_unspaced, "aéЖ한ก।؟. "))
+
+
+def test_runs_of_one_character_take_linear_time():
+    """The longest of these took minutes when each mark of a run was searched for the end of the run."""
+    for unit in (".", ",", "!?", "。", ". ", '."', "(", "'", "\u0301", "\u200d", " "):
+        start = time.process_time()
+        for text in (unit * 20_000, unit * 20_000 + "a"):
+            parts = split_text(text, sizes_at_most(5000))
+            assert "".join(part.text for part in parts) == text
+            assert "".join(split_sentences(text)) == text
+        assert time.process_time() - start < 2, unit
+
+
+# ---- language tags ----
+
+
+@pytest.mark.parametrize(
+    ("line", "tag"),
+    [
+        (">>fr<< der Hund", ">>fr<< "),
+        (" >>cmn_Hans<<der Hund", " >>cmn_Hans<<"),
+        ("<2de> >>sr_latn<<\tder Hund", "<2de> >>sr_latn<<\t"),
+        (">>Hund<< sagt er", ""),
+        ("der >>fr<< Hund", ""),
+        ("<2> Hund", ""),
+        (">>fr<<", ""),
+        ("", ""),
+    ],
+)
+def test_language_tags(line, tag):
+    assert find_language_tags(line) == tag
+
+
+@pytest.fixture(scope="module")
+def characters(tmp_path_factory):
+    """A vocabulary of characters: one token for each, and one for the space before the first."""
+
+    class Pair:
+        source = target = " ".join(map(chr, range(33, 127)))
+
+    config = VocabConfig(kind="char", size=99, byte_fallback=False, normalization="identity")
+    return make_vocabs(config, [Pair()] * 3, tmp_path_factory.mktemp("vocab")).source
+
+
+def test_all_parts_of_a_line_have_its_language_tag(characters):
+    lines = [
+        "x",
+        ">>fr<< a b. c d. e f.",
+        "<2de>abcdefghij klmno",
+        "Ab cd. Ef gh. Ij kl.",
+        ">>fr<<" * 9,
+    ]
+    found = read_sources(lines, vocab=characters, longest=14, long_lines="split")
+    parts = {number: [part for part in found if part.line == number] for number in range(len(lines))}
+    read = {
+        number: [characters.detokenize(part.ids) for part in several] for number, several in parts.items()
+    }
+    assert read[0] == ["x"]
+    assert read[1] == [">>fr<< a b.", ">>fr<< c d.", ">>fr<< e f."]
+    assert read[2] == ["<2de>abcdefg", "<2de>hij", "<2de>klmno"]
+    assert read[3] == ["Ab cd.", "Ef gh.", "Ij kl."]
+    assert "".join(read[4]) == lines[4]  # no room for text
+    for number, line in enumerate(lines):
+        assert "".join(part.part.text for part in parts[number]) == line
+        assert all(line[part.part.start :].startswith(part.part.text) for part in parts[number])
+        assert all(len(part.ids) <= 14 and not part.cut for part in parts[number])
+        for part, text in zip(parts[number], read[number], strict=True):
+            assert part.text.strip() == text
+            assert len(characters.tokenize(part.tag)) - 1 == part.tag_pieces
+    assert [[part.tag_words for part in parts[number]] for number in range(4)] == [
+        [0],
+        [0, 1, 1],
+        [0] * 3,
+        [0] * 3,
+    ]
