@@ -113,8 +113,8 @@ class SearchOptions:
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all. None:
     # as in the run's config.
     min_p: float | None = None
-    # Sampling: random seed; the same seed and source line give the same sample, whatever the batch. None: as
-    # in the run's config.
+    # Sampling: random seed; the same seed, line number and source line give the same sample, whatever the
+    # batch, and equal lines of a file get different samples. None: as in the run's config.
     seed: int | None = None
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the
     # run's config.

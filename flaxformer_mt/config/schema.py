@@ -332,7 +332,8 @@ class SearchConfig:
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed; the same seed and source line give the same sample, whatever the batch.
+    # Sampling: random seed; the same seed, line number and source line give the same sample, whatever the
+    # batch, and equal lines of a file get different samples.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0

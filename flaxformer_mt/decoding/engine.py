@@ -23,6 +23,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
     NO_TOKEN,
     OVER_CAPACITY,
+    WORD_START,
     Lines,
     SearchResult,
     Symbols,
@@ -46,6 +47,10 @@ class Sentence:
     required: tuple[tuple[int, ...], ...] = ()
     # Minimum number of tokens of the translation, with eos; the search options may require more.
     least: int = 1
+    # Whether the token after the prefix begins a word or ends the translation.
+    prefix_ends_word: bool = False
+    # Sampling: distinguishes the random numbers of equal sources, for example the number of the line.
+    stream: tuple[int, ...] = ()
 
     @property
     def shortest(self) -> int:
@@ -194,13 +199,16 @@ class SearchEngine:
             lines = lines._replace(min_lengths=min_lengths)
         if options.method == "sample":
             seeds = np.zeros(rows, np.uint32)
-            for row, sentence in enumerate(sentences):  # a function of the source, not of its position
-                seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), options.seed)
+            for row, sentence in enumerate(sentences):  # a function of the sentence, not of its row
+                seed = zlib.crc32(np.asarray(sentence.stream, np.int64).tobytes(), options.seed)
+                seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
             lines = lines._replace(seeds=seeds)
-        if longest := max(len(sentence.prefix) for sentence in sentences):
+        if longest := max(len(sentence.prefix) + sentence.prefix_ends_word for sentence in sentences):
             prefixes = np.full((rows, round_up(longest)), NO_TOKEN, np.int32)
             for row, sentence in enumerate(sentences):
                 prefixes[row, : len(sentence.prefix)] = sentence.prefix
+                if sentence.prefix_ends_word:
+                    prefixes[row, len(sentence.prefix)] = WORD_START
             lines = lines._replace(prefixes=prefixes)
         if phrases := [phrase for sentence in sentences for phrase in sentence.required]:
             max_count = max(len(sentence.required) for sentence in sentences)

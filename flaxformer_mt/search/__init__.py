@@ -27,6 +27,7 @@ from flaxformer_mt.search.state_rows import (
 )
 from flaxformer_mt.search.types import (
     NO_TOKEN,
+    WORD_START,
     Lines,
     NextLogits,
     SearchResult,
@@ -48,6 +49,7 @@ __all__ = [
     "Size",
     "State",
     "Symbols",
+    "WORD_START",
     "append_rows",
     "begin_lines",
     "empty_rows",

@@ -6,7 +6,7 @@ Contains the masks. A constraint that no line uses is left out of the compiled p
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.search.types import State, Task
+from flaxformer_mt.search.types import NO_TOKEN, WORD_START, State, Task
 from flaxformer_mt.shapes import Array
 
 
@@ -33,6 +33,8 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
         forced = forced_tokens(lines.prefixes, state.prefix_lengths)[:, None, None]
         not_suppressed = ~np.isin(np.arange(size), task.symbols.never)
         unforced = not_suppressed if allowed is None else allowed & not_suppressed
+        begins_word = np.isin(np.arange(size), (*task.symbols.word_starts, task.symbols.eos_id))
+        unforced = jnp.where(forced == WORD_START, unforced & begins_word, unforced)
         allowed = jnp.where(forced >= 0, jnp.arange(size) == forced, unforced)
     return allowed
 
@@ -61,10 +63,10 @@ def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
 
 
 def forced_tokens(prefixes: Array, steps: Array) -> Array:
-    """Return the token [B] of each prefix [B, P] at its step [B]; -1 past the end of the prefix."""
+    """Return the entry [B] of each prefix [B, P] at its step [B]; NO_TOKEN past the end of the prefix."""
     positions = jnp.minimum(steps, prefixes.shape[1] - 1)
     tokens = jnp.take_along_axis(prefixes, positions[:, None], axis=1)[:, 0]
-    return jnp.where(steps < prefixes.shape[1], tokens, -1)
+    return jnp.where(steps < prefixes.shape[1], tokens, NO_TOKEN)
 
 
 def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array:

@@ -22,6 +22,9 @@ AttentionOf = Callable[[Cache], Array]
 # Padding of the shorter rows of `Lines.prefixes` and `Lines.required`.
 NO_TOKEN = -1
 
+# In `Lines.prefixes`, after a prefix: the next token begins a word or is eos.
+WORD_START = -2
+
 
 @dataclass(frozen=True)
 class Symbols:
@@ -34,6 +37,8 @@ class Symbols:
     eos_id: int
     # Ids that are never chosen, in addition to pad and bos.
     never: tuple[int, ...] = ()
+    # Ids of the pieces that begin a word, for `WORD_START`.
+    word_starts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.eos_id in (self.pad_id, self.bos_id):
@@ -62,7 +67,7 @@ class Lines(NamedTuple):
     max_lengths: Int[Array, "B"]
     # Minimum length of a hypothesis.
     min_lengths: Int[Array, "B"] | None = None
-    # Forced prefix of every hypothesis.
+    # Forced prefix of every hypothesis; may be followed by WORD_START.
     prefixes: Int[Array, "B P"] | None = None
     # Token sequences that every hypothesis must contain (beam search only).
     required: Int[Array, "B C R"] | None = None

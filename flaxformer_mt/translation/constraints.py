@@ -56,14 +56,16 @@ class Constraints(NamedTuple):
         prefix, phrases = self.prefixes[index] if self.prefixes else "", self.phrases(index)
         if not prefix.strip() and not phrases:
             return Sentence(source)
-        tokenized = [tuple(tokens[:-1].tolist()) for tokens in vocab.tokenize_all([prefix, *phrases])]
+        texts = [prefix.rstrip(), *phrases]
+        tokenized = [tuple(tokens[:-1].tolist()) for tokens in vocab.tokenize_all(texts)]
         for phrase, tokens in zip(phrases, tokenized[1:], strict=True):
             if not tokens:
                 raise UserError(
                     f"line {first_line + index} requires {phrase!r}, which has no tokens in the target "
                     "vocabulary; remove it"
                 )
-        return Sentence(source, tokenized[0], tuple(tokenized[1:]))
+        ends_word = bool(tokenized[0]) and prefix[-1].isspace()
+        return Sentence(source, tokenized[0], tuple(tokenized[1:]), prefix_ends_word=ends_word)
 
 
 def mark_unsatisfied(
@@ -100,7 +102,15 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
         )
     if not search.allow_unknown and vocab.unk_id >= 0:
         suppressed.add(vocab.unk_id)
-    return Symbols(vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)))
+    return Symbols(
+        vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)), _find_word_starts(vocab)
+    )
+
+
+def _find_word_starts(vocab: Vocab) -> tuple[int, ...]:
+    """Returns the ids of the pieces that begin a word, which contain the space before it."""
+    pieces = vocab.pieces(range(vocab.size))
+    return tuple(number for number, piece in enumerate(pieces) if piece.startswith("\u2581"))
 
 
 def _find_token(vocab: Vocab, name: str) -> int:

@@ -16,6 +16,9 @@ from flaxformer_mt.translation.scorer import PairScore
 # Maps ids of the target vocabulary to pieces.
 Pieces = Callable[[Sequence[int]], list[str]]
 
+# Written for ||| in the text of an n-best list, whose fields are separated by it; Moses escapes | so.
+_ESCAPED = "&#124;" * 3
+
 
 @dataclass(frozen=True)
 class TranslationFormat:
@@ -23,7 +26,8 @@ class TranslationFormat:
 
     The columns of a line are separated by tabs: score, log-probability and token log-probabilities,
     alignment, text; the text is always written. n_best: a line `i ||| text ||| score` for each hypothesis,
-    with the alignment as a fourth field if `alignments` is set. json: one object with all fields.
+    with the alignment as a fourth field if `alignments` is set, and every ||| of a text written as
+    &#124;&#124;&#124;. json: one object with all fields. The score of a blank line is nan, in JSON null.
     """
 
     n_best: bool = False
@@ -46,7 +50,7 @@ class TranslationFormat:
         return ["\t".join([*columns, translation.text])]
 
     def _format_hypothesis(self, number: int, hypothesis: Translation) -> str:
-        fields = [str(number), hypothesis.text, f"{hypothesis.score:.6f}"]
+        fields = [str(number), hypothesis.text.replace("|||", _ESCAPED), f"{hypothesis.score:.6f}"]
         if self.alignments:
             fields.append(format_pharaoh(hypothesis.alignment or ()))
         return " ||| ".join(fields)

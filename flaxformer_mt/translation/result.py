@@ -23,6 +23,7 @@ class Translation:
 
     text: str
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
+    # NaN for a blank line, which is not searched.
     score: float
     log_prob: float
     # Ids of the target vocabulary; the last one is eos unless the length limit was reached.
@@ -48,7 +49,7 @@ class Translation:
 
 
 # Translations of a line without words, and of a line for which the model's scores are NaN.
-EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=())
+EMPTY = Translation(text="", score=math.nan, log_prob=0.0, tokens=())
 FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 

@@ -6,6 +6,7 @@ are empty or too long. Scores against references are in evaluation/metrics.py.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,12 @@ class PairScore:
     """The score of one given translation."""
 
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
+    # NaN without tokens.
     score: float
     log_prob: float
     # Log-probability of each token; they add up to log_prob.
     token_log_probs: tuple[float, ...]
-    # Ids of the target vocabulary.
+    # Ids of the target vocabulary; the last one is eos unless the target was cut.
     tokens: tuple[int, ...]
     # Whether only the beginning was scored, because the source or the target is too long.
     truncated: bool = False
@@ -91,7 +93,7 @@ class TokenScorer:
         return [found[index] for index in range(len(pairs))]
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
-        """Returns the scores of pairs in order; a target without tokens has the score 0."""
+        """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
         readings = self.read_all(pairs, params=params, watched=self._coverage)
         log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
         scores = log_probs / self._penalties(pairs)
@@ -99,7 +101,7 @@ class TokenScorer:
             scores = scores + self._coverage_penalties(readings)
         return [
             PairScore(
-                score=float(score) if len(pair.target) else 0.0,
+                score=float(score) if len(pair.target) else math.nan,
                 log_prob=float(log_prob),
                 token_log_probs=tuple(reading.log_probs.tolist()),
                 tokens=tuple(map(int, pair.target)),
@@ -274,8 +276,9 @@ class Scorer:
                 f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is "
                 "scored"
             )
-        for index in too_long:
-            ids[index] = np.append(ids[index][: longest - 1], vocab.eos_id)
+        for index in too_long:  # a source ends in eos; a cut target has not ended, so it is scored without
+            beginning = ids[index][: longest - (side == "source")]
+            ids[index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
         cut.update(too_long)
         return ids
 

@@ -286,16 +286,17 @@ class Translator:
     ) -> list[Sentence]:
         """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
         count = collections.Counter(part.line for part in parts)
-        sentences, previous_line = [], -1
-        for line, _, ids, *_ in parts:
-            if line == previous_line:
-                sentences.append(Sentence(ids))
-                continue
+        sentences: list[Sentence] = []
+        for line, group in itertools.groupby(parts, key=lambda part: part.line):
             applicable = constraints if count[line] == 1 else constraints._replace(required=None)
-            sentence = applicable.make_sentence(ids, line, vocab=self.vocabs.target, first_line=first_line)
-            self.search.check(sentence, f"line {first_line + line}")
-            sentences.append(sentence)
-            previous_line = line
+            for number, part in enumerate(group):
+                sentence = Sentence(part.ids)
+                if number == 0:
+                    sentence = applicable.make_sentence(
+                        part.ids, line, vocab=self.vocabs.target, first_line=first_line
+                    )
+                    self.search.check(sentence, f"line {first_line + line}")
+                sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
         return sentences
 
     def _search(self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...]) -> list[Translation]:

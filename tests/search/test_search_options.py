@@ -16,6 +16,7 @@ from test_search import (
     PAD,
     QUICK,
     SYMBOLS,
+    VOCAB,
     brute_force,
     log_softmax,
     make_tables,
@@ -33,6 +34,7 @@ from flaxformer_mt.config.checks import check_search, validate
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.search import (
+    WORD_START,
     Lines,
     Search,
     Symbols,
@@ -90,10 +92,10 @@ def test_rules_for_the_tokens_of_each_line():
     """Forced prefixes, suppressed tokens, minimum lengths and required sequences, in rows of one search.
 
     What is found is the best of all that the rules of its line allow. A prefix may have what is suppressed,
-    what follows may not.
+    what follows may not; after the prefix of the third line, a word begins.
     """
     never = 6
-    prefixes = [(never, 3), (), (4,), *[()] * 7]
+    prefixes = [(never, 3), (), (4, WORD_START), *[()] * 7]
     max_lengths = np.array([4, 4, 3, 4, 4, 2, 4, 4, 4, 4], np.int32)
     shortest = np.array([1, 1, 1, 3, 0, 2, 1, 1, 1, 1], np.int32)
     phrases = [*[[]] * 6, *PHRASES]
@@ -102,16 +104,19 @@ def test_rules_for_the_tokens_of_each_line():
     lines = Lines(
         max_lengths, prefixes=filled(*prefixes), min_lengths=shortest, required=make_required(phrases)
     )
-    symbols = Symbols(PAD, BOS, EOS, never=(never,))
+    tables[2, ..., 4] += 2.0  # the best token after the prefix, if it need not begin a word
+    symbols = Symbols(PAD, BOS, EOS, never=(never,), word_starts=(3, never))
     found = run(
         tables, lines, options=EXHAUSTIVE, n_best=4, symbols=symbols, max_length=4, vocab_size=never + 1
     )
     for row, (prefix, limit) in enumerate(zip(prefixes, max_lengths, strict=True)):
+        prefix, next_tokens = (prefix[:-1], (3, EOS)) if WORD_START in prefix else (prefix, range(VOCAB))
         size = len(prefix)
         expected = [
             tokens
             for _, _, tokens in brute_force(tables[row], limit, 1.0)
             if tokens[:size] == prefix and never not in tokens[size:]
+            if set(tokens[size : size + 1]) <= set(next_tokens)
             if len(tokens) >= shortest[row] and has_all(phrases[row], tokens)
         ][:4]
         assert expected

@@ -1,10 +1,12 @@
 """What is written of a translation: columns, n-best lists, JSON that any reader takes."""
 
+import dataclasses
+import html
 import json
 import math
 
 from flaxformer_mt.translation.output_formats import TranslationFormat, format_score
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import EMPTY, Translation
 from flaxformer_mt.translation.scorer import PairScore
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
@@ -33,13 +35,25 @@ def test_columns_come_before_the_text():
     assert lines(token_scores=True) == ["-0.250000\t-0.500000\t-0.125000 -0.250000 -0.125000\ta ä"]
     assert lines(alignments=True) == ["1-0 0-1\ta ä"]
     assert lines(NEXT, scores=True, alignments=True) == ["-2.000000\t0-0\tb\tc"]
-    blank = Translation("", 0.0, 0.0, (), token_log_probs=(), alignment=())
-    assert lines(blank, token_scores=True, alignments=True) == ["0.000000\t0.000000\t\t\t"]
+    blank = dataclasses.replace(EMPTY, token_log_probs=(), alignment=())
+    assert lines(blank, token_scores=True, alignments=True) == ["nan\t0.000000\t\t\t"]
+    assert lines(blank, n_best=True) == ["4 |||  ||| nan"]
+    assert json.loads(lines(blank, json=True)[0])["score"] is None
 
 
 def test_n_best_lists():
     assert lines(n_best=True) == ["4 ||| a ä ||| -0.250000", "4 ||| b\tc ||| -2.000000"]
     assert lines(n_best=True, alignments=True)[0] == "4 ||| a ä ||| -0.250000 ||| 1-0 0-1"
+
+
+def test_fields_of_n_best_lists_can_be_told_apart():
+    odd = Translation("a ||| b|||| c |||", -1.0, -1.0, (7, 2), alignment=((0, 0),))
+    for options, count in (({}, 3), ({"alignments": True}, 4)):
+        (line,) = lines(odd, n_best=True, **options)
+        fields = line.split(" ||| ")
+        assert len(fields) == count and "|||" not in fields[1]
+        assert html.unescape(fields[1]) == odd.text
+    assert lines(odd) == [odd.text] and json.loads(lines(odd, json=True)[0])["text"] == odd.text
 
 
 def test_json_has_everything():

@@ -102,7 +102,7 @@ def test_an_empty_translation_is_its_end_symbol_and_one_without_tokens_is_nothin
         and empty.score < 0
     )
     nothing = scorer.score_tokens([vocabs.source.tokenize("der Hund")] * 15, [()] * 15)[0]
-    assert (nothing.score, nothing.log_prob, nothing.token_log_probs) == (0.0, 0.0, ())
+    assert math.isnan(nothing.score) and (nothing.log_prob, nothing.token_log_probs) == (0.0, ())
 
 
 def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatch):
@@ -138,7 +138,11 @@ def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs
     cutting, told = make_scorer(config, params, vocabs, programs_of=scorer, long_lines="cut")
     found = cutting.score([long, *["Hund"] * 14], ["dog", "dog " * 40, *["dog"] * 13])
     assert [one.truncated for one in found] == [True, True, *[False] * 13]
-    assert len(found[1].tokens) == 12 and found[1].tokens[-1] == vocabs.target.eos_id
+    # A cut target has not ended: it has the score of its first tokens, without an end symbol.
+    assert found[1].tokens == tuple(vocabs.target.tokenize("dog " * 40)[:12])
+    source = vocabs.source.tokenize("Hund")
+    beginning = cutting.score_tokens([source] * 15, [found[1].tokens] * 15)[0]
+    assert found[1].score == pytest.approx(beginning.score, abs=1e-4)
     assert [message.split(":")[0] for message in told] == ["target line 2", "source line 1"]
 
 

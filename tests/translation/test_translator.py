@@ -23,6 +23,7 @@ from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.constraints import Constraints
 from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -212,7 +213,7 @@ def test_odd_lines_give_one_line_each(translator, warnings, params, monkeypatch)
     for line, translation in zip(ODD_LINES, translations, strict=True):
         assert len(f"{translation.text}|".splitlines()) == 1, repr(line)
         assert translation.text == translation.text.encode().decode()
-    assert translations[0] == translations[1] == translations[2] == Translation("", 0.0, 0.0, ())
+    assert translations[0] == translations[1] == translations[2] == Translation("", math.nan, 0.0, ())
     assert translations[-1].parts == 1 and translations[-1].tokens
     assert not any(t.truncated for t in translations)
     several = [number for number, t in enumerate(translations, start=1) if t.parts > 1]
@@ -265,7 +266,7 @@ def test_scores_that_are_not_numbers_are_warned_of(translator, warnings, params)
     broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), params)
     found = translator.translate(["der Hund", ""], params=broken)
     assert [t.text for t in found] == ["", ""]
-    assert found[0].score == -math.inf and found[1].score == 0.0
+    assert found[0].score == -math.inf and math.isnan(found[1].score)
     assert warnings == [
         "line 1: the model's scores are not numbers (NaN), so the translation is empty; "
         "try an earlier checkpoint"
@@ -447,9 +448,16 @@ def test_prefixes_and_phrases_are_in_the_translation(
 ):
     """In single lines and in lines of several parts, all at once and line by line in a stream."""
     lines = ["der Hund", "", "Milch", "die Katze .", LONG, SHORTER]
-    prefixes = ["the old", "a", "", "we", "the old", ""]
+    prefixes = ["the old", "a", "", "we ", "the old", ""]
     required = [["milk"], ["cat"], ["red apples", "dog"], [], [], ["red apples"]]
     found = translator.translate(lines, prefixes=prefixes, required=required)
+    kept, none = (
+        Constraints(1, [text]).make_sentence([2], 0, vocab=vocabs.target, first_line=1)
+        for text in ("we ", "we")
+    )
+    assert kept.prefix == none.prefix and kept.prefix_ends_word and not none.prefix_ends_word
+    next_piece = vocabs.target.pieces(found[3].tokens)[len(vocabs.target.tokenize("we")) - 1]
+    assert next_piece.startswith(("\u2581", "</s>"))  # the space after "we" was kept
     assert found[0].text.startswith("the old") and "milk" in found[0].text
     assert found[1].text == "" and not found[1].satisfied
     assert "red apples" in found[2].text and "dog" in found[2].text and found[2].satisfied
@@ -488,8 +496,10 @@ def test_samples_depend_on_the_line_and_the_seed(translator_with, vocabs):
     sampling = translator_with("sample")
     together = sampling.translate([*SENTENCES, SENTENCES[0]], n_best=3)
     elsewhere = sampling.translate(["ein Hund .", *["Katze"] * 4, SENTENCES[0]], n_best=3)[-1]
-    tokens = [[h.tokens for h in t.n_best] for t in (elsewhere, together[0], together[-1])]
+    streamed = list(sampling.translate_stream([*SENTENCES, SENTENCES[0]], window=5, n_best=3))
+    tokens = [[h.tokens for h in t.n_best] for t in (elsewhere, together[-1], streamed[-1], together[0])]
     assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[3] != tokens[1]  # equal lines have different samples
     assert len({h.tokens for t in together[:5] for h in t.n_best}) > 5
     other = translator_with("sample", seed=2)
     other.search.programs = sampling.search.programs  # the seed is an input of the programs
