@@ -113,8 +113,8 @@ class SearchOptions:
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all. None:
     # as in the run's config.
     min_p: float | None = None
-    # Sampling: random seed; the same seed, line number and source line give the same sample, whatever the
-    # batch, and equal lines of a file get different samples. None: as in the run's config.
+    # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
+    # None: as in the run's config.
     seed: int | None = None
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the
     # run's config.
@@ -155,6 +155,8 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     reference: str | None = None
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
+    # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
+    bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None = None
     # Number of bootstrap samples for 95% confidence intervals and for paired bootstrap tests. 0: no
     # intervals. None: 1000.
     bootstrap: int | None = None
@@ -204,11 +206,18 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     alignment_head: int | None = None
     # Write one JSON object a line: text, score, token log-probabilities, alignment, pieces and more.
     json: bool = False
+    # Number of lines that are read before the first is written; these lines share batches. A pipe's window
+    # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
+    # the input is a terminal.
+    window: int | None = None
     # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
+    # Discard the FILE.partial of an interrupted command and start over. Without --resume or --overwrite, an
+    # existing FILE.partial is kept, and the command ends with an error.
+    overwrite: bool = False
     # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
     invalid_utf8: Literal["refuse", "replace"] = "refuse"
 

@@ -10,14 +10,21 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flaxformer_mt.commands.options import ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import STANDARD, count_lines, open_input, open_output, read_lines
+from flaxformer_mt.text_io.lines import (
+    STANDARD,
+    count_lines,
+    open_input,
+    open_output,
+    read_lines,
+    watch_arrival,
+)
 from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
 
 if TYPE_CHECKING:
@@ -57,7 +64,8 @@ def translate_file(options: TranslateOptions) -> None:
     _check_standard_input(options)
     with contextlib.ExitStack() as files:
         stream = files.enter_context(open_input(options.input))
-        inputs = _open_constraints(options, files)
+        lines, is_ready = _read_arriving(stream, options.input, options)
+        inputs, is_ready = _open_constraints(options, files, is_ready)
         translator = Translator.load(
             options.run,
             checkpoint=options.checkpoint,
@@ -66,16 +74,23 @@ def translate_file(options: TranslateOptions) -> None:
             long_lines=options.long_lines,
             spread=True,
         )
-        window = 1 if stream.isatty() else WINDOW  # typed lines are translated one by one
+        window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
         output = files.enter_context(_open_one_output(options, translator, window, inputs=sorted(inputs)))
-        lines = read_lines(stream, name=options.input, invalid_utf8=options.invalid_utf8)
+        if isinstance(output, ResumableOutput):
+            is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
         sources = _LineBuffer(output.read("input", lines))
         constraints: dict[str, Any] = {name: output.read(name, lines) for name, lines in inputs.items()}
         if "required" in constraints:
             constraints["required"] = (line.split("\t") for line in constraints["required"])
         form, notes = choose_format(options)
         translations = translator.translate_stream(
-            sources, n_best=n_best, notes=notes, window=window, first_line=output.done + 1, **constraints
+            sources,
+            n_best=n_best,
+            notes=notes,
+            window=window,
+            first_line=output.done + 1,
+            is_ready=is_ready,
+            **constraints,
         )
         quiet = stream.isatty() or _is_on_screen(options.output)
         total = count_lines(options.input)
@@ -202,10 +217,13 @@ def _check_flags(options: TranslateOptions) -> None:
                 f"--{name} has no effect without --alignments or --json; give one of these, or leave out "
                 f"--{name}"
             )
-    if options.resume and options.output == STANDARD:
-        raise UserError(
-            "--resume continues an output file, but the output is standard output; give --output=FILE"
-        )
+    for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):
+        if getattr(options, name) and options.output == STANDARD:
+            raise UserError(f"--{name} {effect}, but the output is standard output; give --output=FILE")
+    if options.window is not None and options.window < 1:
+        raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
+    if options.resume and options.overwrite:
+        raise UserError("--resume and --overwrite exclude each other; leave one out")
 
 
 def _check_standard_input(options: TranslateOptions) -> None:
@@ -216,14 +234,42 @@ def _check_standard_input(options: TranslateOptions) -> None:
             raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
 
 
-def _open_constraints(options: TranslateOptions, files: contextlib.ExitStack) -> dict[str, Iterator[str]]:
-    """The lines of --prefix and --required, by the names of these parameters in `translate_stream`."""
-    constraints = {}
-    for name, path in (("prefixes", options.prefix), ("required", options.required)):
-        if path is not None:
-            stream = files.enter_context(open_input(path))
-            constraints[name] = read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
-    return constraints
+def _read_arriving(
+    stream: BinaryIO, path: str, options: TranslateOptions
+) -> tuple[Iterator[str], Callable[[], bool] | None]:
+    """The lines of an open file; for a pipe also a function that tells whether another line has arrived."""
+    arriving = watch_arrival(stream)
+    lines = read_lines(arriving or stream, name=path, invalid_utf8=options.invalid_utf8)
+    return lines, None if arriving is None else arriving.is_ready
+
+
+def _open_constraints(
+    options: TranslateOptions, files: contextlib.ExitStack, is_ready: Callable[[], bool] | None
+) -> tuple[dict[str, Iterator[str]], Callable[[], bool] | None]:
+    """The lines of --prefix and --required, by the names of these parameters in `translate_stream`.
+
+    Also returns `is_ready` of the one input that is a pipe; None if there is none.
+
+    Raises:
+      UserError: a file is absent, or has another number of lines than the input.
+    """
+    constraints, num_lines = {}, count_lines(options.input)
+    for name, flag, path in (
+        ("prefixes", "--prefix", options.prefix),
+        ("required", "--required", options.required),
+    ):
+        if path is None:
+            continue
+        stream = files.enter_context(open_input(path))
+        count = count_lines(path)
+        if None not in (num_lines, count) and num_lines != count:
+            raise UserError(
+                f"{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one for "
+                "each line, an empty one for a line without constraint"
+            )
+        constraints[name], own_is_ready = _read_arriving(stream, path, options)
+        is_ready = is_ready or own_is_ready
+    return constraints, is_ready
 
 
 class _LineBuffer:
@@ -283,6 +329,9 @@ def _open_output(
         with open_output(STANDARD) as write:
             yield _PlainOutput(write)
         return
+    import jax
+
+    from flaxformer_mt import __version__
     from flaxformer_mt.parallel import local_device_count
     from flaxformer_mt.parallel.processes import process_count
 
@@ -298,8 +347,11 @@ def _open_output(
         "inputs": ["input", *inputs],
         # Devices share batches, so that another number of devices rounds differently.
         "devices": [process_count(), local_device_count()],
+        # Other versions may compute, round or split lines otherwise.
+        "versions": {"flaxformer_mt": __version__, "jax": jax.__version__},
     }
-    with open_resumable(options.output, origin=origin, step=window, resume=options.resume) as output:
+    resumed = {"resume": options.resume, "overwrite": options.overwrite}
+    with open_resumable(options.output, origin=origin, step=window, **resumed) as output:
         try:
             yield output
         except BaseException:

@@ -25,7 +25,7 @@ from flaxformer_mt.vocab.model_file import (
     UNUSED,
     USER_DEFINED,
     read_fields,
-    read_piece,
+    read_pieces,
     read_settings,
     select,
 )
@@ -73,10 +73,9 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
       UserError: `model` is not a SentencePiece model, a special symbol is not in `names`, or `model` lacks
         names and is not a unigram model: other kinds would segment text with the added pieces.
     """
-    fields = read_fields(model, origin)
-    settings = read_settings(model)
-    pieces = map(read_piece, select(fields, PIECE))
-    known = {piece.text: (piece.score, piece.kind) for piece in pieces}
+    settings = read_settings(model, origin=origin)
+    known = {piece.text: (piece.score, piece.kind) for piece in read_pieces(model, origin=origin)}
+    fields = read_fields(model)
     absent = [name for name in specials if name is not None and name not in names]
     if absent:
         raise UserError(f"{origin} has no {' and no '.join(absent)} among its pieces; the model needs them")

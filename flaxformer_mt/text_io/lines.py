@@ -1,16 +1,22 @@
 """Input and output of text with one sentence per line, as byte streams.
 
-Contains the definition of a line (the text between two line feeds; no other character ends a line), and the
-rule that an output file gets its final name once it is complete.
+Contains the definition of a line (the text between two line feeds; no other character ends a line), the
+windows of lines that arrive in their own time, and the rule that an output file gets its final name once it
+is complete.
 """
 
+import collections
 import contextlib
 import difflib
+import itertools
 import os
+import select
+import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from flaxformer_mt.errors import UserError
 
@@ -18,6 +24,12 @@ STANDARD = "-"
 
 # Bytes to read at a time when the lines of a file are counted.
 _BLOCK_BYTES = 1 << 20
+
+# Seconds without another line after which a window of arriving lines closes, and seconds after which it
+# closes although lines keep coming.
+_PAUSE, _LONGEST_WAIT = 0.5, 5.0
+
+Item = TypeVar("Item")
 
 # The largest number of line numbers that a message lists.
 _NAMED_LINES = 10
@@ -45,7 +57,7 @@ def _why_not_a_file(file: Path) -> str:
 
 
 def read_lines(
-    stream: BinaryIO, *, name: str, invalid_utf8: Literal["refuse", "replace"] = "refuse"
+    stream: Iterable[bytes], *, name: str, invalid_utf8: Literal["refuse", "replace"] = "refuse"
 ) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 stream as they arrive, without line endings.
 
@@ -68,6 +80,80 @@ def read_lines(
                 f"{where}, line {number}, is not UTF-8 ({byte}); "
                 "convert it with iconv, or give --invalid_utf8=replace"
             ) from None
+
+
+class ArrivingLines:
+    """Iterates over the lines of a pipe, terminal or socket, and tells whether another line has arrived."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Reads from the descriptor, which no one else reads."""
+        self._descriptor = descriptor
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._beginning: list[bytes] = []  # of the next line
+        self._ended = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not self._lines and not self._ended:
+            self._read(None)
+        if not self._lines:
+            raise StopIteration
+        return self._lines.popleft()
+
+    def is_ready(self) -> bool:
+        """Waits for half a second at most; returns whether the next line, or the end, has arrived."""
+        deadline = time.monotonic() + _PAUSE
+        while not self._lines and not self._ended:
+            if not self._read(max(0.0, deadline - time.monotonic())):
+                return False
+        return True
+
+    def _read(self, seconds: float | None) -> bool:
+        """Reads what is there, once; returns False if nothing arrives in this time."""
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return False
+        block = os.read(self._descriptor, _BLOCK_BYTES)
+        first, *rest = block.split(b"\n")
+        self._beginning.append(first)
+        for following in rest:
+            self._lines.append(b"".join(self._beginning) + b"\n")
+            self._beginning = [following]
+        if not block:
+            self._ended = True
+            if last := b"".join(self._beginning):
+                self._lines.append(last)
+        return True
+
+
+def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
+    """Returns the lines of a stream that may pause; None for a file and for a stream without descriptor."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # made of bytes
+        return None
+    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else ArrivingLines(descriptor)
+
+
+def take_window(items: Iterator[Item], size: int, is_ready: Callable[[], bool] | None) -> list[Item]:
+    """Takes the next `size` items; fewer at the end, and fewer if the next one is not ready.
+
+    Args:
+      is_ready: tells whether the next item can be taken without long waiting, as
+        `ArrivingLines.is_ready`. A window of items that keep coming closes after five seconds. None: wait
+        for all items.
+    """
+    if is_ready is None:
+        return list(itertools.islice(items, size))
+    taken = list(itertools.islice(items, 1))
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while taken and len(taken) < size and is_ready() and time.monotonic() < deadline:
+        following = list(itertools.islice(items, 1))
+        if not following:
+            break
+        taken += following
+    return taken
 
 
 def count_lines(path: str) -> int | None:

@@ -4,13 +4,15 @@ Contains the two files that are kept until the output is complete, and the check
 same inputs and options:
 
     FILE.partial       complete lines, and possibly the beginning of one more
-    FILE.partial.json  the record: numbers of valid bytes and input lines, digests of the input, and options
+    FILE.partial.json  the record: numbers of valid bytes and input lines, digests of both, and options
 
 Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
-lines as an uninterrupted one, with the same floating-point rounding and the same bytes.
+lines as an uninterrupted one, with the same floating-point rounding and the same bytes. A process that writes
+FILE.partial locks it; the lock ends with the process, however it ends.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -20,34 +22,51 @@ from typing import Any, BinaryIO
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import check_output
+from flaxformer_mt.text_io.resume_record import START_OVER, Record, read_record, write_record
+
+# Bytes to read at a time for the digest of the existing output.
+_BLOCK_BYTES = 1 << 20
 
 
 class ResumableOutput:
     """Writes the output, and reads the inputs through iterators that compute their digests."""
 
-    def __init__(self, file: Path, *, origin: Mapping[str, Any], step: int, resume: bool) -> None:
+    def __init__(
+        self, file: Path, *, origin: Mapping[str, Any], step: int, resume: bool, overwrite: bool = False
+    ) -> None:
         """Opens FILE.partial, at its beginning or at the last record of an earlier run.
 
         Args:
           origin: the options that determine the output, as JSON values by name; a resumed run needs the same.
           step: the number of input lines between two records; a resumed run starts after the last record.
+          resume: continue an existing FILE.partial.
+          overwrite: discard an existing FILE.partial. Without either, one that holds output is refused.
 
         Raises:
-          UserError: the existing FILE.partial cannot be resumed with this origin.
+          UserError: another process writes FILE.partial, or the existing one cannot be resumed with this
+            origin or holds output that would be discarded.
         """
         self.file = file
         self.partial = file.with_name(file.name + ".partial")
         self._record_file = self.partial.with_name(self.partial.name + ".json")
         self._origin, self._step = json.loads(json.dumps(dict(origin))), step
-        record = self._read_record() if resume and self.partial.exists() else None
-        self.done: int = record["lines"] if record else 0
-        self._digests: dict[str, str] = record["inputs"] if record else {}
+        existed = self.partial.exists()
+        self._stream: BinaryIO = _open_locked(self.partial)
+        self._hash = hashlib.sha256()
+        try:
+            record = self._find_record() if resume and existed else None
+            if record is None and not overwrite:
+                self._check_discarded()
+        except BaseException:
+            self._stream.close()
+            raise
+        self.done: int = record.lines if record else 0
+        self._digests: dict[str, str] = record.inputs if record else {}
         self._readers: dict[str, _Reader] = {}
         self._written = self.done
         if record is None:
             self._write_record(0)  # a record exists before any output
-        self._stream: BinaryIO = self.partial.open("wb" if record is None else "r+b")
-        self._stream.truncate(record["bytes"] if record else 0)
+        self._stream.truncate(record.bytes if record else 0)
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
@@ -61,72 +80,106 @@ class ResumableOutput:
             if next(reader, None) is None:
                 raise UserError(
                     f"{name} ends after {reader.count} lines, but {self.partial} is the output of "
-                    f"{self.done}; give the same input, or leave out --resume to start over"
+                    f"{self.done}; give the same input, or {START_OVER}"
                 )
         found, expected = reader.digest(self.done), self._digests.get(name, "absent")
         if self.done and found != expected:
             raise UserError(
                 f"the first {self.done} lines of {name} differ from those that {self.partial} was made from "
                 f"(SHA-256 {found[:12]} now, {expected[:12]} for {self.partial}); give the same input, or "
-                "leave out --resume to start over"
+                f"{START_OVER}"
             )
         return reader
 
     def write(self, lines: Iterable[str]) -> None:
         """Writes the output lines of the next input line."""
         for line in lines:
-            self._stream.write(line.encode("utf-8", errors="replace") + b"\n")
+            encoded = line.encode("utf-8", errors="replace") + b"\n"
+            self._stream.write(encoded)
+            self._hash.update(encoded)
         self._written += 1
         if self._written % self._step == 0:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
+            self._sync()
             self._write_record(self._written)
             self.done = self._written
 
     def close(self, *, whole: bool) -> None:
         """Closes the file; if `whole`, renames it to FILE and deletes the record."""
-        self._stream.close()
-        if whole:
+        if whole:  # renamed while it is locked
+            self._sync()
             os.replace(self.partial, self.file)
             self._record_file.unlink(missing_ok=True)
+        self._stream.close()
+
+    def _sync(self) -> None:
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
 
     def _write_record(self, lines: int) -> None:
-        record = {
-            "origin": self._origin,
-            "step": self._step,
-            "lines": lines,
-            "bytes": self._stream.tell() if lines else 0,
-            "inputs": {name: reader.digest(lines) for name, reader in self._readers.items()},
-        }
-        new = self._record_file.with_name(self._record_file.name + ".new")
-        new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self._record_file)
+        inputs = {name: reader.digest(lines) for name, reader in self._readers.items()}
+        num_bytes, digest = self._stream.tell() if lines else 0, self._hash.hexdigest()
+        record = Record(self._origin, self._step, lines, num_bytes, digest, inputs)
+        write_record(record, self._record_file)
 
-    def _read_record(self) -> dict[str, Any]:
-        remedy = "leave out --resume to start over"
+    def _find_record(self) -> Record:
+        """Returns the record of the existing output, to which the output itself has been compared."""
         try:
-            record: dict[str, Any] = json.loads(self._record_file.read_text(encoding="utf-8"))
-            then, size = record["origin"] | {"step": record["step"]}, record["bytes"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record = read_record(self._record_file)
+        except ValueError as error:
             raise UserError(
-                f"{self.partial} has no record {self._record_file.name} of its inputs and options "
-                f"({error}); {remedy}"
+                f"{self.partial} has no record {self._record_file.name} of its inputs and options, or it is "
+                f"damaged ({error}); {START_OVER}"
             ) from error
-        now = self._origin | {"step": self._step}
-        differing = [
-            f"{name}: {_show(now, name)} now, {_show(then, name)} for {self.partial}"
-            for name in now | then
-            if now.get(name) != then.get(name)
-        ]
-        if differing:
-            raise UserError("\n".join([*differing, f"give the same values as before, or {remedy}"]))
-        if (actual := self.partial.stat().st_size) < size:
-            raise UserError(f"{self.partial} has {actual} bytes, but its record says {size}; {remedy}")
+        record.check_origin(self._origin, self._step, self.partial)
+        if (actual := os.fstat(self._stream.fileno()).st_size) < record.bytes:
+            raise UserError(
+                f"{self.partial} has {actual} bytes, but its record says {record.bytes}; {START_OVER}"
+            )
+        missing = record.bytes
+        while missing and (block := self._stream.read(min(missing, _BLOCK_BYTES))):
+            self._hash.update(block)
+            missing -= len(block)
+        if (found := self._hash.hexdigest()) != record.digest:
+            raise UserError(
+                f"{self.partial} was changed: its first {record.bytes} bytes have the SHA-256 {found[:12]}, "
+                f"but its record says {record.digest[:12]}; {START_OVER}"
+            )
         return record
 
+    def _check_discarded(self) -> None:
+        """Raises UserError if FILE.partial holds output that another command could continue."""
+        size = os.fstat(self._stream.fileno()).st_size
+        if not size:
+            return
+        try:
+            lines = read_record(self._record_file).lines
+            contents = f"the output of the first {lines:,} lines" if lines else ""
+        except ValueError:
+            contents = f"{size:,} bytes of output without a record"
+        if contents:
+            raise UserError(
+                f"{self.partial} holds {contents} of an interrupted command; give --resume to continue that "
+                "command, --overwrite to start over, or another --output"
+            )
 
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name], ensure_ascii=False) if name in values else "absent"
+
+def _open_locked(path: Path) -> BinaryIO:
+    """Opens a file for reading and writing, without changing it, and locks it."""
+    while True:
+        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+                return stream
+        except BlockingIOError as error:
+            stream.close()
+            raise UserError(
+                f"another process is writing {path}; wait until it has ended, or give another --output"
+            ) from error
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()  # finished and renamed by the other process in between: begin anew
 
 
 class _Reader:
@@ -157,15 +210,15 @@ class _Reader:
 
 @contextlib.contextmanager
 def open_resumable(
-    path: str, *, origin: Mapping[str, Any], step: int, resume: bool
+    path: str, *, origin: Mapping[str, Any], step: int, resume: bool, overwrite: bool = False
 ) -> Iterator[ResumableOutput]:
     """Opens a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
 
     Raises:
       UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be
-        resumed.
+        resumed, would be discarded, or is being written by another process.
     """
-    output = ResumableOutput(check_output(path), origin=origin, step=step, resume=resume)
+    output = ResumableOutput(check_output(path), origin=origin, step=step, resume=resume, overwrite=overwrite)
     whole = False
     try:
         yield output

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_trained
 from flaxformer_mt.search import SearchResult
-from flaxformer_mt.text_io.lines import format_line_numbers
+from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
@@ -222,19 +222,27 @@ class Translator:
         params: Any = None,
         window: int = 2048,
         first_line: int = 1,
+        is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[Translation]:
         """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
         lower latency. A window is read when all translations of the window before have been consumed.
         Warnings count lines from `first_line`.
+
+        Args:
+          is_ready: asked before each line but the first of a window; False translates the lines so far.
+            None: a window is always full.
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
+        if isinstance(lines, Sequence):  # counted before the first line is translated
+            given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
+            Constraints(n_best, *given).check(self.config.search, len(lines), first_line)
         lines = iter(lines)
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
-        while chunk := list(itertools.islice(lines, window)):
+        while chunk := take_window(lines, window, is_ready):
             constraints = Constraints(
                 n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
             )

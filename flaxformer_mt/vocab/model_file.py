@@ -4,6 +4,7 @@ Contains the fields of the file, numbered as in sentencepiece_model.proto of Sen
 format of protocol buffers. A field is a tag (number * 8 + wire type) and a value.
 """
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -44,30 +45,44 @@ class Field(NamedTuple):
     raw: bytes
 
 
-def read_settings(model: bytes) -> Settings:
-    """Reads the settings of a SentencePiece model.
+@contextlib.contextmanager
+def naming_damage(origin: str) -> Iterator[None]:
+    """Raises a UserError that names the file, `origin`, instead of the errors of reading damaged bytes."""
+    try:
+        yield
+    except (IndexError, ValueError, TypeError, struct.error) as error:  # ValueError: also invalid UTF-8
+        raise UserError(
+            f"{origin} is not a SentencePiece model: it is damaged or has another file format ({error}); "
+            "copy or download it again"
+        ) from error
+
+
+def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
+    """Reads the settings of a SentencePiece model; `origin` names the file in messages.
 
     Raises:
       UserError: the bytes are not a SentencePiece model.
     """
-    fields = read_fields(model)
-    trainer = {f.number: f.value for part in select(fields, TRAINER) for f in read_fields(part)}
-    normalizer = [field for part in select(fields, NORMALIZER) for field in read_fields(part)]
-    name = (select(normalizer, NORMALIZER_NAME) or [b""])[-1]
-    return Settings(
-        kind=_KINDS.get(int(trainer.get(MODEL_TYPE, 1)), "unigram"),
-        byte_fallback=bool(trainer.get(BYTE_FALLBACK, 0)),
-        normalization=name.decode(),
-    )
+    with naming_damage(origin):
+        fields = read_fields(model)
+        trainer = {f.number: f.value for part in select(fields, TRAINER) for f in read_fields(part)}
+        normalizer = [field for part in select(fields, NORMALIZER) for field in read_fields(part)]
+        name = (select(normalizer, NORMALIZER_NAME) or [b""])[-1]
+        return Settings(
+            kind=_KINDS.get(int(trainer.get(MODEL_TYPE, 1)), "unigram"),
+            byte_fallback=bool(trainer.get(BYTE_FALLBACK, 0)),
+            normalization=name.decode(),
+        )
 
 
-def read_pieces(model: bytes) -> list[Piece]:
-    """Reads the pieces of a SentencePiece model, by id.
+def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
+    """Reads the pieces of a SentencePiece model, by id; `origin` names the file in messages.
 
     Raises:
       UserError: the bytes are not a SentencePiece model.
     """
-    return [read_piece(part) for part in select(read_fields(model), PIECE)]
+    with naming_damage(origin):
+        return [read_piece(part) for part in select(read_fields(model), PIECE)]
 
 
 def read_piece(data: bytes) -> Piece:
@@ -88,18 +103,9 @@ def select(fields: list[Field], number: int) -> list[bytes]:
     return [f.value for f in fields if f.number == number and isinstance(f.value, bytes)]
 
 
-def read_fields(data: bytes, origin: str = "the file") -> list[Field]:
-    """Reads a message as its fields; `origin` names the file in messages.
-
-    Raises:
-      UserError: the bytes are no message.
-    """
-    try:
-        return list(_iterate_fields(data))
-    except (IndexError, ValueError) as error:
-        raise UserError(
-            f"{origin} is not a SentencePiece model: it is damaged or has another file format"
-        ) from error
+def read_fields(data: bytes) -> list[Field]:
+    """Reads a message as its fields; raises ValueError or IndexError if the bytes are no message."""
+    return list(_iterate_fields(data))
 
 
 def _iterate_fields(data: bytes) -> Iterator[Field]:
@@ -125,6 +131,8 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     """Reads a varint: seven bits per byte, lowest first; the eighth bit marks that another byte follows."""
     value, shift = 0, 0
     while data[offset] >= 128:
+        if shift > 63:
+            raise ValueError(f"no number at byte {offset}")
         value |= (data[offset] - 128) << shift
         offset, shift = offset + 1, shift + 7
     return value | data[offset] << shift, offset + 1

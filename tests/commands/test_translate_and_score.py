@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, 
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import make_vocabs
@@ -108,7 +111,8 @@ def test_translations_and_their_scores(run_dir, capfd):
     assert main(["translate", f"--run={run_dir}", "--input=in", "--output=columns", *flags]) == 0
     for line, one in zip(read_lines("columns"), found, strict=True):
         score, log_prob, tokens, alignment, text = line.split("\t", 4)
-        assert (float(score), float(log_prob), text) == (one["score"], one["log_prob"], one["text"])
+        assert (float(log_prob), text) == (one["log_prob"], one["text"])
+        assert score == "nan" if one["score"] is None else float(score) == one["score"]
         assert list(map(float, tokens.split())) == one["token_log_probs"]
         assert [list(map(int, pair.split("-"))) for pair in alignment.split()] == one["alignment"]
     # The same through `score`, for a translation whose text is cut into the pieces that the search wrote.
@@ -172,6 +176,56 @@ def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkey
     assert not Path("out.partial").exists() and not record.exists()
 
 
+class Shouting(Translator):
+    """Translates without a model, and keeps the sizes of its windows."""
+
+    def __init__(self):
+        self.config, self.windows = Config(), []
+
+    def _translate_window(self, lines, constraints, notes, *, first_line, params):
+        self.windows.append(len(lines))
+        return [Translation(line.upper(), -1.0, -1.0, (5, 2)) for line in lines]
+
+    def describe(self):
+        return {}
+
+
+@pytest.mark.parametrize("output", ["-", "out"])
+def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
+    """With standard output, each line before the next is sent; a file has windows of fixed sizes."""
+    monkeypatch.setattr("flaxformer_mt.text_io.lines._PAUSE", 0.05)
+    translator, written = Shouting(), []
+    monkeypatch.setattr(Translator, "load", lambda *arguments, **options: translator)
+    read_end, write_end = os.pipe()
+
+    def talk():
+        with open(write_end, "wb", buffering=0) as pipe:
+            for number in range(3):
+                pipe.write(f"line {number}\nsecond {number}\nthi".encode())
+                deadline = time.monotonic() + (10 if output == "-" else 0.2)
+                while len(translator.windows) <= number and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                written.append(len(translator.windows))
+                pipe.write(b"rd\n")
+
+    talker = threading.Thread(target=talk)
+    with open(read_end, "rb", buffering=0) as stream:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(stream)))
+        talker.start()
+        assert main(["translate", f"--run={untrained}", f"--output={output}"]) == 0
+        talker.join()
+    lines = [
+        f"{word} {number}" if word != "THIRD" else word
+        for number in range(3)
+        for word in ("LINE", "SECOND", "THIRD")
+    ]
+    if output == "-":
+        assert capfd.readouterr().out.split("\n")[:-1] == lines
+        assert written == [1, 2, 3] and translator.windows == [2, 3, 3, 1]
+    else:
+        assert read_lines("out") == lines and translator.windows == [9]
+
+
 @pytest.fixture
 def untrained(tmp_path):
     save_config(Config(), tmp_path / "config.json")
@@ -189,6 +243,9 @@ def untrained(tmp_path):
         (["--alignment_head=0"], "--alignment_head has no effect without --alignments or --json"),
         (["--alignments=letters"], "--alignments is 'letters' (allowed: words, pieces)"),
         (["--resume"], "--resume continues an output file"),
+        (["--overwrite"], "--overwrite replaces an output file"),
+        (["--resume", "--overwrite", "--output=x"], "--resume and --overwrite exclude each other"),
+        (["--window=0"], "--window is 0; it must be at least 1"),
         (["--long_lines=splt"], "did you mean split?"),
     ],
 )
@@ -197,6 +254,14 @@ def test_flags_that_exclude_each_other(untrained, capfd, monkeypatch, flags, wor
     assert main(["translate", f"--run={untrained}", *flags]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("error: ") and words in err
+
+
+def test_surplus_constraints_are_counted_before_the_run_is_loaded(untrained, capfd):
+    write_lines("in", ["a", "b", "c"])
+    for flag, count in (("prefix", 4), ("required", 2)):
+        write_lines("more", ["x"] * count)
+        assert main(["translate", f"--run={untrained}", "--input=in", f"--{flag}=more"]) == 2
+        assert f"--{flag}=more has {count} lines, but --input=in has 3" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

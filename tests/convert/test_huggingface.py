@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+from flaxformer_mt.convert.sentencepiece_file import Specials, renumber
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
+from flaxformer_mt.vocab.model_file import read_settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -290,6 +293,36 @@ def test_an_opus_models_search_comes_in_as_it_is(opus, tmp_path):
     for length in range(1, 5):  # of translations with their end symbol
         scores = barred(torch.ones(1, length).long(), torch.zeros(1, 9))
         assert bool(torch.isinf(scores[0, 0])) == (length < shortest)
+
+
+def test_a_damaged_sentencepiece_file_is_named(opus, tmp_path):
+    """Whatever is damaged: an error that names the file, or a model that segments text."""
+    _, folder, _ = opus
+    whole = (folder / "source.spm").read_bytes()
+    names = list(json.loads((folder / "vocab.json").read_text()))
+    space = "\u2581".encode()
+    assert space in whole
+    damaged = [b"", b"\xff" * 50_000, whole.replace(space, b"\xff" + space[1:], 1), whole[:-1], whole[1:]]
+    generator = random.Random(0)
+    for _ in range(150):
+        copy, place = bytearray(whole), generator.randrange(len(whole))
+        copy[place : place + generator.choice([1, 8, 300])] = bytes([generator.randrange(256)])
+        damaged.append(bytes(copy))
+    refused = 0
+    for model in damaged:
+        try:
+            read_settings(model, origin="source.spm")
+            again = renumber(model, names, Specials("<unk>", "</s>", "<pad>"), origin="source.spm")
+            Vocab(again, name="source.spm").tokenize("der Hund")
+        except UserError as error:
+            refused += 1
+            assert str(error).startswith("source.spm ")
+    assert refused >= 5
+    # The same by the command that imports the folder.
+    copied = shutil.copytree(folder, tmp_path / "opus")
+    (copied / "source.spm").write_bytes(damaged[2])
+    with pytest.raises(UserError, match=r"opus/source\.spm is not a SentencePiece model: it is damaged"):
+        find_format("marian").read(copied, Given())
 
 
 def test_an_opus_vocabulary_has_the_ids_of_vocab_json(opus, tmp_path):

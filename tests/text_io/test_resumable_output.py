@@ -1,6 +1,9 @@
 """Output that is cut off anywhere and gone on with is what it would have been."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -20,8 +23,8 @@ class Killed(BaseException):
     pass
 
 
-def run(path, lines, *, resume=False, origin=ORIGIN, step=2, stop_after=None, second=None):
-    with open_resumable(str(path), origin=origin, step=step, resume=resume) as output:
+def run(path, lines, *, origin=ORIGIN, step=2, stop_after=None, second=None, resume=False, **options):
+    with open_resumable(str(path), origin=origin, step=step, resume=resume, **options) as output:
         start = output.done
         reader = output.read("input", lines)
         other = None if second is None else output.read("prefix", second)
@@ -72,12 +75,27 @@ def test_the_input_may_have_grown(tmp_path):
     assert (tmp_path / "out").read_bytes() == expected()
 
 
-def test_nothing_to_resume_is_a_beginning_and_without_resume_it_begins_anew(tmp_path):
+def test_nothing_to_resume_is_a_beginning_and_only_overwrite_begins_anew(tmp_path):
     assert run(tmp_path / "out", LINES, resume=True) == 0
+    assert run(tmp_path / "empty", [], resume=True) == 0
     with pytest.raises(Killed):
         run(tmp_path / "new", LINES, stop_after=4)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    words = (
+        r"new\.partial holds the output of the first 4 lines .* give --resume .*, --overwrite to start over"
+    )
+    with pytest.raises(UserError, match=words):
+        run(tmp_path / "new", LINES)
+    (tmp_path / "foreign.partial").write_bytes(b"of another program\n")
+    with pytest.raises(UserError, match=r"foreign\.partial holds 19 bytes of output without a record"):
+        run(tmp_path / "foreign", LINES)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!f]*")} == kept
+    for name in ("new", "foreign"):
+        assert run(tmp_path / name, LINES, overwrite=True) == 0
+        assert (tmp_path / name).read_bytes() == (tmp_path / "out").read_bytes() == expected()
+    with pytest.raises(Killed):  # less than a record is no loss
+        run(tmp_path / "new", LINES, stop_after=1)
     assert run(tmp_path / "new", LINES) == 0
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes() == expected()
 
 
 def interrupted(path, **options):
@@ -100,7 +118,7 @@ def test_what_made_it_must_be_the_same(tmp_path, changes, words):
     before = (tmp_path / "out.partial").read_bytes()
     with pytest.raises(UserError) as error:
         run(tmp_path / "out", LINES, resume=True, **changes)
-    assert all(word in str(error.value) for word in [*words, "leave out --resume to start over"])
+    assert all(word in str(error.value) for word in [*words, "--overwrite instead of --resume to start over"])
     assert (tmp_path / "out.partial").read_bytes() == before
     assert run(tmp_path / "out", LINES, resume=True) == 4
 
@@ -127,10 +145,71 @@ def test_a_partial_file_without_its_record_is_refused(tmp_path):
     (tmp_path / "out.partial").write_bytes(b"short")
     with pytest.raises(UserError, match="has 5 bytes, but its record says"):
         run(tmp_path / "out", LINES, resume=True)
-    for damaged in ("{", "[]"):
-        record.write_text(damaged)
+    damages = ["{", "[]", "[" * 100_000, "", "\udc80", *({**content, name: None} for name in content)]
+    damages += [{name: content[name] for name in content if name != left_out} for left_out in content]
+    damages += [content | {"lines": -2}, content | {"bytes": True}, content | {"inputs": {"input": None}}]
+    for damaged in damages:
+        text = damaged if isinstance(damaged, str) else json.dumps(damaged)
+        record.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(UserError, match=r"has no record out\.partial\.json"):
             run(tmp_path / "out", LINES, resume=True)
     record.unlink()
     with pytest.raises(UserError, match=r"has no record out\.partial\.json"):
         run(tmp_path / "out", LINES, resume=True)
+
+
+def test_output_that_was_changed_is_refused(tmp_path):
+    interrupted(tmp_path / "out")
+    partial = tmp_path / "out.partial"
+    before = partial.read_bytes()
+    for place in (0, 10):
+        partial.write_bytes(before[:place] + b"#" + before[place + 1 :])
+        with pytest.raises(
+            UserError, match=r"was changed: its first \d+ bytes have the SHA-256 .* --overwrite"
+        ):
+            run(tmp_path / "out", LINES, resume=True)
+    partial.write_bytes(before)
+    assert run(tmp_path / "out", LINES, resume=True) == 4
+    assert (tmp_path / "out").read_bytes() == expected()
+
+
+HOLD = """
+import sys
+from flaxformer_mt.text_io.resumable_output import open_resumable
+with open_resumable(sys.argv[1], origin={}, step=2, resume=True) as output:
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_one_file_and_a_kill_ends_the_lock(tmp_path):
+    path = tmp_path / "out"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **pipes) as holder:
+        assert holder.stdout.readline() == b"open\n"
+        for options in ({"resume": True}, {"overwrite": True}, {}):
+            with pytest.raises(UserError, match=r"another process is writing .*out\.partial"):
+                run(path, LINES, origin={}, **options)
+        holder.kill()
+    assert run(path, LINES, origin={}, resume=True) == 0
+    assert path.read_bytes() == expected()
+
+
+def test_the_record_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
+    """Synchronised in this order: the output, the new record, and the folder that then has its name."""
+    calls = []
+    sync, replace = os.fsync, os.replace
+
+    def log_sync(descriptor):
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    def log_replace(source, target):
+        calls.append(f"{os.path.basename(source)} -> {os.path.basename(target)}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", log_sync)
+    monkeypatch.setattr(os, "replace", log_replace)
+    run(tmp_path / "out", LINES[:2])
+    record = ["out.partial.json.new", "out.partial.json.new -> out.partial.json", tmp_path.name]
+    assert calls == [*record, "out.partial", *record, "out.partial", "out.partial -> out"]

@@ -489,7 +489,11 @@ def test_prefixes_and_phrases_are_in_the_translation(
     fake_search(translator, monkeypatch)
     for count, words in ((2, "there are 2 prefixes for 3 lines"), (4, "there are more prefixes than the 3")):
         with pytest.raises(UserError, match=words):
-            list(translator.translate_stream(lines[:3], prefixes=[""] * count, window=2))
+            list(translator.translate_stream(iter(lines[:3]), prefixes=[""] * count, window=2))
+        with pytest.raises(
+            UserError, match=f"there are {count} prefixes for 3 lines"
+        ):  # before the first one
+            next(translator.translate_stream(lines[:3], prefixes=[""] * count, window=2))
 
 
 def test_samples_depend_on_the_line_and_the_seed(translator_with, vocabs):

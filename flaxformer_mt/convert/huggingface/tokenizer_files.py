@@ -118,7 +118,9 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 def read_tokenizer_settings(folder: Path) -> Settings:
     """Reads the training settings of the target's SentencePiece model; without it, those of OPUS-MT."""
     path = folder / _SPM["target"]
-    return read_settings(path.read_bytes()) if path.is_file() else Settings("unigram", False, "nmt_nfkc")
+    if not path.is_file():
+        return Settings("unigram", False, "nmt_nfkc")
+    return read_settings(_read_bytes(path), origin=str(path))
 
 
 _DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}

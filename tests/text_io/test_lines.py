@@ -1,0 +1,41 @@
+"""Lines that arrive in their own time, and the windows that they are read in."""
+
+import os
+
+import pytest
+
+from flaxformer_mt.text_io import lines as module
+from flaxformer_mt.text_io.lines import read_lines, take_window, watch_arrival
+
+
+@pytest.fixture
+def pipe():
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb") as stream, open(write_end, "wb", buffering=0) as writer:
+        yield watch_arrival(stream), writer
+
+
+def test_a_window_closes_when_lines_pause_and_at_its_size(pipe, monkeypatch):
+    monkeypatch.setattr(module, "_PAUSE", 0.05)
+    arriving, writer = pipe
+    lines = read_lines(arriving, name="pipe")
+    writer.write(b"a\r\nb\xc3")
+    assert take_window(lines, 5, arriving.is_ready) == ["a"]
+    writer.write(b"\xa4\n\n\xe2\x80\xa8\nd\n" + b"e" * 60_000 + b"\n")
+    assert take_window(lines, 2, arriving.is_ready) == ["b\u00e4", ""]
+    assert take_window(lines, 9, arriving.is_ready) == ["\u2028", "d", "e" * 60_000]
+    monkeypatch.setattr(module, "_LONGEST_WAIT", 0.0)  # lines that keep coming do not keep it open
+    writer.write(b"f\ng\nlast")
+    assert take_window(lines, 9, arriving.is_ready) == ["f"]
+    monkeypatch.undo()
+    writer.close()
+    assert take_window(lines, 9, arriving.is_ready) == ["g", "last"]
+    assert take_window(lines, 9, arriving.is_ready) == [] and arriving.is_ready()
+
+
+def test_files_have_full_windows(tmp_path):
+    (tmp_path / "in").write_bytes(b"a\nb\nc")
+    with (tmp_path / "in").open("rb") as stream:
+        assert watch_arrival(stream) is None
+        lines = read_lines(stream, name="in")
+        assert [take_window(lines, 2, None) for _ in range(3)] == [["a", "b"], ["c"], []]
