@@ -90,6 +90,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         reference=options.reference,
         checkpoint=options.checkpoint,
         lowercase=options.lowercase,
+        tokenize=options.bleu_tokenize,
         search=search,
         **({} if language_model else _comparison(options)),
     )
@@ -120,7 +121,7 @@ def _check_text_options(options: EvaluateOptions) -> None:
     """Raises UserError for flags that have no effect on the evaluation of a language model."""
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
-        *("lowercase", "bootstrap", "against", "paired", "trials"),
+        *("lowercase", "bleu_tokenize", "bootstrap", "against", "paired", "trials"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:

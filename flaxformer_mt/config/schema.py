@@ -272,8 +272,9 @@ class TrainConfig:
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
     peak_flops: Annotated[float, at_least(0)] = 0.0
-    # sacreBLEU's tokenizer for BLEU; zh: Chinese, ja-mecab: Japanese, none: text that is tokenized already.
-    bleu_tokenize: Literal["13a", "intl", "char", "zh", "ja-mecab", "none"] = "13a"
+    # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
+    # Korean, char for Thai, Lao, Khmer and Burmese, else 13a; none: text that is tokenized already.
+    bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
 
@@ -332,8 +333,7 @@ class SearchConfig:
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed; the same seed, line number and source line give the same sample, whatever the
-    # batch, and equal lines of a file get different samples.
+    # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0

@@ -174,9 +174,7 @@ def translate_compared_systems(
         if system.run is None:
             translations[system.name] = from_files[system.name]
         else:
-            translator = Translator.load(
-                system.run, checkpoint=system.checkpoint, search=system.search, spread=True
-            )
+            translator = Translator.load(system.run, checkpoint=system.checkpoint, search=system.search)
             texts = tuple(translation.text for translation in translator.translate(sources))
             translations[system.name] = texts
             search = translator.config.search

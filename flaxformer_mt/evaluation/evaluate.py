@@ -12,7 +12,7 @@ from typing import Any, Literal
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -26,7 +26,13 @@ from flaxformer_mt.evaluation.comparison import (
 )
 from flaxformer_mt.evaluation.evaluation_set import check_split, name_of_file, read_set
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import Scores, resample_scores, score_ter, score_translations
+from flaxformer_mt.evaluation.metrics import (
+    Scores,
+    choose_tokenizer,
+    resample_scores,
+    score_ter,
+    score_translations,
+)
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.translation.translator import Translator
@@ -96,6 +102,7 @@ def evaluate_run(
     reference: str | Path | None = None,
     checkpoint: str | None = None,
     lowercase: bool | None = None,
+    tokenize: str | None = None,
     search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
@@ -113,6 +120,7 @@ def evaluate_run(
         A language model scores the text of `reference` alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
       lowercase: ignore case when scoring. None: as the run's config says.
+      tokenize: sacreBLEU's tokenizer for BLEU, or auto. None: as the run's config says.
       search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
@@ -129,12 +137,15 @@ def evaluate_run(
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
     resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
+    tokenize = choose_tokenizer(
+        config.data.target_language, tokenize or config.train.bleu_tokenize, warn=warn_user
+    )
     scored = read_set(config, split, source=source, reference=reference)
     own_split = split if source is None else None
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(run_dir, checkpoint=checkpoint, search=search, spread=True)
+    translator = Translator.load(run_dir, checkpoint=checkpoint, search=search)
     lowercase = config.train.lowercase if lowercase is None else lowercase
-    score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": config.train.bleu_tokenize}
+    score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize}
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}

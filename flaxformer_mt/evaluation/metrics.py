@@ -6,7 +6,7 @@ Row 10 of the data path, and the only module that imports sacreBLEU.
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,14 @@ import numpy as np
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Array
+
+# sacreBLEU's tokenizers, and the codes of the languages that need them.
+_TOKENIZERS = {
+    "zh": ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh"),
+    "ja-mecab": ("ja", "jpn", "jp"),
+    "ko-mecab": ("ko", "kor"),
+    "char": ("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"),  # no spaces, no tokenizer of its own
+}
 
 
 @dataclass(frozen=True)
@@ -194,10 +202,45 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
+def choose_tokenizer(language: str, tokenize: str, *, warn: Callable[[str], None]) -> str:
+    """Returns the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
+
+    Args:
+      language: code of the target language, of two or three letters, with or without a region or script.
+      tokenize: train.bleu_tokenize; auto: 13a for languages that are written with spaces between words, else
+        sacreBLEU's own for the language, or char if that is not installed.
+      warn: receives a warning if the tokenizer for the language is not installed, or if `tokenize` is one
+        that splits text at spaces while the language needs another.
+
+    Raises:
+      UserError: the tokenizer is unknown, or is requested by name and not installed.
+    """
+    fitting = next((name for name, codes in _TOKENIZERS.items() if _base_of(language) in codes), "13a")
+    if tokenize == "auto":
+        try:
+            _make_bleu(False, fitting)
+        except UserError as error:
+            warn(f"BLEU of target language {language} compares characters (char): {error}")
+            return "char"
+        return fitting
+    _make_bleu(False, tokenize)
+    if fitting != "13a" and tokenize in ("13a", "intl"):
+        warn(
+            f"the BLEU tokenizer is {tokenize}, which splits text at spaces, but the target language is "
+            f"{language}; give train.bleu_tokenize=auto (evaluate: --bleu_tokenize=auto), which is {fitting}"
+        )
+    return tokenize
+
+
+def _base_of(language: str) -> str:
+    return language.lower().replace("-", "_").split("_")[0]
+
+
 def _make_bleu(lowercase: bool, tokenize: str) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
-    known = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])
+    names = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])
+    known = [name for name in names if name != "auto"]
     if tokenize not in known:
         raise UserError(f"unknown BLEU tokenizer {tokenize!r}; known: {', '.join(known)}")
     try:

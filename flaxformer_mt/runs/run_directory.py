@@ -26,6 +26,7 @@ _CHANGEABLE_FIELDS = (
     "parallel.data",
     "parallel.fsdp",
     "parallel.tensor",
+    "train.bleu_tokenize",
     "train.log_every",
     "train.tensorboard",
     "train.peak_flops",

@@ -9,7 +9,9 @@ import jax
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.loader import RowShare, valid_batches
 from flaxformer_mt.data.prepare import Prepared
+from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluate import evaluate_lines
+from flaxformer_mt.evaluation.metrics import choose_tokenizer
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, replicate_locally
@@ -40,6 +42,9 @@ class Validation:
         if not prepared.valid_pairs.has_source:
             return
         self._sources = [pair.source for pair in prepared.valid_pairs]
+        self._tokenize = choose_tokenizer(
+            config.data.target_language, config.train.bleu_tokenize, warn=warn_user
+        )
         self._references = [pair.target for pair in prepared.valid_pairs]
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
@@ -66,7 +71,7 @@ class Validation:
             self._sources,
             self._references,
             lowercase=train.lowercase,
-            tokenize=train.bleu_tokenize,
+            tokenize=self._tokenize,
             params=replicate_locally(self._unstack(params) if self._config.model.scan_layers else params),
         )
         scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}

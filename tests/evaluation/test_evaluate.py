@@ -178,6 +178,9 @@ def test_evaluate_run_on_files(run_dir):
     assert cased["bleu"] == cased["cased"]["bleu"] == found["cased"]["bleu"]
     assert cased["lowercased"] == found["lowercased"]
     assert (cased["method"], cased["beam_size"]) == ("greedy", 1)
+    assert "|tok:13a|" in cased["signature"]
+    chars = evaluate_run(run_dir, source=source, reference=reference, tokenize="char")
+    assert "|tok:char|" in chars["signature"] and "|tok:char|" in chars["lowercased"]["signature"]
 
 
 def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):

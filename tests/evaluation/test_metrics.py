@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import (
     MetricSums,
+    choose_tokenizer,
     resample_scores,
     score_sentences_chrf,
     score_ter,
@@ -190,3 +193,49 @@ def test_only_scalars_are_summed():
         MetricSums().add("loss", value_sum=1.0, weight=np.ones(2))
     with pytest.raises(ValueError, match=r"value_sum of loss should be a scalar, got shape \(1,\)"):
         MetricSums().add("loss", value_sum=jnp.ones(1), weight=1)
+
+
+def test_the_tokenizer_follows_the_target_language(monkeypatch):
+    warnings = []
+
+    def choose(language, tokenize="auto"):
+        return choose_tokenizer(language, tokenize, warn=warnings.append)
+
+    assert [choose(code) for code in ("en", "de", "zh", "zh_CN", "cmn-Hans", "ZHO", "th")] == [
+        *["13a"] * 2,
+        *["zh"] * 4,
+        "char",
+    ]
+    assert (choose("en", "none"), choose("zh", "char"), choose("de", "intl")) == ("none", "char", "intl")
+    assert not warnings
+    # What names a tokenizer for spaces is kept, with a warning.
+    assert (choose("zh", "13a"), choose("ja", "intl"), choose("ko", "13a")) == ("13a", "intl", "13a")
+    assert [text.split(";")[0].split(" is ")[1] for text in warnings] == [
+        f"{tokenize}, which splits text at spaces, but the target language"
+        for tokenize in ("13a", "intl", "13a")
+    ]
+    assert "--bleu_tokenize=auto), which is zh" in warnings[0]
+    warnings.clear()
+    # Without the libraries, by another name and by the language.
+    for module in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for loaded in ("ja_mecab", "ko_mecab"):
+        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{loaded}", raising=False)
+    assert (choose("ja"), choose("kor")) == ("char", "char")
+    assert "of target language ja compares characters (char)" in warnings[0]
+    assert "pip install 'sacrebleu[ja]'" in warnings[0] and "pip install 'sacrebleu[ko]'" in warnings[1]
+    with pytest.raises(UserError, match="ja-mecab is not installed"):
+        choose("en", "ja-mecab")
+    with pytest.raises(UserError, match="unknown BLEU tokenizer 'auto'"):  # it is chosen before
+        score_translations(["a"], ["a"], tokenize="auto")
+
+
+def test_chinese_has_a_score():
+    """With the tokenizer for spaces, nine equal characters of ten are one wrong word."""
+    pair = (
+        ["\u4e00\u53ea\u72d7\u5728\u82b1\u56ed\u91cc\u7761\u89c9\u3002"],
+        ["\u4e00\u53ea\u732b\u5728\u82b1\u56ed\u91cc\u7761\u89c9\u3002"],
+    )
+    tokenize = choose_tokenizer("zh", Config().train.bleu_tokenize, warn=pytest.fail)
+    assert score_translations(*pair, tokenize=tokenize).bleu > 50
+    assert score_translations(*pair, tokenize="13a").bleu == 0

@@ -56,6 +56,7 @@ FREE = {
     "parallel.fsdp": 2,
     "parallel.tensor": 2,
     "train.peak_flops": 1e12,
+    "train.bleu_tokenize": "char",
     "train.log_every": 7,
     "train.tensorboard": False,
     "train.keep_checkpoints": 9,
