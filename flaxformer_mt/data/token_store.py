@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
 
 # Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
@@ -73,6 +74,8 @@ class TokenStore:
     ) -> "TokenStore":
         """Opens the store of these pairs and vocabularies under `root`; writes a missing store first.
 
+        The digests of all files are verified. A damaged store is written again, with a warning.
+
         Args:
           pairs: read once, in order, with bounded memory.
           vocabs: of both sides; the source vocabulary is unused if `pairs` have no source.
@@ -83,19 +86,26 @@ class TokenStore:
             `BuildStopped`.
 
         Raises:
-          UserError: there are no pairs, `root` is not writable, or the existing store is damaged.
+          UserError: there are no pairs, or `root` is not writable.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
         folder = Path(root) / f"tokens-{_key(pairs, vocabs, sampling, seed)}"
+        damage = ""
         for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
-            try:
-                return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
-            except (FileNotFoundError, NotADirectoryError):
-                sides = _SIDES if pairs.has_source else _SIDES[1:]
-                _write_store(folder, _until(stop, pairs), vocabs, sides, sampling, seed)
+            if os.path.lexists(folder):
+                try:
+                    return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
+                except _Damage as error:
+                    if os.path.lexists(folder):
+                        damage = str(error)
+                        warn_user(f"the token store {folder} is damaged: {damage}; it is built again")
+                        _remove_folder(folder)
+            sides = _SIDES if pairs.has_source else _SIDES[1:]
+            _write_store(folder, _until(stop, pairs), vocabs, sides, sampling, seed)
         raise UserError(
-            f"the token store {folder} is incomplete; remove the folder: the next run builds it again"
+            f"the token store {folder} is damaged again whenever it is written: {damage}; set "
+            "data.cache_dir to a folder on another disk"
         )
 
     @classmethod
@@ -206,23 +216,30 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
 
 
+class _Damage(Exception):
+    """The files of a store are not those that were written."""
+
+
 def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
-    """Maps the files; raises FileNotFoundError if one is missing, UserError if the store is damaged."""
+    """Verifies the digests of all files and maps them; raises _Damage, UserError if they cannot be read."""
     try:
-        counts = json.loads((folder / _META).read_text(encoding="utf-8"))["tokens"]
+        if damage := atomic_folder.find_damage(folder):
+            raise _Damage(damage)
+        counts = json.loads((folder / _META).read_bytes())["tokens"]
         source, target = (_open_side(folder, name) for name in _SIDES)
-    except (ValueError, KeyError, EOFError) as error:
-        raise UserError(f"the token store {folder} is damaged ({error}); remove the folder") from error
     except PermissionError as error:
         raise UserError(
             f"the token store {folder} cannot be read: {error}; set data.cache_dir to another folder"
         ) from error
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        # removed meanwhile by another run, or another program wrote the files and their manifest
+        raise _Damage(f"{type(error).__name__} while the files were opened") from error
     for name, side in zip(_SIDES, (source, target), strict=True):
         sentences, tokens = len(side.lengths), len(side.tokens)
         if (sentences, tokens, side.offsets[-1]) != (size, counts[name], counts[name]):
-            raise UserError(
-                f"the token store {folder} is damaged: it has {sentences} {name} sentences and {tokens} "
-                f"tokens, but {size} and {counts[name]} were written; remove the folder"
+            raise _Damage(
+                f"it has {sentences} {name} sentences and {tokens} tokens, but {size} and {counts[name]} "
+                "were written"
             )
     return source, target
 
@@ -252,6 +269,7 @@ def _write_store(
         }
         meta = {"format": _FORMAT, "tokens": counts, "sampling": sampling, "seed": seed}
         (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        atomic_folder.seal_folder(partial, {})
         try:
             os.rename(partial, folder)
         except OSError:
@@ -346,14 +364,25 @@ class _GrowingArray:
 
 def _remove(store: TokenStore) -> None:
     """Removes a store from the disk; the folder is renamed first, so that it disappears at once."""
-    folder = store.folder
-    assert folder is not None, "a store in memory has no folder to remove"
+    assert store.folder is not None, "a store in memory has no folder to remove"
+    _remove_folder(store.folder)
+
+
+def _remove_folder(folder: Path) -> None:
     doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         os.rename(folder, doomed)
     except FileNotFoundError:
         return  # another run on the same cache was faster
-    shutil.rmtree(doomed, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"the token store {folder} cannot be removed: {error}; remove it, or set data.cache_dir to "
+            "another folder"
+        ) from error
+    if doomed.is_dir() and not doomed.is_symlink():
+        shutil.rmtree(doomed, ignore_errors=True)
+    else:
+        doomed.unlink(missing_ok=True)  # a file or a link in the place of a store
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -26,8 +26,7 @@ _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
 def begin_folder(final: Path) -> Path:
     """Creates the empty hidden folder in which `final` is written; deletes one left by an earlier attempt."""
     temporary = final.with_name(_WRITING + final.name)
-    if temporary.exists():
-        shutil.rmtree(temporary)
+    _delete(temporary)
     temporary.mkdir(parents=True)
     return temporary
 
@@ -45,9 +44,8 @@ def seal_folder(folder: Path, facts: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
     body = {"format": MANIFEST_FORMAT, "facts": facts, "files": files}
-    text = json.dumps({**body, "blake2b": _digest_body(body)}, indent=1, sort_keys=True)
-    with (folder / MANIFEST_NAME).open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    with (folder / MANIFEST_NAME).open("wb") as file:
+        file.write(_manifest_bytes(body))
         file.flush()
         os.fsync(file.fileno())
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -55,25 +53,22 @@ def seal_folder(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def publish_folder(final: Path) -> None:
-    """Renames the sealed folder `.writing-NAME` to `final`, replacing an existing folder of that name."""
+    """Renames the sealed folder `.writing-NAME` to `final`, replacing whatever has that name."""
     temporary, replaced = final.with_name(_WRITING + final.name), final.with_name(_REPLACED + final.name)
-    if final.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
+    if os.path.lexists(final):
+        _delete(replaced)
         os.rename(final, replaced)
     os.rename(temporary, final)
     _sync_directory(final.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    _delete(replaced)
 
 
 def remove_folder(folder: Path) -> None:
     """Deletes `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
     removed = folder.with_name(_REMOVED + folder.name)
-    if removed.exists():
-        shutil.rmtree(removed)
+    _delete(removed)
     os.rename(folder, removed)
-    shutil.rmtree(removed)
+    _delete(removed)
 
 
 def sweep_folders(parent: Path) -> None:
@@ -87,11 +82,11 @@ def sweep_folders(parent: Path) -> None:
     for path in sorted(parent.iterdir()):
         if path.name.startswith(_REPLACED):
             final = path.with_name(path.name.removeprefix(_REPLACED))
-            if not final.exists():
+            if not os.path.lexists(final):
                 os.rename(path, final)
                 continue
         if path.name.startswith((_WRITING, _REPLACED, _REMOVED)):
-            shutil.rmtree(path)
+            _delete(path)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -125,21 +120,35 @@ def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir() and os.path.lexists(folder):
+        raise ValueError("it is not a folder")
+    changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
-        body = json.loads((folder / MANIFEST_NAME).read_bytes())
+        text = (folder / MANIFEST_NAME).read_bytes()
+        body = json.loads(text)
         digest = body.pop("blake2b")
     except FileNotFoundError:
         raise ValueError(f"file {MANIFEST_NAME} is missing") from None
-    except (ValueError, KeyError, AttributeError, TypeError):  # not UTF-8, not JSON, or no digest
+    except PermissionError:
+        raise  # not damage: the file may be whole
+    # a folder of that name, not UTF-8, not JSON, no digest, or nested too deeply
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
     if digest != _digest_body(body):
-        raise ValueError(f"file {MANIFEST_NAME} has changed since it was written (its digest differs)")
-    if body["format"] != MANIFEST_FORMAT:
+        raise ValueError(changed)
+    if body.get("format") != MANIFEST_FORMAT:
         raise ValueError(
-            f"file {MANIFEST_NAME} has format {body['format']}, "
+            f"file {MANIFEST_NAME} has format {body.get('format')}, "
             f"but this version of flaxformer_mt reads format {MANIFEST_FORMAT}"
         )
+    # The digest covers the values; the bytes between them, and a lost last byte, show here.
+    if text != _manifest_bytes(body):
+        raise ValueError(changed)
     return body
+
+
+def _manifest_bytes(body: dict[str, Any]) -> bytes:
+    return f"{json.dumps({**body, 'blake2b': _digest_body(body)}, indent=1, sort_keys=True)}\n".encode()
 
 
 def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -154,6 +163,14 @@ def _digest_file(file: Any) -> str:
 
 def _digest_body(body: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _delete(path: Path) -> None:
+    """Deletes a folder, or a link or file in its place; does nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:

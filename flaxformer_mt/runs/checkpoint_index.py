@@ -7,6 +7,7 @@ progress and the manifest of a checkpoint; the arrays are left to runs/checkpoin
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ PROGRESS_NAME = "progress.json"
 AVERAGE_NAME = "average"
 
 _KEYWORDS = ("best", "last", AVERAGE_NAME)
+
+# The largest number of digits of a step.
+_STEP_DIGITS = 18
 
 
 class CheckpointIndex:
@@ -32,15 +36,35 @@ class CheckpointIndex:
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, damaged ones included, in ascending order."""
+        """The steps of all checkpoints, damaged ones included, in ascending order.
+
+        Every entry named as a step counts, also a file, which is a damaged checkpoint; 007 is not a step.
+        """
         if not self.directory.is_dir():
             return []
-        names = (path.name for path in self.directory.iterdir())
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
 
     def best(self) -> int | None:
-        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score."""
-        return self._best_of(self.steps())
+        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score.
+
+        The score of a damaged checkpoint is unknown: then the best is the one that a later checkpoint recorded.
+
+        Raises:
+          UserError: a damaged checkpoint is newer than all others, so that the best is unknown.
+        """
+        steps = self.steps()
+        damages = {step: damage for step in steps if (damage := self._find_damage(self.folder(step), ()))}
+        good = max((step for step in steps if step not in damages), default=None)
+        if not damages:
+            return self._best_of(steps)
+        step, damage = max(damages.items())
+        recorded = None if good is None or good < step else _read_recorded_best(self.folder(good))
+        if recorded in steps:
+            return recorded
+        raise UserError(
+            f"checkpoint {step} of {self.directory} is damaged: {damage}; so the best checkpoint is unknown; "
+            + _name_undamaged(good)
+        )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
         """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
@@ -70,7 +94,7 @@ class CheckpointIndex:
             name = max(self.steps(), default=None)
         elif word == AVERAGE_NAME:
             name = word
-        elif word.isascii() and word.isdigit():
+        elif word.isascii() and word.isdigit() and len(word) <= _STEP_DIGITS:
             name = int(word)
         else:
             near = difflib.get_close_matches(word, _KEYWORDS, n=1)
@@ -78,7 +102,7 @@ class CheckpointIndex:
             raise UserError(
                 f"checkpoint {word!r} is not best, last, average or a step{hint}; {self.describe()}"
             )
-        if name is None or not self.folder(name).is_dir():
+        if name is None or not os.path.lexists(self.folder(name)):
             raise UserError(f"{self._explain_absence(word)}; {self.describe()}")
         return self.folder(name)
 
@@ -89,23 +113,19 @@ class CheckpointIndex:
             names.append(AVERAGE_NAME)
         if not names:
             return f"{self.directory} has no checkpoints; train first"
-        best = self.best()
+        best = self._best_of(self.steps())
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_undamaged(self, folder: Path, parts: Iterable[str]) -> None:
         """Raises UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
-        wanted = {PROGRESS_NAME, *parts}
-        damage = atomic_folder.find_damage(folder, lambda file: file.split("/")[0] in wanted)
+        damage = self._find_damage(folder, parts)
         if not damage:
             return
         others = (step for step in reversed(self.steps()) if self.folder(step) != folder)
-        good = next((step for step in others if not atomic_folder.find_damage(self.folder(step))), None)
-        remedy = (
-            "no undamaged checkpoint is left"
-            if good is None
-            else f"the newest undamaged step is {good}; use --checkpoint={good}"
+        good = next((step for step in others if not self._find_damage(self.folder(step))), None)
+        raise UserError(
+            f"checkpoint {folder.name} of {self.directory} is damaged: {damage}; {_name_undamaged(good)}"
         )
-        raise UserError(f"checkpoint {folder.name} of {self.directory} is damaged: {damage}; {remedy}")
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
         """The newest undamaged step, and a warning that names newer, damaged steps.
@@ -117,7 +137,7 @@ class CheckpointIndex:
         """
         damages: list[str] = []
         for step in reversed(self.steps()):
-            damage = atomic_folder.find_damage(self.folder(step))
+            damage = self._find_damage(self.folder(step))
             if not damage:
                 warning = f"{'; '.join(damages)}; the newest undamaged step is {step}" if damages else ""
                 return step, warning
@@ -135,18 +155,28 @@ class CheckpointIndex:
         known = {step: sign * score for step, score in scores.items() if score is not None}
         return max(known, key=lambda step: (known[step], -step), default=None)
 
+    def _find_damage(self, folder: Path, parts: Iterable[str] | None = None) -> str:
+        """The damage to the progress and to `parts` (None: to all files), or "".
+
+        A folder that holds the checkpoint of another step counts as damaged.
+        """
+        wanted = None if parts is None else {PROGRESS_NAME, *parts}
+        damage = atomic_folder.find_damage(folder, lambda file: wanted is None or file.split("/")[0] in wanted)
+        if damage or not is_step(folder.name):
+            return damage
+        step = read_progress(folder).get("step", int(folder.name))
+        return "" if step == int(folder.name) else f"it holds the checkpoint of step {step}"
+
     def _read_score(self, step: int) -> float | None:
-        try:
-            score = read_progress(self.folder(step))["metrics"][self._best_metric]
-        except (OSError, ValueError, KeyError, TypeError):  # not evaluated, or damaged
-            return None
+        score = self._read_undamaged(step).get("metrics", {}).get(self._best_metric)
         return score if isinstance(score, int | float) and math.isfinite(score) else None
 
     def _is_interim(self, step: int) -> bool:
-        try:
-            return read_progress(self.folder(step)).get("interim") is True
-        except (OSError, ValueError, AttributeError):  # damaged
-            return False
+        return self._read_undamaged(step).get("interim") is True
+
+    def _read_undamaged(self, step: int) -> dict[str, Any]:
+        """The progress of a checkpoint; {} if it is damaged."""
+        return {} if self._find_damage(self.folder(step), ()) else read_progress(self.folder(step))
 
     def _explain_absence(self, word: str) -> str:
         steps = self.steps()
@@ -157,6 +187,23 @@ class CheckpointIndex:
         if word in _KEYWORDS or not steps:
             return f"there is no checkpoint {word}"
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"
+
+
+def is_step(name: str) -> bool:
+    """Whether an entry of the checkpoints folder is named as a step, in digits and without leading zeros."""
+    return name.isascii() and name.isdigit() and len(name) <= _STEP_DIGITS and name == str(int(name))
+
+
+def _name_undamaged(step: int | None) -> str:
+    if step is None:
+        return "no undamaged checkpoint is left"
+    return f"the newest undamaged step is {step}; use --checkpoint={step}"
+
+
+def _read_recorded_best(folder: Path) -> int | None:
+    """The best step so far, as training recorded it in a checkpoint."""
+    step = read_progress(folder).get("best_step")
+    return step if isinstance(step, int) else None
 
 
 def read_progress(folder: Path) -> dict[str, Any]:

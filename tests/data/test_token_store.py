@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from typing import NamedTuple
@@ -13,7 +14,8 @@ from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import token_store as store_module
 from flaxformer_mt.data.token_store import BuildStopped, EpochStores, TokenStore
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 
@@ -169,32 +171,77 @@ def test_two_builds_at_once_end_in_one_store(vocabs, tmp_path):
     assert list(tmp_path.iterdir()) == [stores[0].folder]
 
 
-def _truncate(folder):
-    path = folder / "target.tokens.npy"
-    path.write_bytes(path.read_bytes()[:-10])
+def _edit(name, change):
+    """Damage to one file of a store: its bytes after `change`; None: the file is missing."""
+
+    def damage(folder):
+        content = change((folder / name).read_bytes())
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+
+    return damage
 
 
-def _shorten(folder):
-    np.save(folder / "source.tokens.npy", np.load(folder / "source.tokens.npy")[:-1])
-
-
-def _garble(folder):
-    (folder / "meta.json").write_text("{")
+def _flip(content: bytes) -> bytes:
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
 
 
 def _lose_a_pair(folder):
     np.save(folder / "target.offsets.npy", np.load(folder / "target.offsets.npy")[:-1])
 
 
-def _lose_a_file(folder):
-    (folder / "source.offsets.npy").unlink()
+def _forge(folder):
+    """Objects instead of numbers, under digests that agree: numpy would ask for pickle."""
+    np.save(folder / "source.tokens.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    (folder / "manifest.json").unlink()
+    atomic_folder.seal_folder(folder, {})
 
 
-@pytest.mark.parametrize("damage", [_truncate, _shorten, _garble, _lose_a_pair, _lose_a_file])
-def test_a_damaged_store_is_refused_with_its_folder(vocabs, tmp_path, damage):
-    folder = TokenStore.build(make_pairs(), vocabs, tmp_path).folder
-    damage(folder)
-    with pytest.raises(UserError, match=rf"token store {folder} is .*remove the folder"):
+def _become_a_file(folder):
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def _become_a_dangling_link(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.parent / "absent")
+
+
+_STORE_FILES = ("source.tokens.npy", "source.offsets.npy", "target.tokens.npy", "target.offsets.npy")
+_DAMAGES = [
+    *(
+        _edit(name, change)
+        for name in (*_STORE_FILES, "meta.json", "manifest.json")
+        for change in (_flip, lambda content: content[:-1], lambda content: b"", lambda content: None)
+    ),
+    _edit("meta.json", lambda content: b"{"),
+    _lose_a_pair,
+    _forge,
+    _become_a_file,
+    _become_a_dangling_link,
+]
+
+
+def test_a_damaged_store_is_built_again(vocabs, tmp_path):
+    """Each byte counts: a changed token or offset would train on other data."""
+    first = TokenStore.build(make_pairs(), vocabs, tmp_path)
+    expected = ids_of(first)
+    for number, damage in enumerate(_DAMAGES):
+        damage(first.folder)
+        with pytest.warns(FlaxformerWarning, match=rf"token store {first.folder} is damaged: .*built again"):
+            store = TokenStore.build(make_pairs(), vocabs, tmp_path)
+        assert ids_of(store) == expected, number
+        assert list(tmp_path.iterdir()) == [first.folder]
+    TokenStore.build(Unreadable(make_pairs()), vocabs, tmp_path)  # whole: opened, not built
+
+
+def test_a_store_that_is_damaged_whenever_it_is_written_is_refused(vocabs, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module.atomic_folder, "find_damage", lambda folder: "file x has changed")
+    with (
+        pytest.warns(FlaxformerWarning),
+        pytest.raises(UserError, match=r"damaged again whenever it is written: file x has changed; set"),
+    ):
         TokenStore.build(make_pairs(), vocabs, tmp_path)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,6 +242,53 @@ def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
     np.testing.assert_array_equal(checkpoints.restore_params(1)[0]["w"], [1, 1])
     with pytest.raises(UserError, match="opt_state/_METADATA is missing; no undamaged checkpoint is left"):
         checkpoints.restore(1, trees)
+
+
+def test_the_best_is_the_one_that_training_chose_whatever_is_damaged(tmp_path):
+    """A progress.json that is older, damaged or of another step must not choose another best."""
+    checkpoints = Checkpoints(tmp_path, keep_last=9)
+    for step, score, best in [(1, 9.0, 1), (2, 3.0, 1), (3, 4.0, 1)]:
+        progress = {"step": step, "metrics": {"bleu": score}, "best_step": best}
+        checkpoints.save(step, {"params": {"w": jnp.full((2,), float(step))}}, progress)
+    checkpoints.wait()
+    progress = checkpoints.directory / "1" / "progress.json"
+    content = progress.read_bytes()
+    for damaged in (content.replace(b"9.0", b"2.0"), content[:9], b"[]", b"[" * 100_000):
+        progress.write_bytes(damaged)
+        assert Checkpoints(tmp_path).best() == 1
+        with pytest.raises(UserError, match="checkpoint 1 .* is damaged.*use --checkpoint=3"):
+            checkpoints.restore_params("best")
+    progress.write_bytes(content)
+    progress = checkpoints.directory / "3" / "progress.json"
+    progress.write_bytes(progress.read_bytes().replace(b"4.0", b"9.5"))
+    with pytest.raises(UserError, match="checkpoint 3 .*the best checkpoint is unknown.*use --checkpoint=2"):
+        checkpoints.restore_params("best")
+    shutil.rmtree(checkpoints.directory / "3")
+    shutil.copytree(checkpoints.directory / "1", checkpoints.directory / "3")  # whole, but of another step
+    with pytest.raises(UserError, match="checkpoint 3 .* holds the checkpoint of step 1"):
+        checkpoints.restore_params(3)
+    assert checkpoints.newest_undamaged() == 2
+
+
+def test_odd_names_among_the_checkpoints(tmp_path):
+    """007 is not a step; a file or a link to nowhere that is named as a step is a damaged checkpoint."""
+    checkpoints = save_steps(tmp_path, {5: 1.0, 6: 2.0})
+    folder = checkpoints.directory
+    (folder / "007").mkdir()
+    (folder / ("9" * 200)).mkdir()
+    (folder / "130").write_text("")
+    (folder / "140").symlink_to(folder / "absent")
+    (folder / "150" / "manifest.json").mkdir(parents=True)
+    assert checkpoints.steps() == [5, 6, 130, 140, 150]
+    assert checkpoints.newest_undamaged() == 6
+    for step in (130, 140, 150, "last", "best"):
+        with pytest.raises(UserError, match=r"checkpoint 1[345]0 .* is damaged: .*use --checkpoint=6"):
+            checkpoints.restore_params(step)
+    with pytest.raises(UserError, match="is not best, last, average or a step"):
+        checkpoints.restore_params("9" * 5000)
+    save_steps(tmp_path, {130: 3.0, 140: 3.0, 150: 3.0}, keep_last=2)
+    assert checkpoints.steps() == [130, 140, 150]
+    assert checkpoints.newest_undamaged() == 150
 
 
 def test_newest_good_without_any_good_one(tmp_path):
