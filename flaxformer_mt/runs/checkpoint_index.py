@@ -47,7 +47,7 @@ class CheckpointIndex:
     def best(self) -> int | None:
         """The step with the best score, the earliest of equal ones; None if no checkpoint has a score.
 
-        The score of a damaged checkpoint is unknown: then the best is the one that a later checkpoint recorded.
+        The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
 
         Raises:
           UserError: a damaged checkpoint is newer than all others, so that the best is unknown.
@@ -161,7 +161,9 @@ class CheckpointIndex:
         A folder that holds the checkpoint of another step counts as damaged.
         """
         wanted = None if parts is None else {PROGRESS_NAME, *parts}
-        damage = atomic_folder.find_damage(folder, lambda file: wanted is None or file.split("/")[0] in wanted)
+        damage = atomic_folder.find_damage(
+            folder, lambda file: wanted is None or file.split("/")[0] in wanted
+        )
         if damage or not is_step(folder.name):
             return damage
         step = read_progress(folder).get("step", int(folder.name))

@@ -17,6 +17,7 @@ from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.parallel.processes import any_process, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, check_run, read_report, write_report
+from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.profiling import Profile
@@ -42,7 +43,8 @@ def fit(
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
-      UserError: an invalid config, data set or run directory, or gradients that stay non-finite.
+      UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
+        process that trains this run.
       TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
     run_dir = Path(run_dir).expanduser()
@@ -54,7 +56,13 @@ def fit(
             step, steps = report["step"], config.train.steps
             print(f"{run_dir} is finished, at step {step} of {steps}.", file=progress, flush=True)
         return report
+    # Of several processes, the first one writes, and the others end with it.
+    with lock_run(run_dir) if is_first() else contextlib.nullcontext():
+        return _fit_alone(config, run_dir, profile=profile, progress=progress)
 
+
+def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO | None) -> dict[str, Any]:
+    """Trains the run to its end, while no other training writes to its directory."""
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )

@@ -20,6 +20,7 @@ from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop
 from flaxformer_mt.training.loop import fit
@@ -200,6 +201,14 @@ def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, cap
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert capsys.readouterr().err == f"{run_dir} is finished, at step 48 of 48.\n"
     assert f"test BLEU {report['test']['bleu']:.2f}" in describe_report(report, run_dir)
+
+
+def test_a_second_training_of_a_run_is_refused(base, tmp_path):
+    """Also where the first has not yet written anything that the second could compare."""
+    with lock_run(tmp_path / "run"):
+        with pytest.raises(UserError, match=r"run is being trained by process \d+ on host .*another --run="):
+            fit(base, tmp_path / "run")
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_another_config_is_refused_by_the_names_of_its_fields(base, reference):
