@@ -92,6 +92,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         search=search,
+        allow_nonfinite=options.allow_nonfinite,
         **({} if language_model else _comparison(options)),
     )
     if table := describe_evaluation(result, name=str(options.run)):
@@ -135,7 +136,8 @@ def _average(options: AverageOptions) -> object:
     from flaxformer_mt.runs.checkpoints import Checkpoints
 
     read_config(options.run / "config.json")  # raises UserError if options.run is not a run directory
-    return {"checkpoint": str(Checkpoints(options.run).average(options.last)), "averaged": options.last}
+    written = Checkpoints(options.run).average(options.last, allow_nonfinite=options.allow_nonfinite)
+    return {"checkpoint": str(written), "averaged": options.last}
 
 
 def _plot(options: PlotOptions) -> object:

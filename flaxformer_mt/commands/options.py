@@ -168,6 +168,8 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
+    # Use a checkpoint although parameters of it are NaN or infinite.
+    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
+    # Use a checkpoint although parameters of it are NaN or infinite.
+    allow_nonfinite: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
     # Discard the FILE.partial of an interrupted command and start over. Without --resume or --overwrite, an
@@ -258,6 +262,8 @@ class ScoreOptions:
     batch_tokens: int | None = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
+    # Use a checkpoint although parameters of it are NaN or infinite.
+    allow_nonfinite: bool = False
     # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
     invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
@@ -270,6 +276,8 @@ class AverageOptions:
     run: Path
     # Number of newest checkpoints to average.
     last: int
+    # Average checkpoints although parameters of them are NaN or infinite.
+    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def translate_file(options: TranslateOptions) -> None:
             ensemble=options.ensemble,
             long_lines=options.long_lines,
             spread=True,
+            allow_nonfinite=options.allow_nonfinite,
         )
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
         output = files.enter_context(_open_one_output(options, translator, window, inputs=sorted(inputs)))
@@ -129,6 +130,7 @@ def score_file(options: ScoreOptions) -> None:
             checkpoint=options.checkpoint,
             search=search,
             long_lines=options.long_lines,
+            allow_nonfinite=options.allow_nonfinite,
         )
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)

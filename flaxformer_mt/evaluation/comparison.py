@@ -162,7 +162,11 @@ def read_compared_files(
 
 
 def translate_compared_systems(
-    systems: Sequence[ComparedSystem], sources: Sequence[str], from_files: Mapping[str, tuple[str, ...]]
+    systems: Sequence[ComparedSystem],
+    sources: Sequence[str],
+    from_files: Mapping[str, tuple[str, ...]],
+    *,
+    allow_nonfinite: bool = False,
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
     """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
@@ -174,7 +178,12 @@ def translate_compared_systems(
         if system.run is None:
             translations[system.name] = from_files[system.name]
         else:
-            translator = Translator.load(system.run, checkpoint=system.checkpoint, search=system.search)
+            translator = Translator.load(
+                system.run,
+                checkpoint=system.checkpoint,
+                search=system.search,
+                allow_nonfinite=allow_nonfinite,
+            )
             texts = tuple(translation.text for translation in translator.translate(sources))
             translations[system.name] = texts
             search = translator.config.search

@@ -106,6 +106,7 @@ def evaluate_run(
     search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
+    allow_nonfinite: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
@@ -124,6 +125,7 @@ def evaluate_run(
       search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
+      allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
       UserError: the run, checkpoint, split or a file is absent, numbers of lines differ, the split of a
@@ -135,7 +137,8 @@ def evaluate_run(
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, checkpoint)
+        loading = {"checkpoint": checkpoint, "allow_nonfinite": allow_nonfinite}
+        return _evaluate_language_model(run_dir, config, split, reference, loading)
     resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     tokenize = choose_tokenizer(
         config.data.target_language, tokenize or config.train.bleu_tokenize, warn=warn_user
@@ -143,14 +146,18 @@ def evaluate_run(
     scored = read_set(config, split, source=source, reference=reference)
     own_split = split if source is None else None
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(run_dir, checkpoint=checkpoint, search=search)
+    translator = Translator.load(
+        run_dir, checkpoint=checkpoint, search=search, allow_nonfinite=allow_nonfinite
+    )
     lowercase = config.train.lowercase if lowercase is None else lowercase
     score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize}
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}
     del translator  # frees its parameters before those of the compared runs are loaded
-    others, described = translate_compared_systems(compared, scored.sources, from_files)
+    others, described = translate_compared_systems(
+        compared, scored.sources, from_files, allow_nonfinite=allow_nonfinite
+    )
     if compared:
         save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
     return (
@@ -249,14 +256,14 @@ def _evaluate_language_model(
     config: Config,
     split: Literal["test", "valid"],
     reference: str | None,
-    checkpoint: str | None,
+    loading: dict[str, Any],
 ) -> dict[str, Any]:
     if reference is None:
         check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    scored = score_text(run_dir, sentences, checkpoint=checkpoint)
+    scored = score_text(run_dir, sentences, **loading)
     return {
         "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,

@@ -67,13 +67,19 @@ class ScoredText(NamedTuple):
 
 
 def score_text(
-    run_dir: Path, sentences: Sequence[str], *, checkpoint: str | None = None, warn: Warn = warn_user
+    run_dir: Path,
+    sentences: Sequence[str],
+    *,
+    checkpoint: str | None = None,
+    allow_nonfinite: bool = False,
+    warn: Warn = warn_user,
 ) -> ScoredText:
     """Scores sentences with the language model in `run_dir`.
 
     Args:
       sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
+      allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
       UserError: the run or checkpoint is absent, there are no sentences, or one is longer than the positions
@@ -81,7 +87,7 @@ def score_text(
     """
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
-    trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
+    trained = load_trained(run_dir, checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn)
     enable_compilation_cache(cache_dir(trained.config.data) / "compiled")
     step = jax.jit(make_evaluation_step(trained.make_model()))
     batches = _batch(sentences, trained.vocabs.target, trained.config)

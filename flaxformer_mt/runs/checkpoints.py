@@ -132,21 +132,26 @@ class Checkpoints:
             )
         return trees, read_progress(folder)
 
-    def restore_params(self, which: int | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def restore_params(
+        self, which: int | str, *, allow_nonfinite: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads the parameters for evaluation and translation, and the progress.
 
         The parameters are the moving average if the checkpoint has one, as nested dicts of arrays on the
         default device, regardless of the devices that they were saved from.
 
         Raises:
-          UserError: the checkpoint is absent or damaged.
+          UserError: the checkpoint is absent or damaged, or has NaN or infinite parameters and not
+            `allow_nonfinite`.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
         leaves = _read_leaves(folder, name, specs)
+        if not allow_nonfinite:
+            _check_finite(folder, leaves)
         return nest_leaves({path: jnp.asarray(leaf) for path, leaf in leaves.items()}), read_progress(folder)
 
-    def average(self, last: int) -> Path:
+    def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
         Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
@@ -154,7 +159,8 @@ class Checkpoints:
         [...], "averaged_tree": "params" or "ema_params"}.
 
         Raises:
-          UserError: there are fewer checkpoints than `last`, or one of them is damaged or differs in shape.
+          UserError: there are fewer checkpoints than `last`, or one of them is damaged, differs in shape, or
+            has NaN or infinite parameters and not `allow_nonfinite`.
         """
         steps = self.steps()
         if not 1 <= last <= len(steps):
@@ -166,7 +172,8 @@ class Checkpoints:
             self._check_fit(self._index.folder(step), {name: specs})
         final = self._index.folder(AVERAGE_NAME)
         if jax.process_index() == 0:
-            tables = (_read_leaves(self._index.folder(step), name, specs) for step in steps)
+            read = _read_leaves if allow_nonfinite else _read_finite_leaves
+            tables = (read(self._index.folder(step), name, specs) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             _write_checkpoint(final, {"params": average_leaves(tables)}, json.dumps(progress, indent=1))
         return final
@@ -299,6 +306,22 @@ def _read_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]
         arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
         leaves.update(flatten_tree(_make_checkpointer().restore(folder / name, args=arguments)))
     return leaves
+
+
+def _read_finite_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]:
+    leaves = _read_leaves(folder, name, specs)
+    _check_finite(folder, leaves)
+    return leaves
+
+
+def _check_finite(folder: Path, leaves: dict[str, np.ndarray]) -> None:
+    bad = [path for path, leaf in leaves.items() if not np.isfinite(leaf).all()]
+    if bad:
+        raise UserError(
+            f"checkpoint {folder.name} of {folder.parent} has NaN or infinite values in {len(bad)} of "
+            f"{len(leaves)} arrays of parameters, first in {bad[0]}; use another --checkpoint, or give "
+            "--allow_nonfinite to translate, score, evaluate or average with it"
+        )
 
 
 def _make_checkpointer() -> Any:

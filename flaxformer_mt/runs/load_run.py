@@ -49,21 +49,29 @@ class TrainedModel:
         )
 
 
-def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn = warn_user) -> TrainedModel:
+def load_trained(
+    run_dir: Path,
+    *,
+    checkpoint: str | None = None,
+    allow_nonfinite: bool = False,
+    warn: Warn = warn_user,
+) -> TrainedModel:
     """Loads a trained model from a run directory.
 
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if that
         checkpoint is absent (training is still running, or was interrupted), best or last, with a warning.
+      allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
-      UserError: the run directory or the checkpoint is absent, or the parameters do not match the config.
+      UserError: the run directory or the checkpoint is absent, or the parameters do not match the config, or
+        are not finite.
     """
     config = read_config(run_dir / "config.json")
     vocabs = load_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
     which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-    params, progress = checkpoints.restore_params(which)
+    params, progress = checkpoints.restore_params(which, allow_nonfinite=allow_nonfinite)
     if is_stacked(params):
         params = unstack_layers(params)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
@@ -76,12 +84,14 @@ def load_trained(run_dir: Path, *, checkpoint: str | None = None, warn: Warn = w
     return trained
 
 
-def load_named(name: str, *, warn: Warn) -> TrainedModel:
+def load_named(name: str, *, allow_nonfinite: bool = False, warn: Warn) -> TrainedModel:
     """Loads the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, _, checkpoint = name.rpartition("@")
     if not run or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         run, checkpoint = name, ""
-    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, warn=warn)
+    return load_trained(
+        Path(run).expanduser(), checkpoint=checkpoint or None, allow_nonfinite=allow_nonfinite, warn=warn
+    )
 
 
 def compare_shapes(model: Model, params: Any) -> list[str]:

@@ -162,10 +162,13 @@ class Scorer:
         checkpoint: str | None = None,
         search: SearchConfig | None = None,
         long_lines: Literal["refuse", "cut"] = "refuse",
+        allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Scorer":
         """Loads the translation model or the language model of a run directory; see `Translator.load`."""
-        trained = load_trained(Path(run_dir).expanduser(), checkpoint=checkpoint, warn=warn)
+        trained = load_trained(
+            Path(run_dir).expanduser(), checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn
+        )
         config = trained.config
         enable_compilation_cache(cache_dir(config.data) / "compiled")
         return cls(

@@ -119,6 +119,7 @@ class Translator:
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
         spread: bool = False,
+        allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Translator":
         """Loads a trained model from a run directory.
@@ -131,6 +132,7 @@ class Translator:
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
           spread: see `Translator`.
+          allow_nonfinite: see `load_trained`.
 
         Raises:
           UserError: the run directory or the checkpoint is absent, the parameters do not match the config,
@@ -146,9 +148,10 @@ class Translator:
             )
         enable_compilation_cache(cache_dir(config.data) / "compiled")
         check_search(config.search if search is None else search, model=config.model)
-        trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
+        load: dict[str, Any] = {"allow_nonfinite": allow_nonfinite, "warn": warn}
+        trained = load_trained(run_dir, checkpoint=checkpoint, **load)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        members = [load_named(name, warn=warn) for name in ensemble]
+        members = [load_named(name, **load) for name in ensemble]
         return cls(
             config,
             trained.params,

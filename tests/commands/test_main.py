@@ -84,7 +84,7 @@ class FakeTranslator:
 def translator(monkeypatch):
     fake = FakeTranslator()
 
-    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines, spread):
+    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines, **options):
         fake.loaded, fake.ensemble, fake.long_lines = (run_dir, checkpoint, search), ensemble, long_lines
         return fake
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,6 +225,30 @@ def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
         assert written == [1, 2, 3] and translator.windows == [2, 3, 3, 1]
     else:
         assert read_lines("out") == lines and translator.windows == [9]
+
+
+def test_parameters_that_are_not_finite_are_refused(run_dir, tmp_path, capfd):
+    """Instead of blank lines, scores of nan and a BLEU of 0, all with status 0."""
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    checkpoints = Checkpoints(run)
+    params, progress = checkpoints.restore_params(10)
+    params["output_bias"] = params["output_bias"].at[5].set(float("nan"))
+    checkpoints.save(11, {"params": params}, progress | {"step": 11})
+    checkpoints.wait()
+    write_lines("in", LINES)
+    write_lines("reference", LINES)
+    files = ["--source=in", "--reference=reference"]
+    scoring = ["score", "--source=in", "--target=in"]
+    for command in (["translate", "--input=in"], scoring, ["evaluate", *files]):
+        assert main([*command, f"--run={run}", "--checkpoint=11"]) == 2, command
+        out, err = capfd.readouterr()
+        assert out == "" and "parameters, first in output_bias; use another --checkpoint" in err
+    assert main(["average", f"--run={run}", "--last=2"]) == 2
+    assert "checkpoint 11 of" in capfd.readouterr().err
+    assert main(["average", f"--run={run}", "--last=2", "--allow_nonfinite"]) == 0
+    command = [*scoring, "--long_lines=cut", "--checkpoint=11"]
+    assert main([*command, f"--run={run}", "--allow_nonfinite"]) == 0
+    assert "nan" in capfd.readouterr().out
 
 
 @pytest.fixture

@@ -128,7 +128,9 @@ def runs(tmp_path, monkeypatch, systems, references):
             return [Translation(text, 0.0, 0.0, ()) for text in self.said]
 
     monkeypatch.setattr(
-        Translator, "load", lambda run, *, checkpoint, search, spread: FakeTranslator(run, checkpoint, search)
+        Translator,
+        "load",
+        lambda run, *, checkpoint, search, **options: FakeTranslator(run, checkpoint, search),
     )
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
     sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}

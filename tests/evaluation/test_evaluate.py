@@ -42,7 +42,7 @@ class FakeTranslator:
 def run_dir(tmp_path, monkeypatch):
     save_config(Config(), tmp_path / "config.json")
 
-    def load(run_dir, *, checkpoint, search, spread):
+    def load(run_dir, *, checkpoint, search, **options):
         fake = FakeTranslator(search)
         fake.checkpoint = checkpoint or "best"
         return fake

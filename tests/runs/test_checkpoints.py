@@ -164,6 +164,24 @@ def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(
     assert checkpoints.resolve("average").is_dir()
 
 
+def test_parameters_that_are_not_finite_are_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step, bad in [(1, 1.0), (2, np.nan), (3, -np.inf)]:
+        half = jnp.array([1.0, bad], jnp.bfloat16)
+        checkpoints.save(step, {"params": {"w": jnp.ones(2), "half": half, "count": jnp.int32(1)}}, {})
+    checkpoints.restore_params(1)
+    for step in (2, 3):
+        with pytest.raises(
+            UserError, match=f"checkpoint {step} .*NaN or infinite values in 1 of 3 .* in half"
+        ):
+            checkpoints.restore_params(step)
+        params, _ = checkpoints.restore_params(step, allow_nonfinite=True)
+        assert not np.isfinite(params["half"].astype(np.float32)).all()
+    with pytest.raises(UserError, match="checkpoint 2 .*--allow_nonfinite"):
+        checkpoints.average(3)
+    assert checkpoints.average(3, allow_nonfinite=True).is_dir()
+
+
 def test_average_of_what_is_not_there(tmp_path):
     with pytest.raises(UserError, match="checkpoints: there are none.*train first"):
         Checkpoints(tmp_path).average(2)
