@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.figures import (
     Curve,
@@ -207,7 +207,7 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
     source_ids = vocabs.source.tokenize(source)
     if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
-    enable_compilation_cache(cache_dir(config.data) / "compiled")
+    enable_compilation_cache(compiled_dir())
     translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
     (translation,) = translator.translate([source])
     if not translation.tokens:

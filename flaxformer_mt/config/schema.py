@@ -23,7 +23,7 @@ class DataConfig:
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz.
     text_dir: str = ""
-    # Folder of prepared data and compiled programs. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
+    # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: str = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
     tfds_data_dir: str = ""

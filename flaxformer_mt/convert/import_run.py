@@ -62,7 +62,7 @@ def import_run(
         weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
     validate(weights.config)
     _check_finite(weights)
-    parity = measure(weights, source.open(path, given), quantity=source.quantity)
+    parity = measure(weights, source.open(path, given), quantity=source.quantity, read_data=False)
     if not parity.largest_difference <= tolerance:
         raise UserError(
             f"the imported model differs from {path} by {parity.largest_difference:.3g} in "

@@ -39,9 +39,12 @@ class Parity:
     checked_on: str
 
 
-def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
-    """Computes the outputs of both systems for the same batches in float32, and compares them."""
-    batches, checked_on = make_batches(weights)
+def measure(weights: Weights, theirs: Outputs, *, quantity: str, read_data: bool = True) -> Parity:
+    """Computes the outputs of both systems for the same batches in float32, and compares them.
+
+    read_data: whether the data set that the config names may be opened; see `make_batches`.
+    """
+    batches, checked_on = make_batches(weights, read_data=read_data)
     largest, tokens = 0.0, 0
     for batch in batches:
         ours = flax_outputs(weights, batch, quantity=quantity)
@@ -68,13 +71,16 @@ def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Arra
     return picked - jax.nn.logsumexp(logits, axis=-1)
 
 
-def make_batches(weights: Weights) -> tuple[list[Batch], str]:
+def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batch], str]:
     """Batches of the first validation pairs of the run's data, and a description of them.
 
-    Random tokens replace the pairs if the data cannot be read.
+    Random tokens replace the pairs if the data cannot be read, or not `read_data`: a config of another origin
+    must not choose which files are opened, or which data sets are downloaded.
     """
     config, vocabs = weights.config, weights.vocabs
     try:
+        if not read_data:
+            raise UserError("a config of another origin names it")
         split = next(name for name in _SPLITS if has_split(config.data, name))
         pairs = read_pairs(config.data, split)
         chosen = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]

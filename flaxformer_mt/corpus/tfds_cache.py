@@ -20,9 +20,19 @@ from flaxformer_mt.errors import UserError
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """The folder of prepared data: data.cache_dir, else $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt."""
-    given = config.cache_dir or os.environ.get("FLAXFORMER_MT_CACHE", "")
+    """The folder of prepared data: data.cache_dir, else the user's own cache folder."""
+    return Path(config.cache_dir).expanduser() if config.cache_dir else user_cache_dir()
+
+
+def user_cache_dir() -> Path:
+    """The user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt."""
+    given = os.environ.get("FLAXFORMER_MT_CACHE", "")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "flaxformer_mt"
+
+
+def compiled_dir() -> Path:
+    """The folder of compiled programs; no config chooses it, since these programs are executed."""
+    return user_cache_dir() / "compiled"
 
 
 def tfds_dir(config: DataConfig) -> Path:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
@@ -88,7 +88,7 @@ def score_text(
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
     trained = load_trained(run_dir, checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn)
-    enable_compilation_cache(cache_dir(trained.config.data) / "compiled")
+    enable_compilation_cache(compiled_dir())
     step = jax.jit(make_evaluation_step(trained.make_model()))
     batches = _batch(sentences, trained.vocabs.target, trained.config)
     return ScoredText(measure(step, jax.device_put(trained.params), batches), trained.checkpoint)

@@ -46,9 +46,16 @@ def _processor_name() -> str:
 def enable_compilation_cache(directory: Path) -> None:
     """Keep compiled programs on disk, so that the same command starts faster the next time.
 
-    A directory set through JAX's own variable, JAX_COMPILATION_CACHE_DIR, takes precedence.
+    A directory set through JAX's own variable, JAX_COMPILATION_CACHE_DIR, takes precedence. Without write
+    access to the directory, programs are compiled anew each time.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if not os.access(directory, os.W_OK):  # JAX would warn about each program
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

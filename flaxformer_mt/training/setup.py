@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.corpus.reader import cache_dir
+from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
 from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
@@ -69,7 +69,7 @@ def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> 
       UserError: an invalid layout, data set, vocabulary or checkpoint.
     """
     parallel = make_parallel(config)
-    enable_compilation_cache(cache_dir(config.data) / "compiled")
+    enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(lambda: prepare(config, run_dir, own_store=own_store), name="prepare")
     _check_splits(config, prepared)

@@ -17,7 +17,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.checks import check_search
-from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pair, Reading, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError, warn_user
@@ -170,7 +170,7 @@ class Scorer:
             Path(run_dir).expanduser(), checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn
         )
         config = trained.config
-        enable_compilation_cache(cache_dir(config.data) / "compiled")
+        enable_compilation_cache(compiled_dir())
         return cls(
             config if search is None else dataclasses.replace(config, search=search),
             trained.params,

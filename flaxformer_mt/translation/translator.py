@@ -18,7 +18,7 @@ import numpy as np
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
@@ -146,7 +146,7 @@ class Translator:
                 f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
                 f"to measure its perplexity, use evaluate --run={run_dir} --reference=FILE"
             )
-        enable_compilation_cache(cache_dir(config.data) / "compiled")
+        enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)
         load: dict[str, Any] = {"allow_nonfinite": allow_nonfinite, "warn": warn}
         trained = load_trained(run_dir, checkpoint=checkpoint, **load)

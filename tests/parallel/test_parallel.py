@@ -14,16 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flaxformer_mt.commands import plot
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.evaluation import perplexity
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training import setup
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.setup import load_state, to_trees
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
+from flaxformer_mt.translation import scorer, translator
 
 V, STEPS = 20, 20
 CONFIG = Config(
@@ -339,6 +345,31 @@ def test_compiled_programs_are_cached_without_output(tmp_path):
     assert int(hits) >= 1
     assert noise == ""
     assert second == first
+
+
+def test_a_run_does_not_choose_where_compiled_programs_come_from(tiny_run, monkeypatch, tmp_path):
+    """They are executed: a run of another origin could name a folder that its author has filled."""
+
+    class Enabled(Exception):
+        pass
+
+    def enable(directory):
+        raise Enabled(str(directory))
+
+    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path))
+    config = read_config(tiny_run / "config.json")
+    assert config.data.cache_dir
+    trained = load_trained(tiny_run)
+    for module, use in [
+        (translator, lambda: translator.Translator.load(tiny_run)),
+        (scorer, lambda: scorer.Scorer.load(tiny_run)),
+        (perplexity, lambda: perplexity.score_text(tiny_run, ["a"])),
+        (setup, lambda: setup.set_up_training(config, tiny_run, Checkpoints(tiny_run))),
+        (plot, lambda: plot._draw_sentence(trained, "aa")),
+    ]:
+        monkeypatch.setattr(module, "enable_compilation_cache", enable)
+        with pytest.raises(Enabled, match=f"^{tmp_path / 'compiled'}$"):
+            use()
 
 
 def test_a_cache_of_the_users_choice_is_left_alone(tmp_path):
