@@ -3,7 +3,14 @@
 Library functions raise and warn; only the commands print and choose an exit status.
 """
 
+import contextlib
+import errno
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+# What a write meets when a disk, a quota, the inodes, or the largest file of the process is exceeded.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
@@ -25,6 +32,17 @@ class TrainingInterrupted(Exception):
 
 class FlaxformerWarning(UserWarning):
     """A problem that a user should know about while work continues; commands print `warning: MESSAGE`."""
+
+
+@contextlib.contextmanager
+def name_full_disk(path: str | Path) -> Iterator[None]:
+    """Adds the path to the error of a full disk, which lacks it if an open file was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in DISK_FULL:
+            error.filename = str(path)
+        raise
 
 
 def warn_user(message: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 _METRICS_NAME = "metrics.jsonl"
 # The time left is estimated from the speed over this many of the last lines.
@@ -92,8 +92,9 @@ class Tracker:
         record = {"step": int(step), "time": round(time.time(), 3), "split": split}
         if clash := record.keys() & finite.keys():
             raise ValueError(f"values of a log line cannot be named {', '.join(sorted(clash))}")
-        self._file.write(json.dumps(record | finite, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        with name_full_disk(self._file.name):
+            self._file.write(json.dumps(record | finite, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in finite.items():
                 if isinstance(value, int | float):
@@ -247,7 +248,8 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
         elif record["step"] <= start_step:
             kept.append(line + b"\n")
     rewound = path.with_name(f".{path.name}.new")
-    rewound.write_bytes(b"".join(kept))
+    with name_full_disk(rewound):
+        rewound.write_bytes(b"".join(kept))
     os.replace(rewound, path)
     return unreadable
 

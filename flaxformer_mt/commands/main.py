@@ -37,9 +37,19 @@ from flaxformer_mt.commands.translate_and_score import choose_search, score_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.find_config import load_config
-from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
+from flaxformer_mt.errors import DISK_FULL, FlaxformerWarning, TrainingInterrupted, UserError
 
 PROGRAM = "flaxformer-mt"
+
+# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
+_REMEDIES = {
+    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR), ""),
+    errno.EROFS: "; give a folder that can be written to",
+    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
+}
 
 
 def _train(options: TrainOptions) -> object:
@@ -220,8 +230,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except TrainingInterrupted as stop:
         return stop.exit_status
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        return _fail(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -230,11 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _REMEDIES or (error.errno == errno.EIO and error.filename is None):
             raise
-        return _fail(
-            f"{error.filename or 'output'}: {error.strerror}; free some space and run the command again"
-        )
+        return _fail(f"{error.filename or 'a file'}: {error.strerror}{_REMEDIES[error.errno]}")
     return 0
 
 

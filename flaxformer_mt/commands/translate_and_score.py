@@ -16,10 +16,12 @@ from flaxformer_mt.commands.options import ScoreOptions, SearchOptions, Translat
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.text_io.lines import (
     STANDARD,
+    check_output,
     count_lines,
+    is_device,
     open_input,
     open_output,
     read_lines,
@@ -111,6 +113,10 @@ def score_file(options: ScoreOptions) -> None:
         raise UserError("--tokens has no effect with --json, which writes all scores; leave out --tokens")
     if options.source == options.target == STANDARD:
         raise UserError("only one of --source and --target can be standard input; give a file for the other")
+    if options.output != STANDARD:
+        check_output(
+            options.output, inputs=[path for path in (options.source, options.target) if path is not None]
+        )
     search = choose_search(options)
     language_model = not read_config(options.run / "config.json").data.source_language
     if language_model and options.source is not None:
@@ -220,12 +226,16 @@ def _check_flags(options: TranslateOptions) -> None:
                 f"--{name}"
             )
     for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):
-        if getattr(options, name) and options.output == STANDARD:
-            raise UserError(f"--{name} {effect}, but the output is standard output; give --output=FILE")
+        if getattr(options, name) and (options.output == STANDARD or is_device(options.output)):
+            what = "standard output" if options.output == STANDARD else f"{options.output}, a device or pipe"
+            raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
     if options.window is not None and options.window < 1:
         raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
+    if options.output != STANDARD:
+        read = (options.input, options.prefix, options.required)
+        check_output(options.output, inputs=[path for path in read if path is not None])
 
 
 def _check_standard_input(options: TranslateOptions) -> None:
@@ -327,8 +337,8 @@ def _open_one_output(
 def _open_output(
     options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str]
 ) -> Iterator[ResumableOutput | _PlainOutput]:
-    if options.output == STANDARD:
-        with open_output(STANDARD) as write:
+    if options.output == STANDARD or is_device(options.output):
+        with open_output(options.output) as write:
             yield _PlainOutput(write)
         return
     import jax
@@ -353,7 +363,10 @@ def _open_output(
         "versions": {"flaxformer_mt": __version__, "jax": jax.__version__},
     }
     resumed = {"resume": options.resume, "overwrite": options.overwrite}
-    with open_resumable(options.output, origin=origin, step=window, **resumed) as output:
+    with (
+        name_full_disk(options.output),
+        open_resumable(options.output, origin=origin, step=window, **resumed) as output,
+    ):
         try:
             yield output
         except BaseException:

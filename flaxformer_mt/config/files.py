@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 
 def load_config(path: str | Path) -> Config:
@@ -99,7 +99,8 @@ def _read_value(value: Any, hint: Any, where: str) -> Any:
 
 def save_config(config: Config, path: Path) -> None:
     """Writes a config as JSON."""
-    path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    with name_full_disk(path):
+        path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(path: Path) -> Config:

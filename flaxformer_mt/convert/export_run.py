@@ -43,6 +43,8 @@ def export_run(
         empty, or a difference above the tolerance. A failed export leaves no files behind.
     """
     run_dir, output = Path(run_dir).expanduser(), Path(output).expanduser()
+    if output.is_symlink():
+        output = output.resolve()  # the finished folder is renamed, and must not replace the link
     target = find_format(format_name)
     check_output(output)
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)

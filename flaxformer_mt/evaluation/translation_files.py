@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.text_io.lines import open_input, read_lines
 
@@ -89,7 +90,8 @@ def _differences_file(run_dir: Path, name: str) -> Path:
 
 
 def _write(file: Path, lines: Sequence[str]) -> None:
-    file.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"))
+    with name_full_disk(file):
+        file.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"))
 
 
 def _one_line(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import compare_configs, read_config, save_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 # Fields that may change when a run is resumed: the results of further updates are independent of them.
 _CHANGEABLE_FIELDS = (
@@ -123,5 +123,6 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Writes report.json atomically."""
     path = run_dir / "report.json"
-    path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with name_full_disk(path):
+        path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     os.replace(path.with_suffix(".tmp"), path)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 STANDARD = "-"
 
@@ -170,38 +170,77 @@ def count_lines(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that writes one line to a file, or to standard output for `-`.
+    """Yields a function that writes one line to a file, device or pipe, or to standard output for `-`.
 
-    The file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
-    .partial is always complete.
+    A file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
+    .partial is always complete. A link is followed; a device or a pipe is written to as it is.
 
     Raises:
-      UserError: the parent folder does not exist, or the path is a folder.
+      UserError: see `check_output`.
     """
     if path == STANDARD:
-        yield _write_to(sys.stdout.buffer)
+        yield _write_to(sys.stdout.buffer, "standard output")
         return
     file = check_output(path)
-    partial = file.with_name(file.name + ".partial")
+    if is_device(path):
+        with file.open("wb") as stream:
+            yield _write_to(stream, path)
+        return
+    partial = partial_of(file)
     with partial.open("wb") as stream:
-        yield _write_to(stream)
+        yield _write_to(stream, str(partial))
     os.replace(partial, file)
 
 
-def check_output(path: str) -> Path:
-    """Returns the path of an output file. Raises UserError if it is a folder, or its parent is absent."""
+def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
+    """Returns the path of an output file, device or pipe; a link to a file is followed.
+
+    inputs: paths of the files that are read while the output is written; `-` is skipped.
+
+    Raises:
+      UserError: the path is a folder, its parent is absent, or it or FILE.partial is one of the inputs.
+    """
     file = Path(path).expanduser()
+    if is_device(path):
+        return file
+    if file.is_symlink():
+        file = Path(os.path.realpath(file))  # the finished file gets its name, and must not replace the link
     if not file.parent.is_dir():
         raise UserError(f"output folder {file.parent} does not exist; create it with mkdir -p {file.parent}")
     if file.is_dir():
         raise UserError(f"output {file} is a folder; give a file, or - for standard output")
+    partial = partial_of(file)
+    if os.path.lexists(partial) and not partial.is_file():
+        raise UserError(f"output {file} is written as {partial}, which exists and is not a file; remove it")
+    for name in inputs:
+        if name != STANDARD and _is_one_of(name, (file, partial)):
+            raise UserError(
+                f"output {path} would overwrite the input {name} while it is read; give another --output=FILE"
+            )
     return file
 
 
-def _write_to(stream: BinaryIO) -> Callable[[str], None]:
+def is_device(path: str) -> bool:
+    """Whether a path is an existing device, pipe or socket, or a link to one: no file can take its place."""
+    file = Path(path).expanduser()
+    return file.exists() and not file.is_file() and not file.is_dir()
+
+
+def partial_of(file: Path) -> Path:
+    """The name of an output file until it is complete."""
+    return file.with_name(file.name + ".partial")
+
+
+def _is_one_of(name: str, files: Sequence[Path]) -> bool:
+    given = Path(name).expanduser()
+    return given.is_file() and any(file.exists() and given.samefile(file) for file in files)
+
+
+def _write_to(stream: BinaryIO, name: str) -> Callable[[str], None]:
     def write(line: str) -> None:
-        stream.write(line.encode("utf-8", errors="replace") + b"\n")
-        stream.flush()  # the reader of a pipe gets each line at once
+        with name_full_disk(name):
+            stream.write(line.encode("utf-8", errors="replace") + b"\n")
+            stream.flush()  # the reader of a pipe gets each line at once
 
     return write
 

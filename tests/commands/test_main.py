@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -506,10 +507,81 @@ def test_an_output_file_has_its_name_only_when_it_is_whole(capfd, tmp_path, run_
     assert (tmp_path / "out.partial").read_bytes() == b"C\n"
 
 
-def test_a_file_may_be_translated_onto_itself(tmp_path, run_dir, translator):
+def test_an_output_never_overwrites_an_input(capfd, tmp_path, run_dir, translator):
+    """By whatever name: the same, a link, another name of the file, or the name of the unfinished output."""
     (tmp_path / "text").write_bytes(b"a\nb\n")
-    assert main(["translate", f"--run={run_dir}", "--input=text", "--output=text"]) == 0
-    assert (tmp_path / "text").read_bytes() == b"A\nB\n"
+    (tmp_path / "link").symlink_to("text")
+    (tmp_path / "hard").hardlink_to(tmp_path / "text")
+    (tmp_path / "other").write_bytes(b"\n\n")
+    (tmp_path / "new.partial").symlink_to("text")
+    for flags in (
+        ["--input=text", "--output=text"],
+        ["--input=text", "--output=link"],
+        ["--input=hard", "--output=text"],
+        ["--input=other", "--prefix=link", "--output=./text"],
+        ["--input=other", "--required=text", "--output=text"],
+        ["--input=text", "--output=new"],
+        ["--input=text", "--output=text", "--resume"],
+    ):
+        said = fail(capfd, "translate", f"--run={run_dir}", *flags)
+        assert "would overwrite the input" in said and "give another --output=FILE" in said, flags
+    for name in ("source", "target"):
+        flags = {"source": "other", "target": "other", name: "text"}
+        said = fail(
+            capfd, "score", f"--run={run_dir}", "--output=link", *(f"--{n}={v}" for n, v in flags.items())
+        )
+        assert "would overwrite the input text" in said
+    assert (tmp_path / "text").read_bytes() == b"a\nb\n"
+    assert not (tmp_path / "text.partial").exists()
+
+
+def test_an_output_that_is_a_link_a_device_or_a_pipe_stays_what_it_is(capfd, tmp_path, run_dir, translator):
+    translate = ["translate", f"--run={run_dir}", "--input=in"]
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/real")
+    for _ in range(2):  # a link to nowhere, then to an older file
+        assert main([*translate, "--output=link"]) == 0
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "real").read_bytes() == b"A\nB\n"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "to the pipe").symlink_to("pipe")
+    for name in ("pipe", "to the pipe"):
+        assert main([*translate, f"--output={name}"]) == 0
+        assert os.read(reader, 100) == b"A\nB\n"
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    device = tmp_path / "device"
+    device.symlink_to("/dev/null")
+    assert main([*translate, f"--output={device}"]) == 0
+    assert device.is_symlink() and stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert sorted(path.name for path in tmp_path.rglob("*.partial*")) == []
+    assert "a device or pipe" in fail(capfd, *translate, "--output=pipe", "--resume")
+    (tmp_path / "out.partial").mkdir()
+    assert "which exists and is not a file; remove it" in fail(capfd, *translate, "--output=out")
+    os.close(reader)
+
+
+@pytest.mark.parametrize("reason", ["ENOSPC", "EROFS", "EIO", "ENAMETOOLONG"])
+def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, monkeypatch, reason):
+    """Also where the error itself names no file: that of a write to an open file."""
+    (tmp_path / "in").write_bytes(b"a\nb\n")
+    code = getattr(errno, reason)
+    opened = Path.open
+
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(code, os.strerror(code))
+
+    def open_full(path, mode="r", **options):
+        if path.name != "out.partial":
+            return opened(path, mode, **options)
+        if reason == "ENOSPC":
+            return Full()
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(Path, "open", open_full)
+    said = fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
+    assert re.search(rf"out(\.partial)?: {os.strerror(code)}; ", said)
 
 
 # ---- help, show, doctor ----
