@@ -100,8 +100,9 @@ IMPORTS = {file: set().union(*map(names_in, ast.walk(tree))) for file, tree in T
 
 
 def wings_imported_by(file: Path) -> set[str]:
+    """Without the version, a string that the package's __init__ defines."""
     own = {name.split(".")[1] for name in IMPORTS[file] if name.startswith("flaxformer_mt.")}
-    return own - {wing_of(file)}
+    return own - {wing_of(file), "__version__"}
 
 
 def layer_of(wing: str) -> int:

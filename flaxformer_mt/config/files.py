@@ -33,6 +33,8 @@ def load_config(path: str | Path) -> Config:
     sys.modules.setdefault("flaxformer_mt.config_files", sys.modules[__name__])
     try:
         spec.loader.exec_module(module)
+        if not callable(getattr(module, "get_config", None)):
+            raise UserError(f"config file {path} defines no get_config() -> Config; add that function")
         config = module.get_config()
     except UserError:
         raise

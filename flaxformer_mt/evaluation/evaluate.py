@@ -110,47 +110,37 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
-    The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature
-    (scores are comparable only if their signatures are equal), and scores by source length; with `resamples`
-    confidence intervals, and with `against` paired tests. For a language model, the result contains loss
-    (nats per token, end symbols included) and perplexity instead, and no file is written.
+    The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
+    and scores by source length; with `resamples` confidence intervals, and with `against` paired tests. For a
+    language model: loss (nats per token, end symbols included) and perplexity instead, and no file.
 
     Args:
       split: the split of the run's data set to score, unless files are given.
-      source: file with one sentence per line, - for standard input; `reference` is the file of translations.
-        A language model scores the text of `reference` alone.
+      source: file with one sentence per line, - for standard input; `reference` has the translations, or the
+        text for a language model.
       checkpoint: best, last, average or a step. None: as the run's config says.
-      lowercase: ignore case when scoring. None: as the run's config says.
-      tokenize: sacreBLEU's tokenizer for BLEU, or auto. None: as the run's config says.
+      lowercase, tokenize: ignore case; sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
-      UserError: the run, checkpoint, split or a file is absent, numbers of lines differ, the split of a
-        compared run differs, or an option has no effect.
+      UserError: something named is absent, numbers of lines or the splits of runs differ, or an option has
+        no effect.
     """
     run_dir = Path(run_dir).expanduser()
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")
+    loading: dict[str, Any] = {"checkpoint": checkpoint, "allow_nonfinite": allow_nonfinite}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        loading = {"checkpoint": checkpoint, "allow_nonfinite": allow_nonfinite}
         return _evaluate_language_model(run_dir, config, split, reference, loading)
-    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
-    tokenize = choose_tokenizer(
-        config.data.target_language, tokenize or config.train.bleu_tokenize, warn=warn_user
-    )
+    score_options = _choose_score_options(config, lowercase, tokenize)
     scored = read_set(config, split, source=source, reference=reference)
-    own_split = split if source is None else None
-    from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(
-        run_dir, checkpoint=checkpoint, search=search, allow_nonfinite=allow_nonfinite
-    )
-    lowercase = config.train.lowercase if lowercase is None else lowercase
-    score_options: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize}
+    from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
+    translator = Translator.load(run_dir, search=search, **loading)
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
     save_translations(run_dir, scored.name, evaluation)
     named = {"name": scored.name, "checkpoint": translator.checkpoint}
@@ -159,13 +149,33 @@ def evaluate_run(
         compared, scored.sources, from_files, allow_nonfinite=allow_nonfinite
     )
     if compared:
-        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
+        ignore_case = score_options["lowercase"]
+        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=ignore_case)
+    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
+    return named | _report_evaluation(evaluation, others, described, resamples, score_options)
+
+
+def _report_evaluation(
+    evaluation: Evaluation,
+    others: dict[str, tuple[str, ...]],
+    described: list[dict[str, Any]],
+    resamples: ResamplingOptions,
+    score_options: dict[str, Any],
+) -> dict[str, Any]:
     return (
-        named
-        | _report_scores(evaluation, **score_options)
+        _report_scores(evaluation, **score_options)
         | _resample(evaluation, others, described, resamples, **score_options)
         | {"by_length": score_by_length(evaluation, **score_options)}
     )
+
+
+def _choose_score_options(config: Config, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
+    """The options of scores that are given, else those of the config."""
+    language, configured = config.data.target_language, config.train.bleu_tokenize
+    return {
+        "lowercase": config.train.lowercase if lowercase is None else lowercase,
+        "tokenize": choose_tokenizer(language, tokenize or configured, warn=warn_user),
+    }
 
 
 def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def read_record(file: Path) -> Record:
     for field in fields(Record):
         value = found.get(field.name)
         kind = dict if field.name in ("origin", "inputs") else str if field.name == "digest" else int
-        if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
+        negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or negative:
             raise ValueError(f"its {field.name} is {value!r}")
     inputs = found["inputs"].items()
     if wrong := [name for name, digest in inputs if not isinstance(digest, str)]:

@@ -174,7 +174,9 @@ def _shift_source(index: int, offset: int, tag_size: int) -> int:
 
 def _join_texts(texts: Sequence[str]) -> tuple[list[int], str]:
     """Returns the index of each text's first character in the joined text, and the joined text."""
-    starts, joined, length = [], [], 0
+    starts: list[int] = []
+    joined: list[str] = []
+    length = 0
     for text in map(str.strip, texts):
         if text:
             joined.append(separator_before(text, joined[-1] if joined else "") + text)
