@@ -154,12 +154,13 @@ def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cach
     return Weights(config, vocabs, leaves)
 
 
-def write_models(weights: Weights, folder: Path) -> None:
-    """Writes the same weights for every system, each to a folder of its own."""
-    (folder / "ours").mkdir()
-    np.savez(folder / "ours" / "params.npz", **weights.leaves)
-    weights.vocabs.save(folder / "ours" / "vocab")
-    for name in PEERS:
+def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None:
+    """Writes the same weights for each of the systems, each to a folder of its own."""
+    if "ours" in systems:
+        (folder / "ours").mkdir()
+        np.savez(folder / "ours" / "params.npz", **weights.leaves)
+        weights.vocabs.save(folder / "ours" / "vocab")
+    for name in (name for name, system in PEERS.items() if system in systems):
         target = find_format(name)
         if problems := target.problems(weights.config):
             raise SystemExit(f"{name} cannot express this model: {'; '.join(problems)}")
@@ -187,7 +188,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         material = make_material(options, options.work or folder)
-        write_models(material.weights, folder)
+        write_models(material.weights, folder, options.systems)
         search, forced = material.weights.config.search, options.setting == "news"
         task = {
             "config": to_dict(material.weights.config),
@@ -203,7 +204,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         path.write_text(json.dumps(task), encoding="utf-8")
         workers = {
             system: stack.enter_context(open_worker(Path(__file__), system, path, threads=options.threads))
-            for system in options.systems.split(",")
+            for system in options.systems
         }
         systems = take_turns(workers, options.rounds, material)
     result: dict[str, Any] = {
@@ -306,6 +307,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    options.systems = options.systems.split(",")
+    if unknown := set(options.systems) - {"ours", *PEERS.values()}:
+        parser.error(f"unknown systems {', '.join(unknown)}; known: ours, {', '.join(PEERS.values())}")
     options.lines = options.lines or {"captions": 1000, "news": 500}[options.setting]
     return options
 

@@ -1,5 +1,6 @@
 """The benchmark of translation: how batches for the peers are planned, and that all three systems run."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -43,6 +44,28 @@ def test_made_up_news_has_the_lengths_and_as_many_words_as_pieces(benchmark):
     assert len(pairs) == 3000 and lengths[0] >= 3 and lengths[-1] <= 91
     assert abs(lengths[3000] - 23) <= 1
     assert len({word for pair in pairs for text in pair for word in text.split(" ")}) > 32_000
+
+
+def test_only_the_systems_that_are_asked_for_are_exported(benchmark, monkeypatch, tmp_path, capsys):
+    """A pre-norm model, which the format marian cannot express, is compared with CTranslate2."""
+    options = benchmark.parse_options(["--systems=ours,ctranslate2", "--tiny"])
+    weights = benchmark.make_random_weights(options, benchmark.read_news(options), tmp_path)
+    model = dataclasses.replace(weights.config.model, norm_position="pre")
+    weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, model=model))
+    exported = []
+    monkeypatch.setattr(
+        benchmark, "write_checked", lambda target, *arguments: exported.append(arguments[1].name)
+    )
+    for number, systems in enumerate((["ours", "ctranslate2"], ["ctranslate2"])):
+        (folder := tmp_path / str(number)).mkdir()
+        benchmark.write_models(weights, folder, systems)
+        assert (folder / "ours" / "vocab").is_dir() == ("ours" in systems)
+    assert exported == ["ctranslate2"] * 2
+    with pytest.raises(SystemExit, match="marian cannot express this model"):
+        benchmark.write_models(weights, tmp_path, ["hugging_face"])
+    with pytest.raises(SystemExit):
+        benchmark.parse_options(["--systems=ours,ctranslate"])
+    assert "unknown systems ctranslate; known: ours, hugging_face, ctranslate2" in capsys.readouterr().err
 
 
 def test_all_systems_translate_all_sentences_to_the_forced_length(benchmark, monkeypatch, capsys):
