@@ -58,7 +58,7 @@ def translate_file(options: TranslateOptions) -> None:
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.translator import Translator
 
-    use_cpu_cores_as_devices()
+    use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     search = choose_search(options)
     n_best = 1 if options.n_best is None else options.n_best
     check_n_best(search, n_best, where="--")
@@ -74,7 +74,6 @@ def translate_file(options: TranslateOptions) -> None:
             search=search,
             ensemble=options.ensemble,
             long_lines=options.long_lines,
-            spread=True,
             allow_nonfinite=options.allow_nonfinite,
         )
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one

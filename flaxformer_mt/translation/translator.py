@@ -22,7 +22,7 @@ from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally
+from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally, use_cpu_cores_as_devices
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_trained
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
@@ -118,7 +118,7 @@ class Translator:
         search: SearchConfig | None = None,
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
-        spread: bool = False,
+        spread: bool = True,
         allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Translator":
@@ -131,7 +131,8 @@ class Translator:
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
-          spread: see `Translator`.
+          spread: see `Translator`. On a CPU, each of the first four cores becomes a device that searches a
+            part of each batch, unless JAX has computed before. All callers share the programs compiled so.
           allow_nonfinite: see `load_trained`.
 
         Raises:
@@ -139,6 +140,8 @@ class Translator:
             the run is a language model, the search options are invalid, or the vocabularies of an ensemble
             differ.
         """
+        if spread:
+            use_cpu_cores_as_devices()
         run_dir = Path(run_dir).expanduser()
         config = read_config(run_dir / "config.json")
         if not config.data.source_language:

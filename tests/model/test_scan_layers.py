@@ -286,7 +286,7 @@ def test_a_run_translates_as_it_did_while_it_was_trained(run):
         (run / "translations" / f"test.{name}").read_text(encoding="utf-8").split("\n")[:-1]
         for name in ("source", "hypothesis")
     )
-    assert [best.text for best in Translator.load(run, spread=True).translate(lines)] == expected
+    assert [best.text for best in Translator.load(run).translate(lines)] == expected
 
 
 def test_an_export_agrees_with_the_foreign_system(exported):

@@ -19,7 +19,7 @@ from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.load_run import TrainedModel
+from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
@@ -399,12 +399,29 @@ def run_dir(saved_run, tmp_path):
 
 
 def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config):
-    loaded = Translator.load(run_dir, checkpoint="10", warn=warnings.append)
+    loaded = Translator.load(run_dir, checkpoint="10", spread=False, warn=warnings.append)
     assert not warnings and (loaded.checkpoint, loaded.config) == ("10", config)
     loaded.search.programs = translator.search.programs
     assert loaded.translate(["der Hund"])[0].tokens == translator.translate(["der Hund"])[0].tokens
     search = SearchConfig(method="greedy")
     assert Translator.load(run_dir, checkpoint="10", search=search).config.search == search
+
+
+def test_loaded_models_search_on_every_core(run_dir, monkeypatch):
+    """As the command does: the cores become devices before the parameters are loaded, which starts JAX."""
+    module, calls = "flaxformer_mt.translation.translator", []
+    load = load_trained
+
+    def log_load(*arguments, **options):
+        calls.append("load")
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(f"{module}.use_cpu_cores_as_devices", lambda: calls.append("cores"))
+    monkeypatch.setattr(f"{module}.load_trained", log_load)
+    assert Translator.load(run_dir, checkpoint="10").search.programs.parts == jax.local_device_count() > 1
+    assert calls == ["cores", "load"]
+    one = Translator.load(run_dir, checkpoint="10", spread=False)
+    assert one.search.programs.parts == 1 and calls == ["cores", "load", "load"]
 
 
 def test_load_takes_the_final_checkpoint_or_says_what_instead(run_dir, params, warnings, config):
@@ -520,7 +537,8 @@ def test_an_ensemble_with_itself_is_the_model(
     expected = translator.translate(SENTENCES, n_best=3, params=other_params)
     itself = mixed.translate(SENTENCES, n_best=3, params=other_params)
     # The same with both models from a run directory, of the first parameters.
-    loaded = Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@10"], warn=warnings.append)
+    options = {"ensemble": [f"{run_dir}@10"], "spread": False, "warn": warnings.append}
+    loaded = Translator.load(run_dir, checkpoint="10", **options)
     loaded.search.programs = mixed.search.programs
     by_name = loaded.translate(SENTENCES, n_best=3)
     for one, other in ((itself, expected), (by_name, found_by_beam)):
