@@ -18,7 +18,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, round_up
+from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, group_by_need, round_up
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
     NO_TOKEN,
@@ -144,17 +144,21 @@ class SearchEngine:
         """Searches once; the lengths of sentences that exceed the capacity are OVER_CAPACITY."""
         if not sentences:
             return
-        scheduler = Scheduler(
-            self.programs,
-            params,
-            self._lay_out(sentences),
-            lengths=[len(sentence.source) for sentence in sentences],
-            needed=[sentence.shortest for sentence in sentences],
-            sizes=sizes,
-            block_tokens=sizes.batch_tokens // _BLOCKS,
-            n_best=n_best,
-        )
-        yield from scheduler.run()
+        lengths = [len(sentence.source) for sentence in sentences]
+        needed = [sentence.shortest for sentence in sentences]
+        for group in group_by_need(lengths, needed, sizes, parts=self.programs.parts):
+            scheduler = Scheduler(
+                self.programs,
+                params,
+                self._lay_out([sentences[index] for index in group.indices]),
+                lengths=[lengths[index] for index in group.indices],
+                needed=group.needed,
+                sizes=sizes,
+                block_tokens=sizes.batch_tokens // _BLOCKS,
+                n_best=n_best,
+            )
+            for position, result in scheduler.run():
+                yield group.indices[position], result
 
     @property
     def longest_target(self) -> int | None:

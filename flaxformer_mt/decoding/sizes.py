@@ -7,6 +7,7 @@ size of the next batch or state, as functions of lengths alone.
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flaxformer_mt.search.state_rows import Size
 
@@ -118,12 +119,48 @@ class SizeRule:
     def size(self, source_length: int, needed: int) -> Size:
         """Returns the size for source lengths up to `source_length` and translation lengths from `needed`."""
         length = round_up(max(source_length, SHORTEST))
-        capacity = self.lengths.capacity(source_length, full=self.full)
+        capacity = self.lengths.capacity(source_length, needed, full=self.full)
         if self.full:  # sources of different lengths share one size if they have the same capacity
             length = max(round_up_coarsely(max(source_length, SHORTEST)), capacity // 2)
         length = min(length, self.lengths.longest_source)
         rows = round_down_finely(max(1, self.batch_tokens // (length + self.width * capacity)))
-        return Size(rows, length, self.lengths.capacity(source_length, needed, full=self.full))
+        return Size(rows, length, capacity)
+
+
+class NeedGroup(NamedTuple):
+    """Sentences whose translations need similar capacities: indices, and the minimum length of each one's."""
+
+    indices: list[int]
+    needed: list[int]
+
+
+def group_by_need(
+    lengths: Sequence[int], needed: Sequence[int], sizes: SizeRule, *, parts: int
+) -> list[NeedGroup]:
+    """Groups sentences so that no long prefix takes the rows of sentences that need little capacity.
+
+    Sentences whose source allows a translation of the needed length form one group, of the same sizes as
+    without constraints; the others form one for each step of `round_up`, of one capacity each. If all
+    sentences fit into one state together, there is one group.
+
+    Args:
+      lengths: lengths of the sources.
+      needed: minimum number of tokens of each translation, such as its prefix and required phrases.
+      parts: number of devices that search a state of `sizes` each.
+    """
+    if sizes.size(max(lengths), max(needed)).rows * parts >= len(lengths):
+        return [NeedGroup(list(range(len(lengths))), list(needed))]
+    groups: dict[int, list[int]] = {}
+    for index, (length, least) in enumerate(zip(lengths, needed, strict=True)):
+        exceeds = least > sizes.lengths.capacity(length, full=sizes.full)
+        groups.setdefault(round_up(least) if exceeds else 0, []).append(index)
+    return [
+        NeedGroup(
+            indices,
+            [needed[i] for i in indices] if key == 0 else [max(needed[i] for i in indices)] * len(indices),
+        )
+        for key, indices in sorted(groups.items())
+    ]
 
 
 def plan_batches(

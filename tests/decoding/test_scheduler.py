@@ -10,7 +10,14 @@ from tiny_experiment import random_params
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import sizes
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
-from flaxformer_mt.decoding.sizes import choose_size, deal, round_up_finely
+from flaxformer_mt.decoding.sizes import (
+    LengthRule,
+    SizeRule,
+    choose_size,
+    deal,
+    group_by_need,
+    round_up_finely,
+)
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
 from flaxformer_mt.search import Size, Symbols
@@ -111,7 +118,7 @@ def test_sentences_of_an_ensemble_in_several_sizes_are_translated_as_if_alone():
     ],
     ids=["plain", "decoder_only_groups"],
 )
-def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts(model, options):
+def test_a_sentence_with_a_long_prefix_has_a_state_of_its_own(model, options):
     """After sizes became smaller; all sentences are translated as if alone."""
     searcher = Searcher([model], SearchConfig(beam_size=3, **options, **FEW), longest_source=11)
     sentences = make_sentences([4, 11, 3, 10, 4, 7, 4, 8, 2, 4, 11, 4], least=2)
@@ -119,7 +126,9 @@ def test_a_long_prefix_of_a_short_sentence_enlarges_the_capacity_when_it_starts(
     sentences[8] = dataclasses.replace(sentences[8], prefix=prefix)
     found, ran = searcher.search(sentences, 100)
     capacities = [capacity for _, capacity, _ in ran]
-    assert min(capacities) < capacities[0] < 31 <= max(capacities)
+    assert min(capacities) < capacities[0] <= max(capacities[:-1]) < 31 <= capacities[-1]
+    # No more tokens at a time than asked for, or a single row.
+    assert all(rows == 1 or rows * (8 + 3 * capacity) <= 100 for rows, capacity, _ in ran)
     assert tuple(found[8].tokens[0, :30]) == prefix
     at_once, ran = searcher.search(sentences, AT_ONCE)
     assert [rows for rows, _, _ in ran] == [16]
@@ -166,6 +175,25 @@ def test_fine_sizes_are_a_fifth_too_large_at_most():
         112,
     ]
     assert all(n <= round_up_finely(n) <= max(n + 1, 1.25 * n) for n in range(1, 3000))
+
+
+def test_what_constraints_need_is_counted_within_the_tokens_of_a_batch():
+    rule = SizeRule(LengthRule(1.0, 8, 128, None), width=4, batch_tokens=2000)
+    for full in (False, True):
+        rule = dataclasses.replace(rule, full=full)
+        for length, needed in ((10, 1), (10, 401), (100, 401), (3, 60)):
+            size = rule.size(length, needed)
+            assert size.capacity >= needed and size.rows >= 1
+            assert size.rows == 1 or size.rows * (size.source_length + 4 * size.capacity) <= 2000
+    lengths = [*range(5, 45), 10, 12, 100, 7]
+    needed = [*[1] * 40, 401, 390, 420, 60]
+    free, short, long = group_by_need(lengths, needed, dataclasses.replace(rule, full=False), parts=1)
+    assert free == (list(range(40)), [1] * 40)  # sizes as without the others
+    assert short == ([43], [60]) and long == ([40, 41, 42], [420] * 3)
+    together = group_by_need(
+        lengths[-4:], needed[-4:], dataclasses.replace(rule, batch_tokens=10_000), parts=1
+    )
+    assert together == [([0, 1, 2, 3], [401, 390, 420, 60])]
 
 
 LARGE, SMALL = Size(4, 48, 64), Size(12, 24, 32)
