@@ -36,16 +36,6 @@ OF_TESTS = (
     "TF_CPP_MIN_LOG_LEVEL",
 )
 
-# A machine with one core: `translate` computes on one device, and compiles the programs of `evaluate`.
-ON_ONE_CORE = """
-import os, sys
-from flaxformer_mt.commands.main import main
-
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-sys.exit(main())
-"""
-
 # Translations that are not only spaces, although the model has hardly been trained.
 SEARCH = ("--min_length_offset=4", "--suppress=▁")
 
@@ -55,10 +45,11 @@ def command(tmp_path_factory):
     """Runs a command as a user does, and returns what it prints."""
     variables = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
     variables["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
+    variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-    def run(*arguments: str, text: str = "", program: tuple[str, str] = ("-m", "flaxformer_mt")) -> str:
+    def run(*arguments: str, text: str = "") -> str:
         done = subprocess.run(
-            [sys.executable, *program, *arguments],
+            [sys.executable, "-m", "flaxformer_mt", *arguments],
             input=text,
             cwd=ROOT,
             env=variables,
@@ -71,6 +62,12 @@ def command(tmp_path_factory):
         assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
         return done.stdout
 
+    def list_searches() -> set[str]:
+        """The cached programs of searches, of one device or of several."""
+        folder = Path(variables["JAX_COMPILATION_CACHE_DIR"])
+        return {path.name for path in folder.glob("jit_*rows-*-cache")}
+
+    run.list_searches = list_searches
     return run
 
 
@@ -117,12 +114,16 @@ def test_train(command, tiny_config, tiny_run, tmp_path):
 
 
 def test_translate_and_evaluate(command, run_dir, tiny_config, tmp_path, capsysbinary):
-    """Standard input, and the scores of the same translations."""
+    """Standard input, and the scores of the same translations, by the same programs on the same devices."""
     sources = (Path(tiny_config.data.text_dir) / "test.xx").read_text(encoding="utf-8")
     translate, evaluate = ([name, f"--run={run_dir}", *SEARCH] for name in ("translate", "evaluate"))
-    translations = command(*translate, text=sources, program=("-c", ON_ONE_CORE))
+    before = command.list_searches()
+    translations = command(*translate, text=sources)
+    searches = command.list_searches()
+    assert len(searches - before) >= 3
     assert len(translations.splitlines()) == 6 and all(line.strip() for line in translations.splitlines())
     ours = json.loads(command(*evaluate, "--bootstrap=0"))
+    assert command.list_searches() == searches  # none was compiled again
     assert (run_dir / "translations" / "test.hypothesis").read_text(encoding="utf-8") == translations
     (run_dir / "translations" / "test.hypothesis").unlink()
     assert main([*evaluate, "--bootstrap=0"]) == 0

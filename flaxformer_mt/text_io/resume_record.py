@@ -75,10 +75,10 @@ def read_record(file: Path) -> Record:
     if not isinstance(found, dict):
         raise ValueError("it contains no JSON object")
     for field in fields(Record):
-        value = found.get(field.name)
-        kind = dict if field.name in ("origin", "inputs") else str if field.name == "digest" else int
-        negative = isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or isinstance(value, bool) or negative:
+        value: Any = found.get(field.name)
+        kind: type = {"origin": dict, "inputs": dict, "digest": str}.get(field.name, int)
+        is_negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
             raise ValueError(f"its {field.name} is {value!r}")
     inputs = found["inputs"].items()
     if wrong := [name for name, digest in inputs if not isinstance(digest, str)]:

@@ -169,6 +169,13 @@ def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkey
     assert main([*again, "--length_penalty=0.5"]) == 2
     message = capfd.readouterr().err
     assert '"length_penalty": 0.5' in message and '"length_penalty": 1.0' in message
+    with monkeypatch.context() as patch:  # another version may compute otherwise
+        patch.setattr("flaxformer_mt.__version__", "0.0.1")
+        assert main(again) == 2
+    message = capfd.readouterr().err
+    assert "versions: " in message and '"flaxformer_mt": "0.0.1"' in message
+    assert main(again[:-1]) == 2
+    assert "out.partial holds the output of the first 64 lines" in capfd.readouterr().err
     write_lines("other", ["x", *lines[1:]])
     assert main([*command, "--input=other", "--output=out", "--resume"]) == 2
     assert "the first 64 lines of input differ from those" in capfd.readouterr().err
