@@ -206,6 +206,31 @@ def count_correct(
     return correct.sum().astype(jnp.float32), jnp.asarray(mask, jnp.float32).sum()
 
 
+def sum_over_tokens(
+    module: Any,
+    hidden: Float[Array, "B T D"],
+    target: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    smoothing: float,
+    chunk_tokens: int,
+    count: bool,
+) -> TokenSums:
+    """Sum the loss, and with `count` the correct tokens, of a model's hidden states over the real tokens.
+
+    Args:
+      module: the model, bound to its parameters, with the methods `logits` and `output_layer`.
+      chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
+    """
+    if chunk_tokens:
+        output = Output(*module.output_layer())
+        options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens, "count": count}
+        return projected_cross_entropy(hidden, output, target, mask, **options)
+    logits = module.logits(hidden)
+    loss_sum, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
+    return TokenSums(loss_sum, weight, count_correct(logits, target, mask)[0] if count else None)
+
+
 class Reduce(Protocol):
     """Sums a pytree over the shards of a batch, as `lax.psum` does under pmap."""
 

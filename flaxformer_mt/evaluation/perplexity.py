@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.metrics import MetricSums
-from flaxformer_mt.losses import Reduce, count_correct, keep, smoothed_cross_entropy
+from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.shapes import Array, Batch
@@ -89,7 +89,7 @@ def score_text(
         raise UserError("there is no text to score (0 lines); give at least one line")
     trained = load_trained(run_dir, checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn)
     enable_compilation_cache(compiled_dir())
-    step = jax.jit(make_evaluation_step(trained.make_model()))
+    step = jax.jit(make_evaluation_step(trained.make_model(), trained.config.train))
     batches = _batch(sentences, trained.vocabs.target, trained.config)
     return ScoredText(measure(step, jax.device_put(trained.params), batches), trained.checkpoint)
 
@@ -100,18 +100,28 @@ def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch
     return valid_batches(store, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
 
 
-def make_evaluation_step(model: nn.Module) -> Callable[..., dict[str, tuple[Array, Array]]]:
+def make_evaluation_step(
+    model: nn.Module, config: TrainConfig
+) -> Callable[..., dict[str, tuple[Array, Array]]]:
     """Builds the function from parameters and a batch to (sum, weight) of loss and token accuracy.
 
-    The loss is plain cross-entropy in nats per token, without label smoothing.
+    The loss is plain cross-entropy in nats per token, without label smoothing. `config.loss_chunk_tokens`
+    limits the logits in memory as in training, so that a model that can be trained can be evaluated.
     """
 
     def evaluation_step(
         params: Any, batch: Batch, *, reduce: Reduce = keep
     ) -> dict[str, tuple[Array, Array]]:
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        loss = smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0)
-        accuracy = count_correct(logits, batch.target_out, batch.target_mask)
-        return reduce({"loss": loss, "accuracy": accuracy})
+        def run(module: Any) -> TokenSums:
+            hidden = module.hidden(batch, deterministic=True)
+            chunk_tokens = config.loss_chunk_tokens
+            target, mask = batch.target_out, batch.target_mask
+            return sum_over_tokens(
+                module, hidden, target, mask, smoothing=0.0, chunk_tokens=chunk_tokens, count=True
+            )
+
+        sums = nn.apply(run, model)({"params": params})
+        assert sums.correct_sum is not None
+        return reduce({"loss": (sums.loss_sum, sums.weight), "accuracy": (sums.correct_sum, sums.weight)})
 
     return evaluation_step

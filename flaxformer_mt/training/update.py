@@ -14,15 +14,7 @@ import optax
 from flax import linen as nn
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.losses import (
-    Output,
-    Reduce,
-    TokenSums,
-    count_correct,
-    keep,
-    projected_cross_entropy,
-    smoothed_cross_entropy,
-)
+from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.state import TrainState
 
@@ -81,6 +73,7 @@ def make_dropout_key(
 
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
+    train = config.train
 
     def gradient_step(
         params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
@@ -90,7 +83,15 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
             def run(module: Any) -> TokenSums:
                 hidden = module.hidden(batch, deterministic=False)
-                return _training_loss(module, hidden, batch, config)
+                return sum_over_tokens(
+                    module,
+                    hidden,
+                    batch.target_out,
+                    batch.target_mask,
+                    smoothing=train.label_smoothing,
+                    chunk_tokens=train.loss_chunk_tokens,
+                    count=train.log_accuracy,
+                )
 
             sums = nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
             return sums.loss_sum, sums
@@ -99,24 +100,6 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         return reduce(Sums(gradients, *sums))
 
     return gradient_step
-
-
-def _training_loss(module: Any, hidden: Array, batch: Batch, config: Config) -> TokenSums:
-    train, target, mask = config.train, batch.target_out, batch.target_mask
-    if train.loss_chunk_tokens:
-        return projected_cross_entropy(
-            hidden,
-            Output(*module.output_layer()),
-            target,
-            mask,
-            smoothing=train.label_smoothing,
-            chunk_tokens=train.loss_chunk_tokens,
-            count=train.log_accuracy,
-        )
-    logits = module.logits(hidden)
-    loss_sum, weight = smoothed_cross_entropy(logits, target, mask, train.label_smoothing)
-    correct_sum = count_correct(logits, target, mask)[0] if train.log_accuracy else None
-    return TokenSums(loss_sum, weight, correct_sum)
 
 
 def make_update(

@@ -36,7 +36,7 @@ class Validation:
             share=RowShare(parallel.layout.row_parts, parallel.row_share),
         )
         self._parallel = parallel
-        self._step = parallel.compile(make_evaluation_step(model), batch=1)
+        self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
         self._unstack = jax.jit(unstack_layers)
         self._translator = None
         if not prepared.valid_pairs.has_source:

@@ -331,11 +331,16 @@ def test_without_an_average_the_parameters_serve():
 
 
 def test_evaluation_is_plain_cross_entropy_without_dropout():
+    """With the loss in chunks as well, and then no array has the size of all logits."""
     model = make_model(DROPOUT.model, source_size=V, target_size=V)
     params = compiled(DROPOUT).state.params
     batch = random_batch([0, 1, 2, -1])
-    scores = jax.jit(make_evaluation_step(model))(params, batch)
     logits = forward(SMALL.model)(params, batch)
-    assert_close(scores["loss"], smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0))
     hits = (np.asarray(logits).argmax(-1) == batch.target_out) & batch.target_mask
-    assert [float(x) for x in scores["accuracy"]] == [hits.sum(), batch.target_mask.sum()]
+    for chunk_tokens, whole in ((0, True), (8, False)):
+        step = make_evaluation_step(model, TrainConfig(loss_chunk_tokens=chunk_tokens))
+        scores = jax.jit(step)(params, batch)
+        assert_close(scores["loss"], smoothed_cross_entropy(logits, batch.target_out, batch.target_mask, 0.0))
+        assert [float(x) for x in scores["accuracy"]] == [hits.sum(), batch.target_mask.sum()]
+        program = str(jax.make_jaxpr(step)(params, batch))
+        assert (f"f32[4,6,{V}]" in program) == whole and f",{V}]" in program
