@@ -55,7 +55,8 @@ class DataConfig:
     num_shapes: Annotated[int, at_least(1)] = 8
     # With batching=bucket, source and target lengths of batches are rounded up to a multiple of this.
     length_multiple: Annotated[int, at_least(1)] = 4
-    # Batches have a multiple of this many rows. It must be divisible by parallel.data * parallel.fsdp.
+    # Batches have a multiple of this many rows; best a multiple of parallel.data * parallel.fsdp, since
+    # otherwise each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
     # Host threads that build batches in the background. 0: none; each batch is built when needed.
     loader_threads: Annotated[int, between(0, 1024)] = 2

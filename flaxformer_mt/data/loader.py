@@ -31,7 +31,10 @@ BEGINNING = Position(epoch=0, index=0)
 
 
 class RowShare(NamedTuple):
-    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order."""
+    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order.
+
+    The plan of batches does not depend on `parts`: rows of padding make the number of rows divisible.
+    """
 
     parts: int
     own: tuple[int, ...]
@@ -79,11 +82,13 @@ def make_batch(
 
 
 def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
-    """Keeps the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1."""
+    """Keeps the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1.
+
+    Parts have equal heights: if the number of rows is not divisible by them, rows of padding are added.
+    """
     if share == ALL_ROWS:
         return planned
-    rows, source, target = planned.shape
-    height = rows // share.parts
+    height = -(-planned.shape.rows // share.parts)
     new_numbers = np.full(share.parts, -1)
     new_numbers[list(share.own)] = np.arange(len(share.own))
     new_part = new_numbers[planned.rows // height]

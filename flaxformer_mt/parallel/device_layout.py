@@ -102,14 +102,6 @@ def _backend_problems(config: Config) -> Iterator[str]:
 
 
 def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[str]:
-    rows, parts = config.data.row_multiple, data * fsdp
-    if rows % parts:
-        hint = _nearest(parts, _divisors(rows))
-        yield (
-            f"data.row_multiple {rows}, of which the rows of a batch are a multiple, is not divisible by "
-            f"parallel.data {data} x parallel.fsdp {fsdp} = {parts}; nearest valid choice: data.row_multiple="
-            f"{-(-rows // parts) * parts}, or {hint} for parallel.data x parallel.fsdp"
-        )
     model = config.model
     for name, size in [("num_heads", model.num_heads), ("ffn_dim", model.ffn_dim)]:
         if size % tensor:

@@ -3,44 +3,59 @@
 Contains the comparison of a run's config with a new one, and the reading and writing of report.json.
 
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
-     profile/ if a profile was requested
+     history.jsonl if the config has changed · profile/ if a profile was requested
 """
 
+import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import compare_configs, read_config, save_config
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.files import compare_configs, flatten, read_config, save_config
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 
-# Fields that may change when a run is resumed: the results of further updates are independent of them.
-_CHANGEABLE_FIELDS = (
-    "data.cache_dir",
-    "data.tfds_data_dir",
-    "data.loader_threads",
-    "data.prefetch",
-    "parallel.backend",
-    "parallel.devices",
-    "parallel.data",
-    "parallel.fsdp",
-    "parallel.tensor",
-    "train.bleu_tokenize",
-    "train.log_every",
-    "train.tensorboard",
-    "train.peak_flops",
-    "train.keep_checkpoints",
-)
+_ROUNDING = "further updates are the same up to rounding"
+_LAYOUT = f"{_ROUNDING}, and with pmap each device draws other dropout masks"
+# Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
+_CHANGEABLE_FIELDS = {
+    "data.cache_dir": "",
+    "data.tfds_data_dir": "",
+    "data.loader_threads": "",
+    "data.prefetch": "",
+    "train.log_every": "",
+    "train.bleu_tokenize": "BLEU is of other tokens, and so may be the best checkpoint",
+    "train.tensorboard": "",
+    "train.peak_flops": "",
+    "train.keep_checkpoints": "",
+    "parallel.backend": _LAYOUT,
+    "parallel.devices": _LAYOUT,
+    "parallel.data": _LAYOUT,
+    "parallel.fsdp": _LAYOUT,
+    "parallel.tensor": _LAYOUT,
+    "model.remat": _ROUNDING,
+    "model.attention": _ROUNDING,
+    "train.loss_chunk_tokens": _ROUNDING,
+    "train.checkpoint_every": "other steps are saved, of which train.average_last takes the mean",
+    "train.evaluate_every": "other steps are evaluated, of which the best is chosen",
+    "train.patience": "training may stop at another step",
+    "train.steps": "training ends at another step",
+}
+_CHANGEABLE_FIELDS |= {
+    f"search.{field.name}": "later translations and their scores differ"
+    for field in dataclasses.fields(SearchConfig)
+}
 
 # The step of the checkpoint that `import` writes.
 IMPORTED_STEP = 0
 # Groups of fields that `import` fixes; all other fields may change until the first update.
 _FIXED_BY_IMPORT = ("model.", "vocab.")
 # Fields of these groups that may change as well: they choose how the layers are run.
-_CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.scan_layers:")
+_CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.attention:", "model.scan_layers:")
 
-# Learning-rate schedules that are independent of train.steps, so that a run may be extended.
+# Learning-rate schedules that are independent of train.steps, so that train.steps may change.
 _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
@@ -54,8 +69,8 @@ def check_run(run_dir: Path, config: Config) -> None:
         raise UserError(f"{run_dir} is a file, not a directory; give another --run=DIR")
     if not path.exists():
         return
-    old = read_config(path)
-    differences = [line for line in compare_configs(old, config) if not _may_differ(line, old, config)]
+    old, newest = read_config(path), _newest_step(run_dir)
+    differences = [line for line in compare_configs(old, config) if not _may_differ(line, config, newest)]
     if _is_untrained_import(run_dir):
         differences = [
             line
@@ -73,6 +88,7 @@ def check_run(run_dir: Path, config: Config) -> None:
 def open_run(run_dir: Path, config: Config) -> None:
     """Checks the run as `check_run` does, creates its directory, and writes the config into it.
 
+    A changed config is recorded in history.jsonl; if the run has been trained, a warning says what changes.
     Call this function after the data has been read, so that a run whose data are invalid leaves no directory
     behind.
 
@@ -81,28 +97,64 @@ def open_run(run_dir: Path, config: Config) -> None:
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
-    if path.exists() and read_config(path) == config:
+    old = read_config(path) if path.exists() else None
+    if old == config:
         return  # another process of the same job may be reading the file
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        if old is not None:
+            _record_change(run_dir, old, config)
         save_config(config, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
 
 
+def _record_change(run_dir: Path, old: Config, new: Config) -> None:
+    """Appends a change of the config to history.jsonl, and warns of what changes the results."""
+    step, before, after = _newest_step(run_dir) or 0, flatten(old), flatten(new)
+    changed = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
+    record = {"time": time.time(), "step": step, "changed": changed}
+    with (run_dir / "history.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    effects: dict[str, list[str]] = {}
+    for line in compare_configs(old, new) if step > IMPORTED_STEP else []:
+        if effect := _CHANGEABLE_FIELDS.get(line.split(":", 1)[0]):
+            effects.setdefault(effect, []).append(line)
+    if effects:
+        changes = "; ".join(f"{', '.join(lines)} ({effect})" for effect, lines in effects.items())
+        warn_user(f"{run_dir} is resumed at step {step} with another config: {changes}")
+
+
+def _newest_step(run_dir: Path) -> int | None:
+    """The step of the newest checkpoint, damaged ones included; None if there is none."""
+    checkpoints = run_dir / "checkpoints"
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
 def _is_untrained_import(run_dir: Path) -> bool:
     """Returns whether the imported model is the run's only checkpoint; training writes later steps."""
-    checkpoints = run_dir / "checkpoints"
-    steps = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    return [name for name in steps if name.isdigit()] == [str(IMPORTED_STEP)]
+    return _newest_step(run_dir) == IMPORTED_STEP
 
 
-def _may_differ(line: str, old: Config, new: Config) -> bool:
+def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
     name = line.split(":", 1)[0]
     if name == "train.steps":
-        return new.train.steps > old.train.steps and new.optim.schedule in _EXTENDABLE_SCHEDULES
+        return new.train.steps >= (newest_step or 0) and new.optim.schedule in _EXTENDABLE_SCHEDULES
     return name in _CHANGEABLE_FIELDS
+
+
+def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
+    """Returns whether a run with this report has nothing left to train under this config.
+
+    A run that stopped early goes on if the config has more patience than the run had, or stops no more.
+    """
+    if report["step"] >= config.train.steps:
+        return True
+    # Reports of earlier versions do not have the patience; in those versions it could not change.
+    patience = report.get("patience", read_config(run_dir / "config.json").train.patience)
+    return report["stopped_early"] and 0 < config.train.patience <= patience
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:

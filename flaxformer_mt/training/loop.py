@@ -16,7 +16,13 @@ from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.parallel.processes import any_process, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.run_directory import IMPORTED_STEP, check_run, read_report, write_report
+from flaxformer_mt.runs.run_directory import (
+    IMPORTED_STEP,
+    check_run,
+    is_complete,
+    read_report,
+    write_report,
+)
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
@@ -51,7 +57,7 @@ def fit(
     validate(config)
     check_run(run_dir, config)
     report = read_report(run_dir)
-    if report is not None and (report["step"] >= config.train.steps or report["stopped_early"]):
+    if report is not None and is_complete(run_dir, config, report):
         if progress is not None:
             step, steps = report["step"], config.train.steps
             print(f"{run_dir} is finished, at step {step} of {steps}.", file=progress, flush=True)
@@ -201,6 +207,11 @@ def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
     )
     if setup.parallel.device_count > 1:
         tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
+    if config.data.row_multiple % setup.parallel.layout.row_parts:
+        tracker.message(
+            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
+            f"the {setup.parallel.layout.row_parts} devices that share the rows"
+        )
     tracker.message(_describe_batches(setup.prepared.report["batches"]))
     if progress.step:
         tracker.message(f"resuming at step {progress.step} of {config.train.steps}")

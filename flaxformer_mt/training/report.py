@@ -28,6 +28,7 @@ def make_report(
     report: dict[str, Any] = {
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,
+        "patience": config.train.patience,
         "train_seconds": round(progress.train_seconds, 1),
         "target_tokens": progress.target_tokens,
         "parameters": parameters,

@@ -12,7 +12,14 @@ from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import loader as loader_module
 from flaxformer_mt.data.batching import EpochPlan, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
-from flaxformer_mt.data.loader import BEGINNING, Position, make_batch, train_batches, valid_batches
+from flaxformer_mt.data.loader import (
+    BEGINNING,
+    Position,
+    RowShare,
+    make_batch,
+    train_batches,
+    valid_batches,
+)
 from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -104,6 +111,30 @@ def test_a_bucketed_batch_by_hand():
     ]
     assert batch[5:] == (None, None, None, None)
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
+
+
+def test_rows_that_devices_cannot_share_evenly_are_padded():
+    """Three rows, and packed ones in two, on any number of devices: the whole batch and rows of padding."""
+    store = store_of([([9, 2], [9, 9, 2]), ([5, 6, 2], [7, 8, 9, 2]), ([4, 2], [5, 2])])
+    for plan in (
+        plan_by_hand([2, 0, 1], None, Shape(3, 4, 6)),
+        plan_by_hand([2, 0, 1], [0, 0, 1], Shape(2, 8, 9)),
+    ):
+        whole = make_batch(store, plan, 0, **IDS)
+        rows = len(whole.source)
+        for parts in range(1, 8):
+            shares = [RowShare(parts, (part,)) for part in range(parts)] + [RowShare(parts, (*range(parts),))]
+            batches = [make_batch(store, plan, 0, **IDS, share=share) for share in shares]
+            height = -(-rows // parts)
+            assert all(len(batch.source) == height for batch in batches[:-1])
+            for name, expected in whole._asdict().items():
+                if expected is None:
+                    continue
+                together = np.concatenate([getattr(batch, name) for batch in batches[:-1]])
+                np.testing.assert_array_equal(getattr(batches[-1], name), together)
+                np.testing.assert_array_equal(together[:rows], expected)
+                if "mask" in name or "segments" in name:
+                    assert not together[rows:].any()
 
 
 def test_a_packed_batch_by_hand():

@@ -1,13 +1,14 @@
 """A run directory belongs to one config: what may change between sittings, and what is refused by name."""
 
 import json
+import warnings
 
 import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, from_dict, read_config, to_dict
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.runs.run_directory import open_run, read_report, write_report
+from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.runs.run_directory import is_complete, open_run, read_report, write_report
 
 
 def change(config: Config, name: str, value: object) -> Config:
@@ -60,11 +61,34 @@ FREE = {
     "train.log_every": 7,
     "train.tensorboard": False,
     "train.keep_checkpoints": 9,
+    "model.remat": "full",
+    "model.attention": "plain",
+    "train.loss_chunk_tokens": 256,
+    "train.checkpoint_every": 10,
+    "train.evaluate_every": 10,
+    "train.patience": 3,
+    "train.steps": 200_000,  # the default schedule does not look at it
+    "search.method": "greedy",
+    "search.length_penalty_kind": "length",
+    "search.stopping": "inexact",
+    "search.suppress": ["a"],
+    "search.allow_unknown": False,
+    "search.ensemble_mean": "probs",
+    "search.batch_tokens": 99,
+    "search.top_p": 0.5,
+    "search.min_p": 0.5,
+} | {
+    f"search.{name}": 3
+    for name in (
+        *("beam_size", "coverage_layer", "diversity_groups", "top_k", "seed", "no_repeat_ngram"),
+        *("min_length_offset", "max_length_offset", "length_penalty", "coverage_penalty", "patience"),
+        *("diversity_strength", "temperature", "min_length_ratio", "max_length_ratio"),
+    )
 }
 
 
 @pytest.mark.parametrize("name", flatten(Config()))
-def test_only_what_changes_no_number_may_change(name, tmp_path):
+def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
     """Every field of the config, one by one: free or refused by its name."""
     old = flatten(Config())[name]
     if name in FREE:
@@ -81,7 +105,7 @@ def test_only_what_changes_no_number_may_change(name, tmp_path):
         value = another_word(name, old)
     new = change(Config(), name, value)
     open_run(tmp_path, Config())
-    if name in FREE or name == "train.steps":  # the default schedule does not look at train.steps
+    if name in FREE:
         open_run(tmp_path, new)
         assert read_config(tmp_path / "config.json") == new
     else:
@@ -123,12 +147,16 @@ def another_word(name: str, old: str) -> str:
         ("constant", 200, True),
         ("cosine", 200, False),  # its learning rates would have been others all along
         ("linear", 200, False),
-        ("inverse_sqrt", 50, False),  # steps that were made cannot be unmade
+        ("linear", 90, False),
+        ("inverse_sqrt", 80, True),
+        ("inverse_sqrt", 79, False),  # steps that were made cannot be unmade
     ],
 )
-def test_a_run_may_be_made_longer_where_its_schedule_has_no_end(schedule, steps, allowed, tmp_path):
+@pytest.mark.filterwarnings("ignore::flaxformer_mt.FlaxformerWarning")
+def test_a_run_may_end_elsewhere_where_its_schedule_has_no_end(schedule, steps, allowed, tmp_path):
     config = change(change(Config(), "optim.schedule", schedule), "train.steps", 100)
     open_run(tmp_path, config)
+    (tmp_path / "checkpoints" / "80").mkdir(parents=True)
     longer = change(config, "train.steps", steps)
     if allowed:
         open_run(tmp_path, longer)
@@ -136,6 +164,45 @@ def test_a_run_may_be_made_longer_where_its_schedule_has_no_end(schedule, steps,
     else:
         with pytest.raises(UserError, match=f"train.steps: 100 -> {steps}"):
             open_run(tmp_path, longer)
+
+
+def test_a_change_is_recorded_and_what_it_changes_is_said(tmp_path):
+    history = tmp_path / "history.jsonl"
+    open_run(tmp_path, Config())
+    untrained = change(change(Config(), "model.remat", "full"), "train.patience", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_run(tmp_path, untrained)  # nothing has been trained yet
+        (tmp_path / "checkpoints" / "70").mkdir(parents=True)
+        free = change(untrained, "data.loader_threads", 1)
+        open_run(tmp_path, free)
+        open_run(tmp_path, free)
+    changed = change(change(free, "train.patience", 3), "search.beam_size", 9)
+    with pytest.warns(FlaxformerWarning) as caught:
+        open_run(tmp_path, change(changed, "data.prefetch", 2))
+    assert str(caught[0].message) == (
+        f"{tmp_path} is resumed at step 70 with another config: train.patience: 1 -> 3 (training may stop at "
+        "another step); search.beam_size: 4 -> 9 (later translations and their scores differ)"
+    )
+    records = [json.loads(line) for line in history.read_text(encoding="utf-8").split("\n") if line]
+    assert [(record["step"], record["changed"]) for record in records] == [
+        (0, {"model.remat": ["none", "full"], "train.patience": [0, 1]}),
+        (70, {"data.loader_threads": [2, 1]}),
+        (70, {"data.prefetch": [8, 2], "train.patience": [1, 3], "search.beam_size": [4, 9]}),
+    ]
+    assert all(record["time"] > 1.7e9 for record in records)
+
+
+def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
+    config = change(change(Config(), "train.steps", 100), "train.patience", 3)
+    open_run(tmp_path, config)
+    cases = [(2, 100, True), (3, 100, True), (4, 100, False), (0, 100, False), (0, 50, True)]
+    for patience, steps, complete in cases:
+        new = change(change(config, "train.patience", patience), "train.steps", steps)
+        assert is_complete(tmp_path, new, {"step": 50, "stopped_early": True}) == complete
+        report = {"step": 50, "stopped_early": True, "patience": 3}  # whatever the config has become since
+        assert is_complete(tmp_path, new, report) == complete
+    assert not is_complete(tmp_path, config, {"step": 50, "stopped_early": False})
 
 
 def test_places_that_cannot_be_a_run(tmp_path):

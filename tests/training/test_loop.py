@@ -44,6 +44,7 @@ CLOCKS |= {"utilization"}
 REPORT_KEYS = {
     "step",
     "stopped_early",
+    "patience",
     "train_seconds",
     "target_tokens",
     "parameters",
@@ -354,8 +355,11 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, re
 
 
 def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_path, monkeypatch, capsys):
-    """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; on four devices, without a test set."""
-    scores = iter([1.0, 3.0, 2.0, 3.0])
+    """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; more patience and it goes on.
+
+    Without a test set, on three devices, which do not divide the rows of a batch (`data.row_multiple`, 8).
+    """
+    scores = iter([1.0, 3.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(Validation, "__call__", lambda self, params: {"loss": 1.0, "bleu": next(scores)})
     text = tmp_path / "text"
     shutil.copytree(base.data.text_dir, text, ignore=shutil.ignore_patterns("test.*"))
@@ -369,12 +373,12 @@ def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_p
             "average_last": 2,
             "final_checkpoint": "average",
         },
-        parallel={"devices": 4},
+        parallel={"devices": 3},
     )
     report = fit(config, tmp_path / "run")
     assert (report["step"], report["stopped_early"]) == (4, True)
     assert report["best"] == {"step": 2, "bleu": 3.0}
-    assert report["hardware"].endswith(" cores, 4 simulated devices)")
+    assert report["hardware"].endswith(" cores, 3 simulated devices)")
     assert "test" not in report
     checkpoints = Checkpoints(tmp_path / "run", best_metric="bleu")
     assert checkpoints.steps() == [2, 3, 4]
@@ -388,6 +392,12 @@ def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_p
     assert line["step"] == 4  # what had been gathered when it ended
     assert fit(config, tmp_path / "run", progress=sys.stderr) == report  # and it stays ended
     assert "is finished, at step 4 of 48" in capsys.readouterr().err
+    longer = change(config, train={"patience": 3, "steps": 5})
+    with pytest.warns(
+        FlaxformerWarning, match=r"resumed at step 4 .* train\.patience: 2 -> 3 \(training may"
+    ):
+        report = fit(longer, tmp_path / "run")
+    assert (report["step"], report["stopped_early"], report["best"]) == (5, False, {"step": 5, "bleu": 4.0})
 
 
 def test_without_a_validation_set_there_is_no_best(base, tmp_path):
