@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import signal
 import sys
@@ -174,6 +175,31 @@ def exchange(message: bytes) -> list[bytes]:
 def any_process(value: bool) -> bool:
     """Return whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
+
+
+def decide_once(decide: Callable[[], T]) -> T:
+    """Return what `decide` returns in process 0, in all processes; all processes call it together.
+
+    Other processes do not call `decide`: what they would read from a shared disk may be older or newer.
+
+    Args:
+      decide: returns JSON values.
+
+    Raises:
+      UserError: `decide` raised it in process 0; then it is raised in all processes.
+    """
+    if process_count() == 1:
+        return decide()
+    decision: dict[str, Any] = {}
+    if is_first():
+        try:
+            decision = {"value": decide()}
+        except UserError as error:
+            decision = {"error": str(error)}
+    decision = json.loads(exchange(json.dumps(decision).encode())[0])
+    if "error" in decision:
+        raise UserError(decision["error"])
+    return decision["value"]
 
 
 def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:

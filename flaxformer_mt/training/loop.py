@@ -14,7 +14,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
-from flaxformer_mt.parallel.processes import any_process, is_first, process_count
+from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import (
     IMPORTED_STEP,
@@ -56,8 +56,8 @@ def fit(
     run_dir = Path(run_dir).expanduser()
     validate(config)
     check_run(run_dir, config)
-    report = read_report(run_dir)
-    if report is not None and is_complete(run_dir, config, report):
+    report = decide_once(lambda: _read_final_report(run_dir, config))
+    if report is not None:
         if progress is not None:
             step, steps = report["step"], config.train.steps
             print(f"{run_dir} is finished, at step {step} of {steps}.", file=progress, flush=True)
@@ -97,6 +97,12 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     if is_first():
         write_report(run_dir, report)
     return report
+
+
+def _read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
+    """Reads the report of a run that has nothing left to train; None if there is something."""
+    report = read_report(run_dir)
+    return report if report is not None and is_complete(run_dir, config, report) else None
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:

@@ -21,7 +21,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
-from flaxformer_mt.parallel.processes import first_then_others, is_first
+from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
@@ -147,12 +147,12 @@ def load_state(
 ) -> tuple[TrainState, TrainProgress]:
     """The newest checkpoint's state on the devices of `parallel`, or an initial state where there is none.
 
-    The checkpoint may have been saved from any device layout.
+    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes.
 
     Raises:
       UserError: there are checkpoints, but each is damaged or of another structure.
     """
-    step = checkpoints.newest_undamaged()
+    step = decide_once(checkpoints.newest_undamaged)
     if step is None:
         return parallel.init(make_state), TrainProgress()
     if step == IMPORTED_STEP:  # an imported model has parameters only

@@ -17,6 +17,8 @@ from tiny_experiment import change, quick_environment
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import processes
 from flaxformer_mt.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,3 +233,24 @@ def test_inconsistent_flags_are_user_errors(capsys):
     assert capsys.readouterr().err.endswith("error: --process=2 of --processes=2: it must be from 0 to 1\n")
     assert main(["train", "--processes=2"]) == 2
     assert "error: --coordinator and --process missing: several" in capsys.readouterr().err
+
+
+def test_a_decision_of_process_0_is_that_of_all(monkeypatch):
+    """Its value, or its user error; the other processes do not decide."""
+
+    def refuse():
+        raise UserError("no undamaged checkpoint is left")
+
+    assert processes.decide_once(lambda: 5) == 5  # one process
+    monkeypatch.setattr(processes, "process_count", lambda: 2)
+    sent = []
+    monkeypatch.setattr(processes, "exchange", lambda message: [message, sent.append(message) or b"{}"])
+    assert processes.decide_once(lambda: [8, None]) == [8, None]
+    with pytest.raises(UserError, match="no undamaged checkpoint is left"):
+        processes.decide_once(refuse)
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    answers = iter(sent)
+    monkeypatch.setattr(processes, "exchange", lambda message: [next(answers), message])
+    assert processes.decide_once(refuse) == [8, None]
+    with pytest.raises(UserError, match="no undamaged checkpoint is left"):
+        processes.decide_once(lambda: 12)

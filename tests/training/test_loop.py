@@ -19,15 +19,16 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import make_parallel, processes
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.tracking import read_metrics
-from flaxformer_mt.training import loop
+from flaxformer_mt.training import loop, setup
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.optimizers import make_optimizer
 from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.training.setup import to_trees
-from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.vocab import load_vocabs
@@ -67,18 +68,18 @@ def reference(tiny_run, tiny_report) -> tuple[Path, dict[str, Any]]:
     return tiny_run, tiny_report
 
 
-def load_state(run_dir: Path, step: int) -> dict[str, Any]:
-    """All arrays of a checkpoint, by the names that the trainer gives them."""
-    config = read_config(run_dir / "config.json")
+def make_state(config: Config, run_dir: Path) -> TrainState:
     vocabs = load_vocabs(run_dir / "vocab")
     model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     optimizer = make_optimizer(config.optim, lambda step: step * 0.0)
+    return init_state(init_params(model, jax.random.key(0)), optimizer, ema=config.optim.ema_decay > 0)
 
-    def make() -> Any:
-        params = init_params(model, jax.random.key(0))
-        return to_trees(init_state(params, optimizer, ema=config.optim.ema_decay > 0))
 
-    return Checkpoints(run_dir).restore(step, jax.eval_shape(make))[0]
+def load_state(run_dir: Path, step: int) -> dict[str, Any]:
+    """All arrays of a checkpoint, by the names that the trainer gives them."""
+    config = read_config(run_dir / "config.json")
+    shapes = jax.eval_shape(lambda: to_trees(make_state(config, run_dir)))
+    return Checkpoints(run_dir).restore(step, shapes)[0]
 
 
 def assert_same_run(run_dir: Path, expected_dir: Path) -> None:
@@ -225,7 +226,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from flaxformer_mt.runs import atomic_folder
-from flaxformer_mt.training import loop
+from flaxformer_mt.training import loop, setup
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.training.train_log import TrainingLog
 
@@ -349,6 +350,18 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, re
     assert "resuming at step 32 of 48" in capsys.readouterr().err
     assert report["step"] == 48
     assert_same_run(run_dir, reference[0])
+
+
+def test_process_0_decides_where_to_resume(base, reference, monkeypatch):
+    """This process, the second of two, sees step 12 on the disk, but follows the first one to step 8."""
+    monkeypatch.setattr(processes, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "exchange", lambda message: [b'{"value": 8}', message])
+    assert Checkpoints(reference[0]).newest_undamaged() == 12
+    state, progress = setup.load_state(
+        Checkpoints(reference[0]), make_parallel(base), functools.partial(make_state, base, reference[0])
+    )
+    assert (int(state.step), progress.step) == (8, 8)
 
 
 # ---- other ends ----
