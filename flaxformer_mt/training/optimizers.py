@@ -110,8 +110,8 @@ def _matrices(params: dict) -> dict:
 def _muon_dimensions(params: dict) -> dict:
     """The input and output axes of each kernel, which Muon treats as one matrix; None: left to Adam.
 
-    A projection into heads [D, H, K] maps axis 0 to axes 1 and 2; the output projection [H, E, D] maps axes
-    0 and 1 to axis 2.
+    A projection into heads [D, H, K] maps axis 0 to axes 1 and 2; the output projection [H, E, D], and a
+    convolution [1, D, F] of the feed-forward layers, map axes 0 and 1 to axis 2.
     """
 
     def dimensions(path: tuple, leaf: Array) -> contrib.MuonDimensionNumbers | None:
@@ -119,7 +119,7 @@ def _muon_dimensions(params: dict) -> dict:
             return None
         if leaf.ndim == 2:
             return contrib.MuonDimensionNumbers(0, 1)
-        if path[-2].key == "output":
+        if path[-2].key == "output" or path[-3].key == "feedforward":
             return contrib.MuonDimensionNumbers((0, 1), 2)
         return contrib.MuonDimensionNumbers(0, (1, 2))
 

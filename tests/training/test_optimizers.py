@@ -225,6 +225,28 @@ def test_muon_makes_updates_orthogonal_as_matrices(params):
         assert np.linalg.svd(raw, compute_uv=False).max() / np.linalg.svd(raw, compute_uv=False).min() > 2
 
 
+def test_muon_updates_convolutions_as_dense_layers():
+    """A kernel [1, input, output] is the matrix that it is in a dense layer."""
+    generator = np.random.default_rng(3)
+    shapes = {"input": (8, 10), "gate": (8, 10), "output": (10, 8)}
+    kernels, gradients = (
+        {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(2)
+    )
+
+    def update(*axes):
+        trees = [
+            {"layers_0": {"feedforward": {n: {"kernel": x.reshape(*axes, *x.shape)} for n, x in one.items()}}}
+            for one in (kernels, gradients)
+        ]
+        after = run(dataclasses.replace(CONFIG, optimizer="muon"), trees[0], trees[1:])[0]
+        return {name: np.asarray(after["layers_0"]["feedforward"][name]["kernel"]) for name in shapes}
+
+    dense, convolution = update(), update(1)
+    for name in shapes:
+        np.testing.assert_allclose(convolution[name][0], dense[name], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "rate"),
     [("adam", 0.05), ("adamw", 0.05), ("adafactor", 0.05), ("lion", 0.02), ("muon", 0.05)],
