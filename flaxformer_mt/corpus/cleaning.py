@@ -51,18 +51,30 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.nd
     problems: dict[str, dict[str, Any]] = {}
     first_side = 0 if split.has_source else 1
     kept = np.ones(len(split), dtype=bool)
-    seen: set[bytes] = set()
+    fingerprints = np.zeros(len(split), np.uint64)
     for start in range(0, len(split), _CHUNK):
         rows = range(start, min(start + _CHUNK, len(split)))
-        for row, (source, target) in zip(rows, split.read(rows), strict=True):
-            for name, side in _find_problems((source, target), first_side, rules, seen):
+        for row, pair in zip(rows, split.read(rows), strict=True):
+            fingerprints[row] = _fingerprint(pair)
+            for name, side in _find_problems(pair, first_side, rules):
                 found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
                 found["count"] += 1
                 if len(found["examples"]) < _EXAMPLES:
-                    found["examples"].append(_example(split, row, side, (source, target)))
+                    found["examples"].append(_example(split, row, side, pair))
                 if actions[name] != "keep":
                     kept[row] = False
                     break
+    repeated = _find_repetitions(fingerprints, kept)
+    if len(repeated):
+        first = repeated[:_EXAMPLES].tolist()
+        examples = [_example(split, row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
+        problems["duplicates"] = {
+            "count": len(repeated),
+            "action": actions["duplicates"],
+            "examples": examples,
+        }
+        if actions["duplicates"] != "keep":
+            kept[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
     count = int(kept.sum())
     report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
@@ -94,10 +106,29 @@ def digest(values: Any) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def _fingerprint(pair: tuple[bytes, bytes]) -> int:
+    """Hashes a pair to 64 bits; the length of the source tells ("a", "bc") from ("ab", "c")."""
+    source, target = pair
+    digest = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _find_repetitions(fingerprints: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Returns the kept rows, in order, whose fingerprint an earlier kept row has.
+
+    Sorting takes a few numbers a pair; a set of the fingerprints would take about 100 bytes a pair.
+    """
+    fingerprints = fingerprints[kept]
+    order = np.argsort(fingerprints, kind="stable")  # equal fingerprints stay in the order of their rows
+    fingerprints = fingerprints[order]
+    repeated = np.sort(order[1:][fingerprints[1:] == fingerprints[:-1]])
+    return np.flatnonzero(kept)[repeated] if len(repeated) else repeated
+
+
 def _find_problems(
-    pair: tuple[bytes, bytes], first_side: int, rules: CleanConfig, seen: set[bytes]
+    pair: tuple[bytes, bytes], first_side: int, rules: CleanConfig
 ) -> Iterator[tuple[str, int]]:
-    """Yields (rule, side) for each problem of a pair; callers may stop early. Adds the pair to `seen` last.
+    """Yields (rule, side) for each problem of a pair by itself; callers may stop early.
 
     first_side: 0, or 1 where the source is absent and only the target is checked.
     """
@@ -117,12 +148,6 @@ def _find_problems(
         yield "too_long", longest
     if len(texts) == 2 and not any(blank) and max(lengths) > rules.max_length_ratio * min(lengths):
         yield "length_ratio", longest
-    source, target = pair
-    # Eight bytes per pair instead of the text; the source length tells ("a", "bc") from ("ab", "c").
-    fingerprint = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
-    if fingerprint in seen:
-        yield "duplicates", 0
-    seen.add(fingerprint)
 
 
 def _example(split: RawSplit, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:

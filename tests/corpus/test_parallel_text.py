@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -181,6 +182,36 @@ def test_boundaries_of_the_length_rules():
 def test_duplicates_are_told_apart_by_where_the_source_ends():
     kept, report = clean(raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True)
     assert kept is None and report["problems"] == {}
+
+
+class Numbers:
+    """Pairs of numbers as text, made when they are read; every thousandth is the first one again."""
+
+    def __len__(self):
+        return 24_000
+
+    def __getitems__(self, rows):
+        numbers = [0 if row % 1000 == 999 else row if row < 20_000 else 100 * row for row in rows]
+        return [{"x": b"%d" % number, "y": b"%d" % number} for number in numbers]
+
+
+def test_finding_duplicates_takes_a_few_numbers_a_pair():
+    """Whatever becomes of them; pairs that another rule drops are none."""
+    split = RawSplit("x", "x", Numbers(), ("x", "y"), ("x.x", "x.y"), "line")
+    tracemalloc.start()
+    kept, report = clean(split, CleanConfig(max_characters=5), may_drop=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(kept) == 20_004
+    assert peak < 110 * len(split)  # of it about 50 for the pairs being read
+    dropping = CleanConfig(max_characters=5, duplicates="drop")
+    fewer, dropped = clean(split, dropping, may_drop=True)
+    assert sorted(set(kept) - set(fewer)) == [*range(999, 24_000, 1000)]
+    for found, action in ((report, "keep"), (dropped, "drop")):
+        found = found["problems"]["duplicates"]
+        assert (found["count"], found["action"]) == (24, action)
+        assert [example["where"] for example in found["examples"]][:2] == ["x.x line 1000", "x.x line 2000"]
+        assert found["examples"][0]["target"] == "0"
 
 
 def test_verdicts_are_remembered_until_rules_change(tmp_path):
