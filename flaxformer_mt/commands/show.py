@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.data.buckets import make_longest_shape
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
@@ -38,9 +39,9 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     source vocabulary has size 0 and the source length is 0.
 
     Raises:
-      UserError: the prepared data cannot be read.
+      UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.
     """
-    source_size, target_size = config.vocab.size if config.data.source_language else 0, config.vocab.size
+    source_size, target_size = _planned_sizes(config)
     batches = None
     if run_dir is not None and (run_dir / "vocab").is_dir():
         from flaxformer_mt.data.prepare import prepare
@@ -48,6 +49,11 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
         report = prepare(config, run_dir).report
         source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
         batches = report["batches"]
+    if not target_size or not source_size and config.data.source_language:
+        raise UserError(
+            "vocab.size or vocab.source_size is 0, all words or characters of the training text; prepare it "
+            "first, with the same --run=DIR"
+        )
     model = make_model(
         config.model, source_size=source_size, target_size=target_size, platform=default_platform()
     )
@@ -82,6 +88,13 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
     }
 
 
+def _planned_sizes(config: Config) -> tuple[int, int]:
+    """Source and target sizes of the vocabularies as the config has them."""
+    vocab = config.vocab
+    source_size = vocab.size if vocab.source_size is None else vocab.source_size
+    return source_size if config.data.source_language else 0, vocab.size
+
+
 def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
     kind = default_device_kind()
     peak = peak_flops(config, kind)
@@ -110,7 +123,7 @@ def longest_batch(config: Config) -> Batch:
         source_mask=array(source, mask),
         target_mask=array(target, mask),
     )
-    if config.data.batching == "bucket":
+    if config.data.batching != "pack":
         return plain
     return plain._replace(
         source_segments=array(source, ids),

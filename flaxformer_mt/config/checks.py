@@ -114,8 +114,17 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"{data.row_multiple}"
         )
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
-    if len(set(ids.values())) < 4 or not all(0 <= i < vocab.size for i in ids.values()):
-        yield f"the special ids must be four different numbers from 0 to {vocab.size - 1}, but they are {ids}"
+    sizes = {"size": vocab.size} | ({} if vocab.source_size is None else {"source_size": vocab.source_size})
+    for name, size in sizes.items():
+        if size < 0:
+            yield f"vocab.{name} is {size}; it must be at least 0"
+        if size == 0 and vocab.kind not in ("word", "char"):
+            yield f"vocab.{name} 0 means all words or characters, but vocab.kind is {vocab.kind}; give a size"
+    if vocab.joint and vocab.source_size is not None:
+        yield f"vocab.source_size {vocab.source_size} has no effect with vocab.joint=True; set it to none"
+    least = min((size for size in sizes.values() if size > 0), default=4)
+    if len(set(ids.values())) < 4 or not all(0 <= i < least for i in ids.values()):
+        yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
 

@@ -45,15 +45,15 @@ class DataConfig:
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
     max_target_length: Annotated[int, at_least(2)] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs, kept
-    # apart by segment masks, so there is one batch shape and little padding.
-    batching: Literal["bucket", "pack"] = "bucket"
+    # apart by segment masks, so there is one batch shape and little padding. shuffle: pairs of any lengths.
+    batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
     batch_tokens: Annotated[int, at_least(1)] = 4096
-    # With batching=bucket, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
+    # Without packing, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
     batch_pairs: Annotated[int, at_least(0)] = 0
-    # With batching=bucket, maximum number of batch shapes. More shapes: less padding, more compilations.
+    # Without packing, maximum number of batch shapes. More shapes: less padding, more compilations.
     num_shapes: Annotated[int, at_least(1)] = 8
-    # With batching=bucket, source and target lengths of batches are rounded up to a multiple of this.
+    # Without packing, source and target lengths of batches are rounded up to a multiple of this.
     length_multiple: Annotated[int, at_least(1)] = 4
     # Batches have a multiple of this many rows; best a multiple of parallel.data * parallel.fsdp, since
     # otherwise each batch gets rows of padding on the devices.
@@ -70,8 +70,11 @@ class VocabConfig:
 
     # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
     kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
-    # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary.
-    size: Annotated[int, at_least(1)] = 8000
+    # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
+    # words (kind=word) or characters (kind=char) of the training text.
+    size: Annotated[int, at_least(0)] = 8000
+    # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
+    source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
     # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
@@ -138,9 +141,8 @@ class ModelConfig:
     final_norm: bool | None = None
     # Whether to normalize the sum of embeddings and positions before the first layer of each stack.
     embedding_norm: bool = False
-    # Position encoding: sinusoidal or learned vectors added to the embeddings, or rotary (queries and keys
-    # are rotated). one_vector adds the same vector at all positions: the sum of a learned table's rows, each
-    # times its index (see configs/decoder_only.py).
+    # Position encoding: sinusoidal or learned vectors added to embeddings, or rotary. one_vector adds one at
+    # all positions: the sum of a learned table's rows, each times its index (see configs/decoder_only.py).
     positions: Literal["sinusoidal", "learned", "rotary", "one_vector"] = "sinusoidal"
     # Index of the first position, usually 0.
     first_position: Annotated[int, at_least(0)] = 0
@@ -213,8 +215,8 @@ class OptimConfig:
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
-    # Number of updates in which the learning rate rises linearly from 0 to its peak. 0: no warm-up. Half of
-    # train.steps if schedule is cosine or linear and train.steps is not more than this.
+    # Number of updates in which the learning rate rises linearly to its peak. 0: none. Half of train.steps if
+    # schedule is cosine or linear and train.steps is not more than this.
     warmup_steps: Annotated[int, at_least(0)] = 4000
     # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
     final_fraction: Annotated[float, between(0, 1)] = 0.0

@@ -191,6 +191,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
     vocab = dataclasses.replace(
         config.vocab,
         size=target.size,
+        source_size=None,
         joint=vocabs.joint,
         # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
         source_model="" if vocabs.joint else "vocab/source.model",

@@ -1,7 +1,7 @@
 """Epoch plans: which pairs form which batch, as a pure function of lengths, config, seed and epoch.
 
-Row 4 of the data path. Contains the shuffling, the weights of mixed data sets, and both batching methods:
-buckets and packing. The input is the number of tokens of each pair; `loader` reads the token ids.
+Row 4 of the data path. Contains the shuffling, the weights of mixed data sets, and the methods of batching:
+buckets, packing and shuffling. The input is the number of tokens of each pair; `loader` reads the token ids.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,14 @@ import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data.buckets import Shape, fitting, make_shapes, make_training_shapes, smallest_shape
+from flaxformer_mt.data.buckets import (
+    Shape,
+    fitting,
+    longest_of_groups,
+    make_shapes,
+    make_training_shapes,
+    smallest_shape,
+)
 from flaxformer_mt.data.packing import pack_rows
 
 
@@ -120,6 +127,8 @@ def plan_epoch(
     lengths = source_lengths[examples], target_lengths[examples]
     if config.batching == "pack":
         groups = _group_into_packs(examples, *lengths, shapes[-1], random)
+    elif config.batching == "shuffle":
+        groups = _group_in_order(examples, *lengths, shapes)
     else:
         groups = _group_into_buckets(examples, *lengths, shapes)
     order = random.permutation(len(groups.starts))
@@ -221,6 +230,17 @@ def _group_into_buckets(
         first = last
     shape_numbers = np.repeat(np.arange(len(shapes)), [len(batches) for batches in starts])
     return _Groups(np.concatenate(groups), None, np.concatenate(starts), np.concatenate(stops), shape_numbers)
+
+
+def _group_in_order(
+    examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
+) -> _Groups:
+    """Cuts the pairs, in the given order, into batches, each of the smallest shape that holds its pairs."""
+    rows = shapes[-1].rows
+    starts = np.arange(0, len(examples), rows)
+    longest = longest_of_groups(source_lengths, rows), longest_of_groups(target_lengths, rows)
+    numbers = smallest_shape(*longest, shapes)
+    return _Groups(examples, None, starts, np.minimum(starts + rows, len(examples)), numbers)
 
 
 def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:

@@ -69,7 +69,8 @@ def make_training_shapes(
     Args:
       source_lengths, target_lengths: [N] number of tokens of each pair; pairs above the maximum lengths are
         ignored.
-      config: bucket: the shapes of `make_shapes`; pack: one shape, with the maximum lengths.
+      config: bucket: the shapes of `make_shapes`; shuffle: shapes of equally many rows, chosen in that way
+        for the longest sentences of shuffled batches; pack: one shape, with the maximum lengths.
       headroom: whether lengths vary from epoch to epoch, as they do with subword sampling. The last shape
         then has the maximum lengths, so that the shapes hold the pairs of every epoch.
 
@@ -83,7 +84,14 @@ def make_training_shapes(
     if not fits.any():
         raise UserError(_all_too_long(source_lengths, target_lengths, config))
     least = (longest.source, longest.target) if headroom else (0, 0)
-    return make_shapes(source_lengths[fits], target_lengths[fits], config=config, least=least)
+    source_lengths, target_lengths = source_lengths[fits], target_lengths[fits]
+    if config.batching == "bucket":
+        return make_shapes(source_lengths, target_lengths, config=config, least=least)
+    rows = _with_rows(int(source_lengths.max()), int(target_lengths.max()), config).rows
+    order = np.random.default_rng(0).permutation(len(source_lengths))
+    longest_sides = [longest_of_groups(side[order], rows) for side in (source_lengths, target_lengths)]
+    chain = make_shapes(*longest_sides, config=config, least=least)
+    return tuple(shape._replace(rows=chain[-1].rows) for shape in chain)
 
 
 def make_longest_shape(config: DataConfig) -> Shape:
@@ -107,6 +115,11 @@ def smallest_shape(
     by_source = np.searchsorted([shape.source for shape in shapes], source_lengths)
     by_target = np.searchsorted([shape.target for shape in shapes], target_lengths)
     return np.maximum(by_source, by_target)
+
+
+def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
+    """The maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
+    return np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
 
 
 def _all_too_long(source_lengths: np.ndarray, target_lengths: np.ndarray, config: DataConfig) -> str:

@@ -250,7 +250,7 @@ def make_vocabs(
     """
     directory = Path(directory)
     if target_only:
-        config = dataclasses.replace(config, joint=True)
+        config = dataclasses.replace(config, joint=True, source_size=None)
     if (directory / _JOINT).is_file() or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
@@ -264,12 +264,12 @@ def make_vocabs(
                 f"vocab.source_model{'' if target_only else ', or set vocab.joint=False and both models'}"
             )
         sides = ("target",) if target_only else ("source", "target")
-        vocab = _load_or_train(config, pairs, "source", sides=sides)
+        vocab = _load_or_train(config, pairs, "source", sides)
         vocabs = Vocabs(vocab, vocab, joint=True)
     else:
         vocabs = Vocabs(
-            _load_or_train(config, pairs, "source", sides=("source",)),
-            _load_or_train(config, pairs, "target", sides=("target",)),
+            _load_or_train(dataclasses.replace(config, size=_source_size(config)), pairs, "source"),
+            _load_or_train(config, pairs, "target"),
             joint=False,
         )
     vocabs.save(directory)
@@ -279,22 +279,22 @@ def make_vocabs(
 def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
     remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
     if vocabs.joint != config.joint:
-        raise UserError(
-            f"vocab.joint is {config.joint}, but {directory} holds joint={vocabs.joint}; {remedy}"
-        )
+        raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
     for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
         size = getattr(vocabs, side).size
-        if not given and size != config.size:
-            raise UserError(
-                f"vocab.size is {config.size}, but {directory} holds {size} {side} pieces; {remedy}"
-            )
+        wanted = _source_size(config) if side == "source" else config.size
+        if not given and wanted and size != wanted:
+            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
 
 
-def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, *, sides: tuple[str, ...]) -> Vocab:
-    given = getattr(config, f"{side}_model")
-    if given:
+def _source_size(config: VocabConfig) -> int:
+    return config.size if config.source_size is None else config.source_size
+
+
+def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
+    if given := getattr(config, f"{side}_model"):
         return Vocab.load(given, name=f"vocab.{side}_model")
-    return _train(config, pairs, sides)
+    return _train(config, pairs, sides or (side,))
 
 
 def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
@@ -305,7 +305,8 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type=config.kind,
-            vocab_size=config.size,
+            vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
+            use_all_vocab=config.size == 0,
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
             normalization_rule_name=config.normalization,
@@ -323,7 +324,7 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
         raise UserError(_explain(str(error), config, sides)) from error
     vocab = Vocab(model.getvalue())
     # A char model has one piece per character, whatever size is requested.
-    if vocab.size != config.size:
+    if config.size not in (0, vocab.size):
         raise UserError(_too_large(config, sides, vocab.size))
     return vocab
 

@@ -677,6 +677,11 @@ def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
     assert at_peak["device_hours"] == pytest.approx(2 * at_peak["seconds_a_step"], rel=1e-3)
 
 
+def test_show_asks_for_the_vocabulary_where_it_decides_the_sizes(capfd):
+    assert main(["show", "--config=kokoyi_iwslt"]) == 2
+    assert "all words or characters of the training text; prepare it first" in capfd.readouterr().err
+
+
 def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypatch, run_dir):
     from flaxformer_mt.data import prepare
 

@@ -46,7 +46,7 @@ def test_says_how_to_run_it(path):
 def test_model_can_be_traced(path):
     """With one layer, to which all others are equal."""
     config = load_config(path)
-    size, own = config.vocab.size, config.model
+    size, own = config.vocab.size or 97, config.model
     layers = {"num_encoder_layers": min(1, own.num_encoder_layers), "num_decoder_layers": 1}
     model = make_model(dataclasses.replace(own, **layers), source_size=size, target_size=size)
     batch = longest_batch(config)

@@ -19,7 +19,7 @@ from flaxformer_mt.errors import UserError
 CONFIG = DataConfig(
     max_source_length=40, max_target_length=40, batch_tokens=320, num_shapes=5, row_multiple=4
 )
-MODES = ("bucket", "pack")
+MODES = ("bucket", "pack", "shuffle")
 
 
 def make_lengths(number: int, *, seed: int = 0, longest: int | None = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -305,6 +305,24 @@ def test_weights_say_how_often_a_set_is_seen():
     assert counts[:, :10].sum(1).mean() == pytest.approx(9 * 2.25, abs=0.1)
     assert counts[:, 20:].sum(1).mean() == pytest.approx(2.5, abs=0.1)
     assert np.ptp(counts[:, 20:].sum(0)) < 60  # and no pair is preferred: each about 100 times
+
+
+def test_shuffled_batches_hold_pairs_of_any_lengths_in_equally_many_rows():
+    """In shapes whose padding is near that of batches as long as their longest sentences."""
+    source, target = make_lengths(3000)
+    config = config_for("shuffle", batch_pairs=16, batch_tokens=640, num_shapes=8, length_multiple=1)
+    plan = plan_epoch(source, target, config=config, seed=1, epoch=0)
+    assert {shape.rows for shape in plan.shapes} == {16} and 1 < len(plan.shapes) <= 8
+    assert len(plan) == -(-3000 // 16)
+    least = padded = 0
+    spread = []
+    for i in range(len(plan)):
+        examples, _, shape = plan[i]
+        least += 16 * (source[examples].max() + target[examples].max())
+        padded += 16 * (shape.source + shape.target)
+        spread.append(np.ptp(source[examples]))
+    assert np.median(spread) > 12  # buckets of one length have few
+    assert padded < 1.1 * least
 
 
 def test_parts_must_cover_the_pairs():

@@ -219,6 +219,25 @@ def test_separate_vocabularies_know_their_own_language(tmp_path):
     assert made.source.fingerprint != made.target.fingerprint
 
 
+def test_each_language_may_have_its_size_and_0_keeps_every_word(tmp_path):
+    pairs = [Pair(f"ein wort{n} und wort{n // 2}", f"a word{n // 3}") for n in range(120)]
+    words = {
+        side: {w for pair in pairs for w in getattr(pair, side).split()} for side in ("source", "target")
+    }
+    config = VocabConfig(kind="word", size=0, joint=False, byte_fallback=False)
+    made = make_vocabs(config, pairs, tmp_path / "all")
+    assert (made.source.size, made.target.size) == (4 + len(words["source"]), 4 + len(words["target"]))
+    assert make_vocabs(config, [], tmp_path / "all").source.size == made.source.size
+    config = dataclasses.replace(config, source_size=50)
+    made = make_vocabs(config, pairs, tmp_path / "sized")
+    assert (made.source.size, made.target.size) == (50, 4 + len(words["target"]))
+    assert make_vocabs(config, [], tmp_path / "sized").source.size == 50
+    with pytest.raises(UserError, match=r"vocab\.size is 51, .* holds 50 source"):
+        make_vocabs(dataclasses.replace(config, source_size=51), [], tmp_path / "sized")
+    language_model = make_vocabs(config, pairs, tmp_path / "one", target_only=True)
+    assert language_model.target.size == 4 + len(words["target"])
+
+
 def test_joint_vocabulary_is_saved_and_loaded(tmp_path):
     made = make_vocabs(small_config(), make_pairs(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["joint.model"]
