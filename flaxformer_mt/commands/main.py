@@ -23,6 +23,7 @@ from flaxformer_mt.commands.options import (
     DoctorOptions,
     EvaluateOptions,
     ExportOptions,
+    GenerateOptions,
     ImportOptions,
     PlotOptions,
     PrepareOptions,
@@ -142,6 +143,21 @@ def _check_text_options(options: EvaluateOptions) -> None:
         )
 
 
+def _generate(options: GenerateOptions) -> None:
+    from flaxformer_mt.translation.text_generator import generate_text
+
+    texts = generate_text(
+        options.run,
+        prompt=options.prompt,
+        n_best=options.n_best,
+        length=options.length,
+        search=choose_search(options),
+        checkpoint=options.checkpoint,
+    )
+    lines = "".join(f"{text.text}\n" for text in texts)
+    sys.stdout.buffer.write(lines.encode("utf-8"))  # regardless of the terminal's encoding
+
+
 def _average(options: AverageOptions) -> object:
     from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -205,6 +221,7 @@ COMMANDS = {
     "evaluate": _Command(EvaluateOptions, _evaluate),
     "translate": _Command(TranslateOptions, translate_file),
     "score": _Command(ScoreOptions, score_file),
+    "generate": _Command(GenerateOptions, _generate),
     "average": _Command(AverageOptions, _average),
     "export": _Command(ExportOptions, _export),
     "import": _Command(ImportOptions, _import),

@@ -269,6 +269,36 @@ class ScoreOptions:
 
 
 @dataclass(frozen=True)
+class GenerateOptions:
+    """Writes texts by a language model (a run without data.source_language), one a line."""
+
+    # Run directory of a trained language model.
+    run: Path
+    # Beginning of every text. Empty: texts from their beginning.
+    prompt: str = ""
+    # Number of texts: samples, or the best of a beam search.
+    n_best: int = 1
+    # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
+    length: int | None = None
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
+    checkpoint: str | None = None
+    # Random sampling, greedy search or beam search.
+    method: Literal["sample", "greedy", "beam"] = "sample"
+    # Beam search: number of hypotheses. None: as in the run's config; and so for all options below.
+    beam_size: int | None = None
+    # Sampling: temperature that divides the logits.
+    temperature: float | None = None
+    # Sampling: keep only the k most probable tokens. 0: all.
+    top_k: int | None = None
+    # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all.
+    top_p: float | None = None
+    # Sampling: random seed; the same seed and prompt give the same texts.
+    seed: int | None = None
+    # No sequence of this many tokens occurs twice in a text. 0: repetition is allowed.
+    no_repeat_ngram: int | None = None
+
+
+@dataclass(frozen=True)
 class AverageOptions:
     """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 

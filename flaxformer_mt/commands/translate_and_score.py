@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from flaxformer_mt.commands.options import ScoreOptions, SearchOptions, TranslateOptions
+from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
@@ -156,7 +156,7 @@ def _is_on_screen(output: str) -> bool:
     return output == STANDARD and sys.stdout.isatty()
 
 
-def choose_search(options: SearchOptions | ScoreOptions) -> SearchConfig:
+def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
     """The search options of the run's config, overridden by the flags that are given.
 
     Raises:

@@ -26,7 +26,8 @@ def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
 @typed
 def sinusoidal_positions(positions: Int[Array, "*P"], *, length: int, model_dim: int) -> Float[Array, "*P D"]:
     """Look up the rows of `sinusoidal_table` at positions below `length`."""
-    return jnp.take(jnp.asarray(sinusoidal_table(length, model_dim)), positions, axis=0, mode="clip")
+    table = sinusoidal_table(max(length, 1), model_dim)  # an empty source has no positions to look up
+    return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
 
 
 @typed

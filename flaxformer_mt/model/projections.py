@@ -43,8 +43,9 @@ class Projection(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
         leading = x.shape[: x.ndim - len(self.inputs)]
-        matrix = self.kernel.astype(self.dtype).reshape(math.prod(self.inputs), -1)
-        y = multiply(x.astype(self.dtype).reshape(*leading, -1), matrix).reshape(*leading, *self.features)
+        width = math.prod(self.inputs)  # not -1: a language model's source has no tokens
+        matrix = self.kernel.astype(self.dtype).reshape(width, -1)
+        y = multiply(x.astype(self.dtype).reshape(*leading, width), matrix).reshape(*leading, *self.features)
         return y + self.bias.astype(self.dtype) if self.use_bias else y
 
 

@@ -147,7 +147,8 @@ class Translator:
         if not config.data.source_language:
             raise UserError(
                 f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
-                f"to measure its perplexity, use evaluate --run={run_dir} --reference=FILE"
+                f"for texts, use generate --run={run_dir}; for its perplexity, use evaluate --run={run_dir} "
+                "--reference=FILE"
             )
         enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)

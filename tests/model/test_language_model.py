@@ -31,6 +31,7 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.translation.text_generator import generate_text
 from flaxformer_mt.vocab import load_vocabs
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi"]
@@ -213,3 +214,63 @@ def test_likelihoods_are_means_over_all_batches():
     assert likelihood == Likelihood(tokens=8, loss=1.0, accuracy=0.75)
     assert likelihood.perplexity == math.e
     assert Likelihood(1, 1000.0, 0.0).perplexity == math.inf
+
+
+def test_it_writes_texts(run, capfdbinary):
+    """What comes next is certain but for the end, so the most probable words are those of the language."""
+    run_dir, config, _ = run
+    assert main(["generate", f"--run={run_dir}", "--method=greedy", "--prompt=gu ka", "--length=6"]) == 0
+    text = capfdbinary.readouterr().out.decode()
+    assert re.fullmatch("gu ka( [a-z]{2}){0,4}\n", text)
+    (greedy,) = generate_text(
+        run_dir, prompt="gu ka", length=6, search=dataclasses.replace(config.search, method="greedy")
+    )
+    assert f"{greedy.text}\n" == text
+    # Each of its tokens is the most probable after those before it, as the whole text says at once.
+    vocab = load_vocabs(run_dir / "vocab").target
+    tokens = [vocab.bos_id, *vocab.tokenize(greedy.text)][: 6 + greedy.is_finished]
+    inputs = np.array([tokens[:-1]], np.int32)
+    none = np.zeros((1, 0), np.int32)
+    batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
+    params, _ = Checkpoints(run_dir).restore_params(16)
+    model = make_model(config.model, source_size=0, target_size=vocab.size)
+    log_probs = jax.nn.log_softmax(model.apply({"params": params}, batch, deterministic=True))[0]
+    chosen = np.asarray(log_probs)[np.arange(len(tokens) - 1), tokens[1:]]
+    assert greedy.log_prob == pytest.approx(chosen.sum(), abs=1e-4)
+    banned = np.isin(np.arange(vocab.size), [vocab.pad_id, vocab.bos_id])
+    best = np.where(banned, -np.inf, np.asarray(log_probs)).argmax(axis=-1)
+    assert best[2:].tolist() == tokens[3:]  # after the prompt
+
+
+def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
+    run_dir, _, _ = run
+    flags = ["generate", f"--run={run_dir}", "--n_best=3", "--temperature=1.5"]
+
+    def sample(*more: str) -> list[str]:
+        assert main([*flags, *more]) == 0
+        return capfdbinary.readouterr().out.decode().splitlines()
+
+    texts = sample()
+    assert len(texts) == 3 and len(set(texts)) > 1
+    assert set(" ".join(texts).split()) <= {*WORDS, "\u2047"}
+    assert sample() == texts
+    assert sample("--seed=2") != texts
+
+
+def test_what_it_cannot_write_is_refused(run, tiny_run, capfd):
+    run_dir, _, _ = run
+    for flags, message in [
+        ([f"--run={tiny_run}"], "is a translation model (data.source_language is xx), not a language model"),
+        (
+            [f"--run={run_dir}", "--prompt=ba do fi", "--length=3"],
+            "the prompt has 3 tokens and the text at most 3",
+        ),
+        (
+            [f"--run={run_dir}", "--length=9999"],
+            "--length is 9999, but the model has positions for 5000 tokens",
+        ),
+        ([f"--run={run_dir}", "--n_best=0"], "--n_best is 0"),
+        ([f"--run={run_dir}", "--beam_size=3"], "--beam_size=3 has no effect on sample search"),
+    ]:
+        assert main(["generate", *flags]) == 2
+        assert message in capfd.readouterr().err
