@@ -228,7 +228,8 @@ def test_it_writes_texts(run, capfdbinary):
     assert f"{greedy.text}\n" == text
     # Each of its tokens is the most probable after those before it, as the whole text says at once.
     vocab = load_vocabs(run_dir / "vocab").target
-    tokens = [vocab.bos_id, *vocab.tokenize(greedy.text)][: 6 + greedy.is_finished]
+    tokens = [vocab.bos_id, *vocab.tokenize(greedy.text)]
+    tokens = tokens if greedy.is_finished else tokens[:-1]
     inputs = np.array([tokens[:-1]], np.int32)
     none = np.zeros((1, 0), np.int32)
     batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
