@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import flaxformer_mt
 from flaxformer_mt.commands.flags import parse_flags, takes_config
 from flaxformer_mt.commands.options import (
     AverageOptions,
@@ -294,6 +295,9 @@ def _run(arguments: list[str]) -> object:
     if name in ("-h", "--help", "help"):
         print(_overview())
         return None
+    if name == "--version":
+        print(f"{PROGRAM} {flaxformer_mt.__version__}")
+        return None
     if name not in COMMANDS:
         similar = difflib.get_close_matches(name, COMMANDS, n=1)
         what = f"unknown command {name!r}" if name else "no command given"
@@ -324,5 +328,11 @@ def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **f
 def _overview() -> str:
     rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
-        [f"usage: {PROGRAM} COMMAND [FLAGS]", "", *rows, "", f"{PROGRAM} COMMAND --help explains every flag."]
+        [
+            f"usage: {PROGRAM} COMMAND [FLAGS]",
+            "",
+            *rows,
+            "",
+            f"{PROGRAM} COMMAND --help explains every flag, {PROGRAM} --version names the version.",
+        ]
     )

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,10 +179,9 @@ def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: b
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary file and renames it to `path` at the end: readers see only complete files."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(descriptor)
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        yield Path(name)
-        os.replace(name, path)
+        yield partial
+        os.replace(partial, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)

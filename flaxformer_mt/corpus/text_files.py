@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
+import secrets
 import time
 import zlib
 from collections.abc import Iterator
@@ -196,9 +196,10 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-            json.dump({"stamp": before, "scan": dataclasses.asdict(result)}, file)
-        os.replace(file.name, cached)
+        partial = cached.with_suffix(f".{secrets.token_hex(4)}")
+        record = {"stamp": before, "scan": dataclasses.asdict(result)}
+        partial.write_text(json.dumps(record), encoding="utf-8")
+        os.replace(partial, cached)
     return result
 
 

@@ -237,11 +237,12 @@ def _resample(
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
     """Formats the result of `evaluate_run` as tables: scores of all systems, and scores by source length.
 
-    `name` is the name of the run in the tables. Returns "" for a language model.
+    `name` is the name of the run, which the tables give with its checkpoint. Returns "" for a language model.
     """
     if "by_length" not in result:
         return ""
-    return "\n\n".join([describe_scores(name, result), describe_by_length(result["by_length"])])
+    scores = describe_scores(f"{name}@{result['checkpoint']}", result)
+    return "\n\n".join([scores, describe_by_length(result["by_length"])])
 
 
 def _check_text_alone(

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import flaxformer_mt
 from flaxformer_mt.commands import doctor
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
@@ -592,6 +593,11 @@ def test_overview_lists_all_commands(capfd):
     out = capfd.readouterr().out
     for name, command in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(command.summary)}$", out, re.M)
+
+
+def test_the_version_is_named(capfd):
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"flaxformer-mt {flaxformer_mt.__version__}\n"
 
 
 def test_help_documents_every_field(capfd):

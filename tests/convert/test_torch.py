@@ -209,6 +209,13 @@ def test_import_is_the_inverse_bit_for_bit(written, name):
 # ---- torch ----
 
 
+def test_all_files_have_the_same_access_rights(written):
+    """The library of safetensors makes its files private."""
+    for _, folder in written.values():
+        modes = {path.name: oct(path.stat().st_mode) for path in folder.iterdir() if path.is_file()}
+        assert len(set(modes.values())) == 1, modes
+
+
 def test_tied_arrays_are_stored_once(written):
     _, folder = written["pre"]
     stored = modeling.read_safetensors(folder / "model.safetensors")

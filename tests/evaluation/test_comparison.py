@@ -169,9 +169,9 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
     assert found["ter"] == score_ter(systems["good"], references).score
     rows = describe_evaluation(found, name="good").split("\n")
     assert rows[0].split() == ["BLEU", "chrF", "TER"]
-    assert [row.split()[0] for row in rows[1:4]] == ["good", "like@average", "bad.txt"]
-    again = describe_evaluation(found, name="bad.txt").split("\n")
-    assert [row.split()[0] for row in again[1:4]] == ["bad.txt", "like@average", "bad.txt"]
+    assert [row.split()[0] for row in rows[1:4]] == [f"good@{found['checkpoint']}", "like@average", "bad.txt"]
+    again = describe_evaluation(found | {"checkpoint": "best"}, name="like").split("\n")
+    assert [row.split()[0] for row in again[1:4]] == ["like@best", "like@average", "bad.txt"]
     assert f"{bad['bleu']['score']:.2f} ± {bad['bleu']['ci']:.2f}" in rows[3] and "p=0.0476" in rows[3]
 
 

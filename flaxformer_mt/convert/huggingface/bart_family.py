@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.array_layouts import (
@@ -51,6 +50,7 @@ from flaxformer_mt.convert.huggingface.tokenizer_files import (
     write_tokenizer,
 )
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Table, Tensors, rules_for
+from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.convert.sinusoid_halves import half_split, half_split_order
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
@@ -208,7 +208,7 @@ class HuggingFaceFormat:
         write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
         for name in _tied_names(config.model.tying)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
-        save_file(tensors, folder / _FILE, metadata={"format": "pt"})
+        save_safetensors(tensors, folder / _FILE)
 
     def _open(self, path: Path, given: Given | None = None) -> Outputs:
         import torch

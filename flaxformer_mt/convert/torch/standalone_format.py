@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
@@ -35,6 +34,7 @@ from flaxformer_mt.convert.format_interface import (
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
+from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.convert.torch import modeling
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -111,7 +111,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
     kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
-    save_file(kept, folder / TENSORS_NAME, metadata={"format": "pt"})
+    save_safetensors(kept, folder / TENSORS_NAME)
     vocabs.save(folder / VOCAB_NAME)
     write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
