@@ -12,7 +12,7 @@ from flaxformer_mt.corpus.cleaning import digest, load_or_clean
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 Split = Literal["train", "valid", "test"]
 
@@ -46,9 +46,9 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
     splits, kept, reports = [], [], []
     for name in names:
         raw = _open(name, config, split)
-        rows, report = load_or_clean(
-            raw, config.clean, may_drop=may_drop, folder=cache_dir(config) / "cleaned"
-        )
+        folder = cache_dir(config) / "cleaned"
+        with name_full_disk(folder):
+            rows, report = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"

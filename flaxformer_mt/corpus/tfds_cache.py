@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import DISK_FULL, UserError
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -124,6 +124,11 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
                 # On a disk without locks another process may have prepared the set first.
                 if not make_builder().is_prepared():
                     raise
+            except RuntimeError as error:  # ArrayRecord reports a full disk only in the text of its message
+                code = next((code for code in DISK_FULL if os.strerror(code) in str(error)), None)
+                if code is None:
+                    raise
+                raise OSError(code, os.strerror(code), str(folder)) from error
             return make_builder()
 
 

@@ -14,6 +14,7 @@ from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.runs.run_directory import check_run, open_run
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
@@ -86,10 +87,12 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         if model and Path(model).is_file():
             digest.update(Path(model).read_bytes())
     folder = root / "vocabularies" / digest.hexdigest()
-    vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+    with name_full_disk(folder):
+        vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
     if run_dir is not None:
         open_run(run_dir, config)
-        vocabs.save(run_dir / "vocab")
+        with name_full_disk(run_dir / "vocab"):
+            vocabs.save(run_dir / "vocab")
     return vocabs
 
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.parallel.processes import wait_for_all
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
@@ -274,13 +275,15 @@ class Checkpoints:
 
 def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
     folder = atomic_folder.begin_folder(final)
-    for name, leaves in trees.items():
-        # orbax stores neither empty arrays nor empty trees; the manifest describes them completely
-        filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
-        if filled:
-            _save_item(folder / name, filled)
-    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
-    atomic_folder.seal_folder(folder, {"trees": {name: make_specs(leaves) for name, leaves in trees.items()}})
+    with name_full_disk(folder):
+        for name, leaves in trees.items():
+            # orbax stores neither empty arrays nor empty trees; the manifest describes them completely
+            filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
+            if filled:
+                _save_item(folder / name, filled)
+        (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        atomic_folder.seal_folder(folder, {"trees": specs})
     atomic_folder.publish_folder(final)
 
 
@@ -324,9 +327,30 @@ def _check_finite(folder: Path, leaves: dict[str, np.ndarray]) -> None:
         )
 
 
+def _ignore_late_writes() -> None:
+    """Hides what the storage library below orbax prints when one of several writes has failed.
+
+    Orbax then closes its event loop, and each other write that ends later calls it, in a thread of its own:
+    Python prints that traceback. The error itself is raised where orbax was called.
+    """
+    previous = sys.unraisablehook
+    if getattr(previous, "ignores_late_writes", False):
+        return
+
+    def show(unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        where = "" if trace is None else trace.tb_frame.f_code.co_name
+        if (str(unraisable.exc_value), where) != ("Event loop is closed", "call_soon_threadsafe"):
+            previous(unraisable)
+
+    show.ignores_late_writes = True  # type: ignore[attr-defined]
+    sys.unraisablehook = show
+
+
 def _make_checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
+    _ignore_late_writes()
     # orbax logs its progress, and a traceback of each exception that it raises; the exception is enough
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     # each process reads and writes alone: the writing process has gathered all arrays on its host

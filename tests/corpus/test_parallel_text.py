@@ -1,9 +1,11 @@
 """A user's own files: their formats, what is wrong with them, and what is prepared from them."""
 
 import dataclasses
+import errno
 import gzip
 import json
 import os
+import resource
 import tracemalloc
 
 import numpy as np
@@ -353,3 +355,18 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
         read_pairs(config, "train")
     monkeypatch.undo()
     assert len(read_pairs(config, "train")) == 3  # nothing half-made was left in the way
+
+
+def test_a_full_disk_is_said_with_the_folder_and_leaves_nothing(config):
+    """ArrayRecord raises RuntimeError for it."""
+    texts = [f"{n * 7919 % 10007} {n * 104729 % 99991}" for n in range(2000)]
+    write(config, train_de=texts, train_en=texts[::-1])
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            read_pairs(config, "train")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.errno == errno.EFBIG and caught.value.filename.startswith(config.cache_dir)
+    assert len(read_pairs(config, "train")) == 2000

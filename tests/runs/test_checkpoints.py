@@ -1,5 +1,6 @@
 """Checkpoints: bits come back, a crash or damage is never silent, and the right ones are kept."""
 
+import asyncio
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -366,6 +368,22 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
     assert checkpoints.newest_undamaged() == 2
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
     assert capfd.readouterr() == ("", "")
+
+
+def test_writes_that_end_after_a_failed_one_print_nothing(tmp_path, capfd, monkeypatch):
+    """A thread of the storage library calls orbax's closed event loop, and Python prints the traceback."""
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    save_steps(tmp_path, {1: 1.0})
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError) as caught:
+        loop.call_soon_threadsafe(print)
+    late = SimpleNamespace(exc_value=caught.value, exc_traceback=caught.value.__traceback__.tb_next)
+    other = SimpleNamespace(exc_value=ValueError("a bug"), exc_traceback=None)
+    for unraisable in (late, other):
+        sys.unraisablehook(unraisable)
+    assert shown == [other]
 
 
 def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch):
