@@ -287,7 +287,8 @@ def _print_json(result: object) -> None:
     if result is None:
         return
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-    sys.stdout.buffer.write(text.encode("utf-8"))  # regardless of the terminal's encoding
+    # UTF-8 regardless of the terminal's encoding; a path that is not UTF-8 gets the escapes of JSON.
+    sys.stdout.buffer.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 def _run(arguments: list[str]) -> object:

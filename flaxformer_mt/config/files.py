@@ -4,6 +4,8 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
+import reprlib
 import sys
 import types
 import typing
@@ -12,6 +14,12 @@ from typing import Any, Literal
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError, name_full_disk
+
+# Larger files are not read as JSON.
+_JSON_BYTES = 1 << 26
+
+# Shows values of any size in messages.
+_SHORT = reprlib.Repr()
 
 
 def load_config(path: str | Path) -> Config:
@@ -75,27 +83,30 @@ def from_dict(values: dict[str, Any], *, kind: type = Config, where: str = "conf
 
 
 def _read_value(value: Any, hint: Any, where: str) -> Any:
+    shown = _SHORT.repr(value)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise UserError(f"{where} should be an object, got {value!r}")
+            raise UserError(f"{where} should be an object, got {shown}")
         return from_dict(value, kind=typing.cast(type, hint), where=where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} is {value!r}; allowed: {', '.join(map(str, args))}")
+            raise UserError(f"{where} is {shown}; allowed: {', '.join(map(str, args))}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where} should be a list, got {value!r}")
+            raise UserError(f"{where} should be a list, got {shown}")
         return tuple(_read_value(item, args[0], where) for item in value)
     if origin is types.UnionType:
         if value is None and type(None) in args:
             return None
         return _read_value(value, next(a for a in args if a is not type(None)), where)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if type(value) is not hint:
-        raise UserError(f"{where} should be {hint.__name__}, got {value!r} ({type(value).__name__})")
+        raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
+    if hint is float and not math.isfinite(value):
+        raise UserError(f"{where} is {value}; it must be a finite number")
     return value
 
 
@@ -108,11 +119,34 @@ def save_config(config: Config, path: Path) -> None:
 def read_config(path: Path) -> Config:
     """Reads a config that `save_config` wrote. Raises UserError if the file is missing or damaged."""
     try:
-        return from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return from_dict(read_json_object(path))
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged; restore the file, which is not valid JSON: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged; restore the file: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file whose top level is an object.
+
+    Raises:
+      ValueError: the file is too large, not UTF-8, not JSON, nested too deeply, or another kind of value.
+      OSError: the file is absent or cannot be read.
+    """
+    size = path.stat().st_size
+    if size > _JSON_BYTES:
+        raise ValueError(f"it has {size} bytes, more than the {_JSON_BYTES} bytes of any config")
+    try:
+        value = json.loads(path.read_bytes())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text (byte {error.start})") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:  # also a number of more digits than Python reads
+        raise ValueError(f"it is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it must contain a JSON object, not {_SHORT.repr(value)}")
+    return value
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
-from flaxformer_mt.config.files import flatten, from_dict, to_dict
+from flaxformer_mt.config.files import flatten, from_dict, read_json_object, to_dict
 from flaxformer_mt.convert.name_table import Leaves, Shapes
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
@@ -141,14 +141,11 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_NAME
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         return {}
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(facts, dict):
-        raise UserError(f"{path} is damaged: it must contain a JSON object")
-    return facts
 
 
 def find_config(folder: Path, given: Given) -> Config:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.files import compare_configs, flatten, read_config, save_config
+from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 
 _ROUNDING = "further updates are the same up to rounding"
@@ -161,14 +161,13 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
     """Reads the report of a finished run; None if absent. Raises UserError if the file is damaged."""
     path = run_dir / "report.json"
     try:
-        report = json.loads(path.read_bytes())
-        reason = "" if {"step", "stopped_early"} <= set(report) else "step or stopped_early is missing"
+        report = read_json_object(path)
+        if type(report.get("step")) is not int or type(report.get("stopped_early")) is not bool:
+            raise ValueError("step or stopped_early is missing")
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:  # not JSON, not UTF-8, or not an object
-        reason = str(error)
-    if reason:
-        raise UserError(f"{path} is damaged ({reason}); delete it, and `train` writes it again")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it, and `train` writes it again") from error
     return report
 
 

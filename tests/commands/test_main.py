@@ -644,6 +644,17 @@ def test_a_reader_who_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_paths_that_are_not_utf8_are_printed_as_json(capfd, monkeypatch):
+    """Python reads such a byte of a path as a lone surrogate, which UTF-8 cannot encode."""
+    from flaxformer_mt.data import prepare
+
+    report = {"folder": "a\udcff\ud800/ä"}
+    monkeypatch.setattr(prepare, "prepare", lambda config, run: SimpleNamespace(report=report))
+    assert main(["prepare", CONFIG]) == 0
+    out = capfd.readouterr().out
+    assert json.loads(out) == report and "ä" in out
+
+
 def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
     small = [
         "--config.vocab.size=1000",

@@ -87,6 +87,37 @@ def test_damaged_or_absent_run_directory(tmp_path):
         read_config(write(tmp_path / "config.json", '{"seed": 1'))
 
 
+def test_a_config_of_any_contents_is_one_message(tmp_path):
+    """Not an object, not UTF-8, numbers that are none or endless, and nesting that overflows the stack."""
+    path = tmp_path / "config.json"
+    digits = "9" * 5000
+    for content, words in [
+        (b"[]", "must contain a JSON object, not []"),
+        (b'"text"', "must contain a JSON object, not 'text'"),
+        (b"null", "must contain a JSON object, not None"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"seed":' * 100_000, "nested too deeply"),
+        (b'{"seed": \xff}', "not UTF-8"),
+        (b"\xff\xfe{}", "damaged"),
+        (f'{{"seed": {digits}}}'.encode(), "not valid JSON: Exceeds the limit"),
+        (f'{{"optim": {{"b2": {digits[:999]}}}}}'.encode(), "config.optim.b2 should be float, got 9"),
+        (b'{"optim": {"learning_rate": NaN}}', "config.optim.learning_rate is nan; it must be a finite"),
+        (b'{"optim": {"b2": -Infinity}}', "config.optim.b2 is -inf; it must be a finite number"),
+        (b'{"optim": {"b2": 1e999}}', "config.optim.b2 is inf; it must be a finite number"),
+        (b'{"data": {"weights": [1, NaN]}}', "config.data.weights is nan"),
+        (b'{"seed": "' + b"a" * 10**6 + b'"}', "config.seed should be int, got 'aaa"),
+        (b'{"model": {"norm": {}}}', "config.model.norm is {}; allowed"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(words)) as error:
+            read_config(path)
+        assert len(str(error.value)) < 1000 + len(str(path))
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="has 1099511627776 bytes, more than"):
+        read_config(path)
+
+
 def test_config_files_run(tmp_path):
     path = write(
         tmp_path / "mine.py",
