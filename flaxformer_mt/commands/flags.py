@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 
 import tyro
 
+from flaxformer_mt.commands.help_text import format_help
 from flaxformer_mt.commands.options import BARE_FLAGS, ExperimentOptions, describe_type, read_value
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import flatten
+from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
 from flaxformer_mt.errors import UserError
 
@@ -56,6 +57,14 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         config, run_dir = choose_config(config_name, run)
         default = kind(run=run_dir, config=config)
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
+    if not {"-h", "--help"}.isdisjoint(flags):
+        known = None if default is tyro.MISSING_NONPROP else default
+        print(
+            format_help(
+                kind, prog=prog, description=description, default=known, run_config=_find_run_config(flags)
+            )
+        )
+        raise SystemExit(0)
     switches = {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
     flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
     flags = [
@@ -68,7 +77,6 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
             options, unknown = tyro.cli(
                 kind,
                 prog=prog,
-                description=description,
                 args=flags,
                 default=default,
                 return_unknown_args=True,
@@ -76,9 +84,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
                 config=(tyro.conf.FlagConversionOff,),
                 registry=_registry(),
             )
-    except SystemExit as stop:
-        if stop.code in (0, None):  # --help has been printed
-            raise
+    except SystemExit:
         # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
         known = _flag_names(kind)
         for flag in flags:
@@ -93,6 +99,13 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
     # Shells do not expand the ~ of --run=~/x.
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
     return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
+
+
+def _find_run_config(flags: list[str]) -> Config | None:
+    """The config of the run that --run names, for the help; None without such a run."""
+    _, run = _take_flag(flags, "--run")
+    path = Path(run or "").expanduser() / "config.json"
+    return read_config(path) if run and path.is_file() else None
 
 
 def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:

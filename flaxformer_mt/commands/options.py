@@ -36,6 +36,8 @@ class ExperimentOptions:
 class ProcessOptions:
     """Options of all commands that several processes can run together, each started with these flags."""
 
+    # ---- several processes ----
+
     # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
     coordinator: str | None = None
     # Number of processes of a job. None: one process, or --distributed.
@@ -74,6 +76,8 @@ class SearchOptions:
     run: Path
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
+    # ---- search ----
+
     # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
     # None: as in the run's config.
     method: Literal["beam", "greedy", "sample"] | None = None
@@ -85,6 +89,8 @@ class SearchOptions:
     # Length penalty: gnmt is ((5 + length) / 6) ** alpha, length is length ** alpha. None: as in the run's
     # config.
     length_penalty_kind: Literal["gnmt", "length"] | None = None
+    # ---- beam search ----
+
     # Beam search: weight of the penalty for source tokens that receive little attention. 0: none. None: as in
     # the run's config.
     coverage_penalty: float | None = None
@@ -102,6 +108,8 @@ class SearchOptions:
     # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
     # that chose that token at the same step. None: as in the run's config.
     diversity_strength: float | None = None
+    # ---- sampling ----
+
     # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
     # None: as in the run's config.
     temperature: float | None = None
@@ -116,6 +124,8 @@ class SearchOptions:
     # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
     # None: as in the run's config.
     seed: int | None = None
+    # ---- content and length of translations ----
+
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the
     # run's config.
     no_repeat_ngram: int | None = None
@@ -136,6 +146,8 @@ class SearchOptions:
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length. None:
     # as in the run's config.
     max_length_offset: int | None = None
+    # ---- memory ----
+
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory. None: as in the run's config.
     batch_tokens: int | None = None
@@ -145,6 +157,8 @@ class SearchOptions:
 class EvaluateOptions(ProcessOptions, SearchOptions):
     """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
+    # ---- sentences to score ----
+
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
     # File of source sentences to evaluate on instead of a split, one a line; needs --reference. None: a
@@ -153,6 +167,8 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
     reference: str | None = None
+    # ---- scores and significance tests ----
+
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
     # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
@@ -176,22 +192,30 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
 class TranslateOptions(ProcessOptions, SearchOptions):
     """Translates text, one sentence a line, and writes one line for each input line in the same order."""
 
+    # ---- input and output ----
+
     # UTF-8 text file to translate, one sentence a line. `-`: standard input.
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
+    # ---- requirements on translations ----
+
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
     # prefix. None: no prefixes.
     prefix: str | None = None
     # File with phrases that each line's translation must contain, separated by tabs, one line for each input
     # line; an empty line requires nothing. None: no required phrases.
     required: str | None = None
+    # ---- ensemble ----
+
     # Further models to translate with, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty:
     # none.
     ensemble: tuple[str, ...] = ()
     # With --ensemble: average log-probabilities (geometric mean) or probabilities. None: as in the run's
     # config.
     ensemble_mean: Literal["log_probs", "probs"] | None = None
+    # ---- what is written ----
+
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
     n_best: int | None = None
@@ -208,6 +232,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     alignment_head: int | None = None
     # Write one JSON object a line: text, score, token log-probabilities, alignment, pieces and more.
     json: bool = False
+    # ---- lines and interruptions ----
+
     # Number of lines that are read before the first is written; these lines share batches. A pipe's window
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
@@ -241,10 +267,14 @@ class ScoreOptions:
     output: str = "-"
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
+    # ---- what is written ----
+
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
     tokens: bool = False
     # Write one JSON object a line: source, target, score, token log-probabilities, pieces and more.
     json: bool = False
+    # ---- score ----
+
     # Exponent alpha of the length penalty that log-probabilities are divided by. 0: none. None: as in the
     # run's config.
     length_penalty: float | None = None
@@ -257,6 +287,8 @@ class ScoreOptions:
     # Decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last. None: as in the
     # run's config.
     coverage_layer: int | None = None
+    # ---- lines and memory ----
+
     # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
     # the device runs out of memory. None: as in the run's config.
     batch_tokens: int | None = None

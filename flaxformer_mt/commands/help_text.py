@@ -1,0 +1,216 @@
+"""The text of `COMMAND --help`: every flag of a command in groups, with its comment and its default.
+
+Reads the comments above the fields of the options and of the config. A comment `# ---- NAME ----` in a class
+of options begins a group of flags. With --run=DIR, the defaults that the run's config decides are its values.
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flaxformer_mt.commands.options import BARE_FLAGS, describe_type
+from flaxformer_mt.config import Config
+
+# Columns: the most that a line takes, the indentation of explanations, and the least that they get.
+_MAX_WIDTH = 100
+_INDENT = 26
+_GENERAL = "general"
+
+# The last sentence of a comment that says what None, or an empty value, stands for.
+_UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)\.$")
+# A default that is a value of the run's config, in such a sentence.
+_AS_IN_RUN = re.compile(r"^(?:as in the run's config|(?P<field>\w+\.\w+) of the run's config)$")
+
+
+class FieldComment(NamedTuple):
+    """The comment above a field as one line, and the group that the field is in."""
+
+    text: str
+    group: str
+
+
+def format_help(
+    kind: type,
+    *,
+    prog: str,
+    description: str,
+    default: Any = None,
+    run_config: Config | None = None,
+    width: int | None = None,
+) -> str:
+    """The help of a command: usage, description, and all flags in groups.
+
+    Args:
+      kind: the dataclass of the command's options.
+      prog: the command line without flags.
+      description: paragraphs, separated by empty lines.
+      default: an instance of `kind` whose values are the defaults; None: the defaults of the class.
+      run_config: the config of the run that --run names, whose values are the defaults of some flags.
+      width: the number of columns. None: those of the terminal, at most 100.
+    """
+    width = width or min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
+    lines = [f"usage: {prog} [FLAGS]"]
+    for paragraph in description.split("\n\n"):
+        lines += ["", *textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)]
+    groups: dict[str, list[str]] = {_GENERAL: []}
+    for field, comment in _list_fields(kind):
+        if field.type is not Config:
+            value = getattr(default, field.name) if default is not None else _default_of(field)
+            text = comment.text
+            groups.setdefault(comment.group, []).extend(
+                _format_flag(
+                    _spell_option(field),
+                    _explain(
+                        text,
+                        value,
+                        _read_from_run(text, field.name, run_config),
+                        switch=field.type is bool,
+                    ),
+                    width,
+                )
+            )
+    groups[_GENERAL] += _format_flag("-h, --help", "Show this help.", width)
+    for name, rows in groups.items():
+        lines += ["", f"{name}:", *rows]
+    if default is not None and hasattr(default, "config"):
+        lines += _format_config(default.config, width)
+    return "\n".join(lines)
+
+
+def read_comments(kind: type) -> dict[str, FieldComment]:
+    """The comment of each field of a dataclass, those of its base classes included, by name."""
+    comments: dict[str, FieldComment] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            comments |= _read_own_comments(base)
+    return comments
+
+
+@functools.cache
+def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
+    found, lines, group = {}, list[str](), _GENERAL
+    for row in inspect.getsource(kind).split("\n"):
+        if heading := re.match(r"    # ---- (.+) ----$", row):
+            group, lines = heading[1], []
+        elif comment := re.match(r"    # (.*)$", row):
+            lines.append(comment[1])
+        else:
+            if name := re.match(r"    (\w+): ", row):
+                found[name[1]] = FieldComment(" ".join(lines), group)
+            lines = []
+    return found
+
+
+def _list_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], FieldComment]]:
+    """The fields with their comments; those of the command itself before those that it shares with others."""
+    comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
+    fields = dataclasses.fields(kind)
+    for field in sorted(fields, key=lambda f: (not _is_required(f), f.name not in own)):
+        yield field, comments[field.name]
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; MISSING where the flag must be given."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _spell_option(field: dataclasses.Field[Any]) -> str:
+    """How a flag is written: --run=PATH, --json, --allow_unknown[={True,False}]."""
+    flag, kind = f"--{field.name}", field.type
+    value = describe_type(kind).removesuffix("|none")
+    if kind is bool and field.default is False:
+        return flag
+    optional = kind in (bool, bool | None) or flag in BARE_FLAGS
+    return f"{flag}[={value}]" if optional else f"{flag}={value}"
+
+
+def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
+    """The comment of a field, and its default in parentheses, without saying twice what None stands for."""
+    if value is dataclasses.MISSING:
+        return f"{text} (required)"
+    if value is False and switch:
+        return text
+    if value not in (None, "", ()):
+        return f"{text} (default: {_format_value(value)})"
+    unset = _UNSET.search(text)
+    if unset is None:
+        return text if value is None else f"{text} (default: {_format_value(value) or 'empty'})"
+    meaning = f"{from_run}, from the run's config" if from_run is not None else unset["meaning"]
+    return f"{text[: unset.start()]} (default: {meaning})".lstrip()
+
+
+def _read_from_run(text: str, name: str, config: Config | None) -> str | None:
+    """The value of the run's config that the comment of an option names as its default, or None."""
+    unset = _UNSET.search(text)
+    match = _AS_IN_RUN.match(unset["meaning"]) if unset else None
+    if match is None or config is None:
+        return None
+    section, _, field = (match["field"] or "").rpartition(".")
+    for values in (getattr(config, section),) if section else (config.search, config.train):
+        if hasattr(values, field or name):
+            return _format_value(getattr(values, field or name)) or "none"
+    return None
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def _format_flag(flag: str, text: str, width: int) -> list[str]:
+    rows = textwrap.wrap(text, width - _INDENT, break_on_hyphens=False, break_long_words=False)
+    head = f"  {flag}"
+    if len(head) > _INDENT - 2:
+        return [*_split_at_commas(head, width), *(" " * _INDENT + row for row in rows)]
+    return [head.ljust(_INDENT) + rows[0], *(" " * _INDENT + row for row in rows[1:])]
+
+
+def _split_at_commas(head: str, width: int) -> list[str]:
+    """A flag in as many lines as its choices need."""
+    rows = [""]
+    for part in re.findall(r"[^,]*,?", head):
+        if len(rows[-1]) + len(part) > width:
+            rows.append(" " * 6)
+        rows[-1] += part
+    return rows
+
+
+def _format_config(config: Config, width: int) -> list[str]:
+    """All fields of the config as flags, a group for each section."""
+    lines = _format_section(config, "config", "the experiment", width)
+    for field, section in _sections(config):
+        title = " ".join((type(section).__doc__ or "").split())
+        lines += _format_section(section, f"config.{field}", title, width)
+    return lines
+
+
+def _sections(values: Any) -> Sequence[tuple[str, Any]]:
+    """The sections of the config by name, and sections within sections as data.clean."""
+    found = []
+    for field in dataclasses.fields(values):
+        section = getattr(values, field.name)
+        if dataclasses.is_dataclass(section):
+            inner = [(f"{field.name}.{name}", value) for name, value in _sections(section)]
+            found += [(field.name, section), *inner]
+    return found
+
+
+def _format_section(section: Any, path: str, title: str, width: int) -> list[str]:
+    comments = read_comments(type(section))
+    lines = ["", *textwrap.wrap(f"--{path}.*: {title}", width, break_on_hyphens=False)]
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if not dataclasses.is_dataclass(value):
+            flag = f"--{path}.{field.name}={describe_type(field.type)}"
+            lines += _format_flag(flag, _explain(comments[field.name].text, value), width)
+    return lines
