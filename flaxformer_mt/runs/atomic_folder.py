@@ -63,6 +63,17 @@ def publish_folder(final: Path) -> None:
     _delete(replaced)
 
 
+def replace_file(final: Path, name: str, text: str) -> None:
+    """Replaces one text file of a sealed folder by way of a copy; all other files stay byte for byte."""
+    facts = read_facts(final)
+    temporary = begin_folder(final)
+    shutil.copytree(final, temporary, dirs_exist_ok=True)
+    (temporary / MANIFEST_NAME).unlink()
+    (temporary / name).write_text(text, encoding="utf-8")
+    seal_folder(temporary, facts)
+    publish_folder(final)
+
+
 def remove_folder(folder: Path) -> None:
     """Deletes `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
     removed = folder.with_name(_REMOVED + folder.name)

@@ -14,6 +14,7 @@ from typing import Any
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 
 PROGRESS_NAME = "progress.json"
 AVERAGE_NAME = "average"
@@ -69,16 +70,18 @@ class CheckpointIndex:
     def removable(self, step: int, *, keep_last: int) -> list[int]:
         """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
 
+        The imported model, from which a run was trained further, is never deleted.
+
         An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
         exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore
         keeps (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a
         run that was later resumed at an earlier step: they are ignored here, and overwritten when training
         reaches them again.
         """
-        steps = [other for other in self.steps() if other <= step]
+        steps = [other for other in self.steps() if IMPORTED_STEP < other <= step]
         interim = {other for other in steps if self._is_interim(other)}
         lasting = [other for other in steps if other not in interim]
-        return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of(steps)})
+        return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of([IMPORTED_STEP, *steps])})
 
     def resolve(self, which: int | str) -> Path:
         """The folder of the checkpoint "best", "last", "average" or a step.

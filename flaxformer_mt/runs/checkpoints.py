@@ -62,7 +62,7 @@ class Checkpoints:
 
         Args:
           run_dir: the run directory; its folder `checkpoints` may be absent.
-          keep_last: the number of newest checkpoints to keep, in addition to the best.
+          keep_last: the number of newest checkpoints to keep, in addition to the best and an imported model.
           best_metric: the entry of `progress["metrics"]` that decides which checkpoint is the best; higher is
             better, except for loss.
         """
@@ -96,6 +96,14 @@ class Checkpoints:
             arguments = (step, leaves, progress_text)
             self._writer = threading.Thread(target=self._write_and_prune, args=arguments, name=f"save-{step}")
             self._writer.start()
+
+    def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Stores the scores of a checkpoint that was saved without them; its arrays stay as they are."""
+        self._join_writer()
+        if jax.process_index() == 0:
+            folder = self._index.folder(step)
+            progress = {**read_progress(folder), "metrics": metrics}
+            atomic_folder.replace_file(folder, PROGRESS_NAME, json.dumps(progress, indent=1) + "\n")
 
     def wait(self) -> None:
         """Waits until the last `save` is on disk; with several processes, on all of them."""

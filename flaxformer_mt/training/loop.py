@@ -30,6 +30,7 @@ from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import TrainingSetup, set_up_training, to_trees
 from flaxformer_mt.training.signals import StopRequest
+from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.validation import Validation
@@ -82,6 +83,8 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     )
     with tracker:
         _announce(tracker, config, setup)
+        if _starts_from_import(checkpoints, setup.progress):
+            tracker.message(_describe_import(checkpoints))
         if checkpoints.warning:
             warn_user(checkpoints.warning)
         wanted, remaining = profile if is_first() else 0, config.train.steps - setup.progress.step
@@ -128,6 +131,10 @@ def _train(
     validate_params = None
     if setup.prepared.valid_pairs is not None:
         validate_params = Validation(config, setup.prepared, setup.model, setup.parallel)
+    if validate_params is not None and _starts_from_import(checkpoints, progress):
+        # Training may not improve on the imported model, which then stays the best.
+        _evaluate(validate_params, state, progress, tracker, train.best_metric)
+        checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     log = TrainingLog(
         tracker,
         setup.schedule,
@@ -151,9 +158,7 @@ def _train(
             last = progress.step == train.steps
             if validate_params is not None and (last or progress.step % train.evaluate_every == 0):
                 with log.paused():
-                    values = validate_params(state.inference_params)
-                    progress.record_evaluation(values, best_metric=train.best_metric)
-                    tracker.log(progress.step, "valid", values)
+                    _evaluate(validate_params, state, progress, tracker, train.best_metric)
             due = last or bool(progress.metrics) or progress.step % train.checkpoint_every == 0
             stopping = _should_stop(stop, at_log_step=progress.step % train.log_every == 0)
             if due or stopping:
@@ -167,6 +172,33 @@ def _train(
                 tracker.message(f"stopped at step {progress.step} and saved; the same command resumes there")
                 raise TrainingInterrupted(progress.step, stop.exit_status)
     log.flush(progress.step)  # the updates since the last line, where training ended early
+
+
+def _evaluate(
+    validate_params: Validation,
+    state: TrainState,
+    progress: TrainProgress,
+    tracker: Tracker,
+    best_metric: str,
+) -> None:
+    values = validate_params(state.inference_params)
+    progress.record_evaluation(values, best_metric=best_metric)
+    tracker.log(progress.step, "valid", values)
+
+
+def _starts_from_import(checkpoints: Checkpoints, progress: TrainProgress) -> bool:
+    """Whether training starts from an imported model: only `import` writes a checkpoint of step 0."""
+    return progress.step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
+
+
+def _describe_import(checkpoints: Checkpoints) -> str:
+    _, stored = checkpoints.restore(IMPORTED_STEP, {})
+    origin = stored.get("imported_from") or {}
+    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
+    return (
+        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
+        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
+    )
 
 
 def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:

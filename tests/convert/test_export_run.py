@@ -1,6 +1,7 @@
 """Export and import as commands: what is written, what is checked, and that failures leave nothing behind."""
 
 import dataclasses
+import io
 import json
 import shutil
 
@@ -33,6 +34,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import check_run
+from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.trees import flatten_tree
@@ -109,6 +111,12 @@ def params_of(folder):
     return {path: np.asarray(leaf) for path, leaf in flatten_tree(trained.params).items()}
 
 
+def arrays_of(checkpoint):
+    """The bytes of all files that hold parameters."""
+    folder = checkpoint / "params"
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     output = tmp_path_factory.mktemp("exported") / "handbuilt"
@@ -176,10 +184,29 @@ def test_an_imported_run_trains_further_under_another_recipe(exported, tmp_path)
     tuned = dataclasses.replace(
         config,
         optim=dataclasses.replace(config.optim, learning_rate=1e-5, ema_decay=0.9),
-        train=dataclasses.replace(config.train, final_checkpoint="last", average_last=2, keep_checkpoints=3),
+        train=dataclasses.replace(
+            config.train,
+            final_checkpoint="last",
+            average_last=1,
+            keep_checkpoints=1,
+            checkpoint_every=1,
+            best_metric="loss",
+        ),
     )
-    report = fit(tuned, run_dir)
-    assert report["step"] == report["best"]["step"] == 3  # validated at its end
+    base, shown = arrays_of(run_dir / "checkpoints" / "0"), io.StringIO()
+    report = fit(tuned, run_dir, progress=shown)
+    assert f"starting from the imported model (handbuilt, {exported[0]})" in shown.getvalue()
+    assert report["step"] == 3
+    # the imported model is scored before the first update, can be the best, and is kept
+    scored = [record for record in read_metrics(run_dir) if record["split"] == "valid"]
+    assert [record["step"] for record in scored] == [0, 3]
+    best = min(scored, key=lambda record: (record["loss"], record["step"]))
+    assert report["best"] == {"step": best["step"], "loss": best["loss"]}
+    checkpoints = Checkpoints(run_dir, best_metric="loss")
+    assert checkpoints.steps() == [0, 3] and checkpoints.best() == best["step"]
+    progress = checkpoints.restore(0, {})[1]
+    assert progress["metrics"]["loss"] == scored[0]["loss"] and progress["imported_from"]
+    assert arrays_of(run_dir / "checkpoints" / "0") == base
     after = params_of(run_dir)
     moved = {path: np.abs(after[path] - before[path]).max() for path in before}
     assert max(moved.values()) > 0
