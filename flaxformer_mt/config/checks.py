@@ -250,9 +250,11 @@ def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None
     Raises:
       UserError: n_best is less than 1, or more than the search keeps.
     """
+    if n_best < 1:
+        raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))
-    if not 1 <= n_best <= width:
+    if n_best > width:
         raise UserError(
             f"{where}n_best is {n_best}, but {options.method} search with beam_size {width} keeps {width}; "
-            f"give 1 to {width}, or {where}method=beam {where}beam_size={max(n_best, 1)}"
+            f"give 1 to {width}, or {where}method=beam {where}beam_size={n_best}"
         )

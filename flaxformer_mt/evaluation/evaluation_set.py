@@ -6,13 +6,15 @@ same set for two runs.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.translation_files import read_sentences
 from flaxformer_mt.text_io.lines import STANDARD
+
+Split = Literal["test", "valid"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,7 @@ class ScoredSet:
     references: tuple[str, ...]
 
 
-def read_set(
-    config: Config, split: Literal["test", "valid"], *, source: str | None, reference: str | None
-) -> ScoredSet:
+def read_set(config: Config, split: Split, *, source: str | None, reference: str | None) -> ScoredSet:
     """Reads the split of the config's data set, unless files are given.
 
     Raises:
@@ -51,8 +51,10 @@ def read_set(
     return ScoredSet(name_of_file(source), tuple(sources), tuple(references))
 
 
-def check_split(config: Config, split: Literal["test", "valid"], *, files: str) -> None:
+def check_split(config: Config, split: Split, *, files: str) -> None:
     """Raises UserError if the config's data set lacks a split; `files` names the flags to use instead."""
+    if split not in get_args(Split):
+        raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):
         raise UserError(f"{config.data.dataset} has no {split} split; score files with {files}")
 
@@ -62,9 +64,7 @@ def name_of_file(path: str) -> str:
     return "stdin" if path == STANDARD else Path(path).name
 
 
-def check_same_set(
-    split: Literal["test", "valid"], own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]
-) -> None:
+def check_same_set(split: Split, own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]) -> None:
     """Raises UserError if a split consists of different sentences in the configs of two runs."""
     (run, config, scored), (other_run, other_config) = own, other
     remedy = "score both on one set with --source=FILE --reference=FILE"

@@ -194,6 +194,8 @@ class Scorer:
             model has sources, or a line is too long and `long_lines` is refuse.
         """
         self._check_sources(sources)
+        if isinstance(sources, str) or isinstance(targets, str):
+            raise UserError("score takes lists of lines, but got one string; put the string in a list")
         return self._score_window(sources, targets, first_line=1)
 
     def score_stream(

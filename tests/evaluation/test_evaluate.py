@@ -217,6 +217,8 @@ def test_evaluate_run_on_a_split(run_dir, monkeypatch):
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(SOURCES, REFERENCES, strict=True)]
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "valid")
     monkeypatch.setattr(scored_set, "read_pairs", lambda data, split: {"valid": pairs}[split])
+    with pytest.raises(UserError, match="split is 'trial'; it must be test or valid"):
+        evaluate_run(run_dir, split="trial")
     found = evaluate_run(run_dir, split="valid")
     assert (found["name"], found["sentences"], found["truncated"]) == ("valid", 3, 1)
     assert load_translations(run_dir, "valid").sources == tuple(SOURCES)

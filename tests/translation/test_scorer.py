@@ -112,6 +112,8 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
     monkeypatch.setattr(scorer.tokens.decoder, "run", run)
     with pytest.raises(UserError, match="there are 2 source lines and 1 target lines"):
         scorer.score(["a", "b"], ["a"])
+    with pytest.raises(UserError, match="put the string in a list"):
+        scorer.score("ab", "cd")
     for sources, targets in ((5, 3), (3, 5), (4, 2), (0, 1)):
         read = []
         with pytest.raises(UserError, match=f"there are {sources} source lines and {targets} target lines"):
