@@ -168,8 +168,17 @@ def _average(options: AverageOptions) -> object:
 
 
 def _plot(options: PlotOptions) -> object:
-    from flaxformer_mt.commands.plot import plot
+    from flaxformer_mt.commands.plot import plot, plot_encoding
 
+    if options.positions is not None:
+        given = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
+        if given:
+            raise UserError(
+                f"--positions plots an encoding without a run; leave out --{' and --'.join(given)}"
+            )
+        return plot_encoding(options.positions, options.output)
+    if options.run is None:
+        raise UserError("--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run")
     return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
 
 

@@ -348,8 +348,8 @@ class ExportOptions:
 
     # Run directory of a trained model.
     run: Path
-    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm or
-    # ctranslate2.
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, marian, hf-pre-norm
+    # or ctranslate2.
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path
@@ -387,10 +387,12 @@ class PlotOptions:
     """Plots position encodings and metrics of a run, and attention weights of a sentence, as PNG files."""
 
     # Run directory to plot.
-    run: Path
+    run: Path | None = None
+    # Width of a sinusoidal position encoding to plot without a run.
+    positions: int | None = None
     # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
-    # Folder for the PNG files. None: RUN/plots.
+    # Folder for the PNG files. None: RUN/plots, or plots.
     output: Path | None = None
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None

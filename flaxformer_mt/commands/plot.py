@@ -66,8 +66,7 @@ def plot(
     """
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
+    _check_folder(output)
     if source:
         _check_sentence(config, run_dir, source)
     params: dict[str, Any] = {}
@@ -82,10 +81,36 @@ def plot(
         # No figure needs the checkpoint, but a wrong name is still reported.
         Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
     figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
+    return {"files": _save(figures, output), **result}
+
+
+def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
+    """Plots the sinusoidal position encoding of a width, without a run; returns JSON values.
+
+    Args:
+      output: the folder for the files, created if necessary. None: plots.
+
+    Raises:
+      UserError: the width is less than 1, or the output is a file.
+    """
+    if width < 1:
+        raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
+    output = Path("plots") if output is None else output
+    _check_folder(output)
+    figures = _draw_positions(ModelConfig(model_dim=width), {})
+    return {"files": _save(figures, output)}
+
+
+def _check_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
+
+
+def _save(figures: Figures, output: Path) -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         save_figure(figure, output / name)
-    return {"files": [str(output / name) for name in figures], **result}
+    return [str(output / name) for name in figures]
 
 
 def _note(text: str) -> None:

@@ -66,7 +66,8 @@ class Given:
     vocabs: Vocabs | None = None
 
 
-# Maps a batch to float32 logits [B, T, V], or to log-probabilities [B, T] of target_out.
+# Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
+# [B, T, D] that the decoder begins with.
 Outputs = Callable[[Batch], np.ndarray]
 
 
@@ -103,7 +104,7 @@ class Format:
     write: Callable[[Weights, Path, str], None]
     open: Callable[..., Outputs]
     read: Callable[[Path, Given], Weights] | None
-    quantity: Literal["logits", "log_probs"] = "logits"
+    quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
 
@@ -179,6 +180,24 @@ def find_vocabs(folder: Path, given: Given) -> Vocabs:
             "folder with joint.model, or with source.model and target.model"
         )
     return load_vocabs(folder / VOCAB_NAME)
+
+
+def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
+    """The fields of a config that are sizes of arrays, by their names, and products of them."""
+    model = config.model
+    sizes = {f"model.{name}": getattr(model, name) for name in ("model_dim", "ffn_dim", "num_heads")}
+    for name in ("key_dim", "value_dim"):
+        size = getattr(model, name)
+        if size is not None:
+            sizes |= {f"model.{name}": size, f"model.num_heads * model.{name}": model.num_heads * size}
+    if model.max_positions is not None:
+        sizes["model.max_positions"] = model.max_positions
+    if vocabs.joint:
+        return sizes | {"the size of the vocabulary": vocabs.target.size}
+    return sizes | {
+        "the size of the source vocabulary": vocabs.source.size,
+        "the size of the target vocabulary": vocabs.target.size,
+    }
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:

@@ -17,6 +17,7 @@ _MODULES = {
     "kokoyi": "documents.kokoyi_format",
     "decoder-only": "documents.decoder_only_format",
     "aiayn": "documents.aiayn_format",
+    "embeddings": "documents.embeddings_format",
     "marian": "huggingface.marian",
     "hf-pre-norm": "huggingface.pegasus",
     "ctranslate2": "ctranslate2.model_folder",

@@ -56,7 +56,7 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str, read_data: bool
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
-    """Logits [B, T, V] of the Flax model, or log-probabilities [B, T] of target_out, in full float32."""
+    """The outputs of the Flax model, as `Format.quantity` names them, in full float32."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
 
@@ -64,6 +64,8 @@ def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray
 # One function for all calls: batches of one shape share a compiled program.
 @functools.partial(jax.jit, static_argnames=("model", "quantity"))
 def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Array:
+    if quantity == "target vectors":
+        return model.apply({"params": params}, batch, method="embed_target")
     logits = model.apply({"params": params}, batch, deterministic=True)
     if quantity == "logits":
         return logits

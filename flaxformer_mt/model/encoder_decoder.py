@@ -78,6 +78,12 @@ class EncoderDecoder(nn.Module):
             deterministic=deterministic,
         )
 
+    def embed_target(self, batch: Batch) -> Array:
+        """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
+        length = batch.target_in.shape[1]
+        embedded = self._embed_target(batch.target_in)
+        return self.decoder.start(embedded, jnp.arange(length)[None], length=length, deterministic=True)
+
     def encode(self, source: Array, source_mask: Array) -> Array:
         """Encode sources [B, S], one per row, to memory [B, S, D]."""
         mask = self._padding(source_mask)

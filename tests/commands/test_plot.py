@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -229,6 +230,9 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
+        (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
+        (["--positions=8", "--run={run}"], "without a run; leave out --run"),
         (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
         (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
         (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
@@ -252,6 +256,14 @@ def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags
     assert told.startswith("error: ") and told.count("\n") == 1
     assert message.format(tmp=tmp_path) in told
     assert not (run / "plots").exists() and not list(tmp_path.rglob("*.png"))
+
+
+def test_the_encoding_of_a_width_is_plotted_without_a_run(tmp_path, capfd):
+    """As document 004 plots dimensions 4 to 7 of a width of 20 at 100 positions."""
+    assert main(["plot", "--positions=20", f"--output={tmp_path / 'out'}"]) == 0
+    files = json.loads(capfd.readouterr().out)["files"]
+    assert [Path(file).name for file in files] == ["positions.png", "position_table.png"]
+    assert all(Path(file).stat().st_size > 1000 for file in files)
 
 
 def test_a_checkpoint_whose_scores_are_not_numbers_is_named(run, monkeypatch, capfd):

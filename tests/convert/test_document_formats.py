@@ -27,6 +27,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, T
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.documents import aiayn_format as aiayn
 from flaxformer_mt.convert.documents import decoder_only_format as decoder_only
+from flaxformer_mt.convert.documents import embeddings_format as embeddings
 from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
 from flaxformer_mt.convert.documents import kokoyi_format as kokoyi
 from flaxformer_mt.convert.format_interface import Given, Weights, read_config_json, shapes_of
@@ -61,6 +62,7 @@ TINY = ModelConfig(
 )
 # What each document is, beside TINY.
 BASES: dict[str, dict[str, Any]] = {
+    "embeddings": {},
     "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
     "kokoyi": {
         "attention_bias": False,
@@ -556,7 +558,7 @@ def test_what_a_document_cannot_express_is_refused_with_the_reason(name, changes
     assert len(problems) == 1 and problems[0].startswith(reason)
 
 
-@pytest.mark.parametrize("case", [*CASES.values(), *(Case(name, {}) for name in BASES)])
+@pytest.mark.parametrize("case", [*CASES.values(), *(Case(name, {}) for name in FORMATS)])
 def test_what_a_document_can_express_is_not_refused(case):
     assert FORMATS[case.format].problems(make_config(case)) == []
 
@@ -743,6 +745,31 @@ def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_pat
         torch.save(content, path)
         with pytest.raises(UserError, match=message):
             aiayn.FORMAT.read(path, given)
+
+
+def test_the_input_layers_are_exported_as_document_004s(vocabs, tmp_path):
+    case = Case("embeddings", SHALLOW | {"embedding_scale": True, "max_positions": 60}, is_joint=False)
+    config = make_config(case)
+    weights = make_weights(case, vocabs)
+    assert embeddings.FORMAT.problems(config) == []
+    for changes, reason in [
+        ({"embedding_scale": False}, "model.embedding_scale is False; supported: True"),
+        ({"embedding_norm": True}, "model.embedding_norm is True; supported: False"),
+        ({"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
+    ]:
+        assert embeddings.FORMAT.problems(change(config, model=changes)) == [reason]
+    embeddings.FORMAT.write(weights, tmp_path, "none")
+    batch = make_rows(weights)
+    ours = flax_outputs(weights, batch, quantity="target vectors")
+    np.testing.assert_allclose(embeddings.FORMAT.open(tmp_path)(batch), ours, rtol=0, atol=1e-5)
+    for side, ids in (("source", batch.source), ("target", batch.target_in)):
+        state = load(tmp_path / f"{side}.pt")
+        document = Document004(weights.leaves[f"{side}_embedding/embedding"], length=60)
+        document.load_state_dict({"words.lut.weight": state["lut.weight"], "places.pe": state["pe"]})
+        vectors = document(ids.astype(np.int64)).detach().numpy()
+        assert vectors.shape == (*ids.shape, 8)
+    np.testing.assert_allclose(vectors, ours, rtol=0, atol=1e-5)
+    assert embeddings.FORMAT.read is None
 
 
 class Document004(torch.nn.Module):

@@ -367,6 +367,13 @@ def test_missing_extra_and_misshaped_entries_are_named_together(run, exported, t
     assert not (tmp_path / "new").exists()
 
 
+def test_one_other_size_is_named_by_its_field(run, exported, tmp_path):
+    config = read_config(run / "config.json")
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, ffn_dim=13))
+    with pytest.raises(UserError, match=r"of this config: model\.ffn_dim is 13, here 12; 6 entries differ"):
+        import_run(exported[0], format_name="handbuilt", run_dir=tmp_path / "new", config=wider)
+
+
 def test_files_that_run_code_when_loaded_are_refused(run, tmp_path):
     class Harm:
         def __reduce__(self):

@@ -433,7 +433,11 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
 @pytest.mark.parametrize(
     ("name", "model", "message"),
     [
-        ("marian", {"norm_position": "pre"}, "model.norm_position is pre; supported: post"),
+        (
+            "marian",
+            {"norm_position": "pre"},
+            "model.norm_position is pre; supported: post (for pre: --format=hf-pre-norm)",
+        ),
         ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
         ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
         ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),

@@ -211,6 +211,22 @@ def test_everything_that_differs_is_in_one_message():
     )
 
 
+def test_the_size_that_differs_is_named_first_and_long_lists_are_cut():
+    names = [f"layer{n}" for n in range(12)]
+    table = Table({name: (8, 12) for name in names}, [Rule(name, name) for name in names], what="torch")
+    tensors = {name: numbers(8, 16) for name in names[:-1]} | {"layer11": numbers(9, 16)}
+    with pytest.raises(UserError) as refusal:
+        table.to_flax(tensors, origin="model.pt", sizes={"model.model_dim": 8, "model.ffn_dim": 12})
+    first, *rest = str(refusal.value).split("\n")
+    assert first == (
+        "model.pt is not a torch model of this config: model.ffn_dim is 12, here 16; 12 entries differ:"
+    )
+    assert rest[0] == "  layer0: has shape [8, 16], expected [8, 12]"
+    assert len(rest) == 11 and rest[-1] == "  and 2 more"
+    with pytest.raises(UserError, match=r"of this config; 12 entries differ"):
+        table.to_flax(tensors, sizes={"model.model_dim": 7})
+
+
 def test_numbers_of_other_types_become_float32():
     table = Table({"a": (3,)}, [Rule("a", "w")], what="x")
     leaves = table.to_flax({"w": np.array([1, 2, 3], np.float16)})

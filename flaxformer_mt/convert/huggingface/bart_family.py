@@ -32,6 +32,7 @@ from flaxformer_mt.convert.format_interface import (
     find_config,
     read_config_json,
     shapes_of,
+    size_fields,
     unsupported_fields,
     write_config_json,
 )
@@ -79,6 +80,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.padding_mask": ("source", "both"),
     "model.activation": ACTIVATIONS,
 }
+_FORMAT_OF_NORM_POSITION = {"pre": "hf-pre-norm", "post": "marian"}
 _ATTENTION = [
     Rule("/query/kernel", ".q_proj.weight", half_split(HEADS_IN, 0)),
     Rule("/query/bias", ".q_proj.bias", FLAT),
@@ -142,7 +144,11 @@ class HuggingFaceFormat:
             "model.key_dim": (None, size),
             "model.value_dim": (None, size),
         }
-        problems = unsupported_fields(config, allowed)
+        other = _FORMAT_OF_NORM_POSITION[model.norm_position]
+        problems = [
+            f"{line} (for {model.norm_position}: --format={other})" if "norm_position" in line else line
+            for line in unsupported_fields(config, allowed)
+        ]
         if rest:
             problems.append(
                 f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
@@ -255,7 +261,12 @@ class HuggingFaceFormat:
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
         table = self.make_table(config, vocabs, facts["max_position_embeddings"])
-        leaves = table.to_flax(tensors, tied=_tied_names(config.model.tying), origin=str(path))
+        leaves = table.to_flax(
+            tensors,
+            tied=_tied_names(config.model.tying),
+            origin=str(path),
+            sizes=size_fields(config, vocabs),
+        )
         return Weights(config, vocabs, leaves)
 
 

@@ -31,6 +31,7 @@ from flaxformer_mt.convert.format_interface import (
     find_config,
     find_vocabs,
     shapes_of,
+    size_fields,
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
@@ -158,7 +159,12 @@ def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
-    leaves = make_table(config, vocabs).to_flax(tensors, tied=_tied_names(config.model), origin=str(path))
+    leaves = make_table(config, vocabs).to_flax(
+        tensors,
+        tied=_tied_names(config.model),
+        origin=str(path),
+        sizes=size_fields(config, vocabs),
+    )
     return Weights(config, vocabs, leaves)
 
 

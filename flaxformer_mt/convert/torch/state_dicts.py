@@ -24,6 +24,7 @@ from flaxformer_mt.convert.format_interface import (
     find_vocabs,
     read_config_json,
     shapes_of,
+    size_fields,
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
@@ -117,7 +118,8 @@ class StateDictFormat:
 
     def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
         """The Flax parameters of these tensors, those of all files."""
-        return Weights(config, vocabs, self.make_table(config, vocabs).to_flax(tensors, origin=origin))
+        table, sizes = self.make_table(config, vocabs), size_fields(config, vocabs)
+        return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
 
     def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
         tensors: Tensors = {}
