@@ -187,7 +187,8 @@ class ModelConfig:
     # jax.nn.dot_product_attention) or cudnn (flash attention, on GPUs in bfloat16). auto: cudnn where it
     # applies, else plain. Dropout and plots of attention weights always use plain.
     attention: Literal["auto", "plain", "xla", "cudnn"] = "auto"
-    # Data type of activations and matrix products; parameters, softmax, norms and loss are always float32.
+    # Data type of activations and matrix products, attention scores and gradients of matrices included;
+    # parameters, softmax, norms and loss are always float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
