@@ -128,8 +128,10 @@ def score_file(options: ScoreOptions) -> None:
             "--source is missing; a translation model scores each line of --target given its source line"
         )
     with contextlib.ExitStack() as files:
-        sources = None if options.source is None else _open_text(options.source, options, files)
-        targets = _open_text(options.target, options, files)
+        sources, is_ready = None, None
+        if options.source is not None:
+            sources, is_ready = _open_text(options.source, options, files)
+        targets, target_is_ready = _open_text(options.target, options, files)
         scorer = Scorer.load(
             options.run,
             checkpoint=options.checkpoint,
@@ -140,16 +142,19 @@ def score_file(options: ScoreOptions) -> None:
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        for number, score in enumerate(scorer.score_stream(sources, targets, window=WINDOW)):
+        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready or target_is_ready)
+        for number, score in enumerate(scores):
             pair = (None if sources is None else sources.take(), targets.take())
             pieces = scorer.vocabs.target.pieces
             write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
             progress.add(tokens=len(score.tokens))
 
 
-def _open_text(path: str, options: ScoreOptions, files: contextlib.ExitStack) -> "_LineBuffer":
-    stream = files.enter_context(open_input(path))
-    return _LineBuffer(read_lines(stream, name=path, invalid_utf8=options.invalid_utf8))
+def _open_text(
+    path: str, options: ScoreOptions, files: contextlib.ExitStack
+) -> "tuple[_LineBuffer, Callable[[], bool] | None]":
+    lines, is_ready = _read_arriving(files.enter_context(open_input(path)), path, options)
+    return _LineBuffer(lines), is_ready
 
 
 def _is_on_screen(output: str) -> bool:
@@ -246,7 +251,7 @@ def _check_standard_input(options: TranslateOptions) -> None:
 
 
 def _read_arriving(
-    stream: BinaryIO, path: str, options: TranslateOptions
+    stream: BinaryIO, path: str, options: TranslateOptions | ScoreOptions
 ) -> tuple[Iterator[str], Callable[[], bool] | None]:
     """The lines of an open file; for a pipe also a function that tells whether another line has arrived."""
     arriving = watch_arrival(stream)
@@ -342,7 +347,7 @@ def _open_output(
         return
     import jax
 
-    from flaxformer_mt import __version__
+    import flaxformer_mt
     from flaxformer_mt.parallel import local_device_count
     from flaxformer_mt.parallel.processes import process_count
 
@@ -359,7 +364,7 @@ def _open_output(
         # Devices share batches, so that another number of devices rounds differently.
         "devices": [process_count(), local_device_count()],
         # Other versions may compute, round or split lines otherwise.
-        "versions": {"flaxformer_mt": __version__, "jax": jax.__version__},
+        "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
     }
     resumed = {"resume": options.resume, "overwrite": options.overwrite}
     with (

@@ -24,7 +24,7 @@ from flaxformer_mt.evaluation.comparison import (
     save_largest_differences,
     translate_compared_systems,
 )
-from flaxformer_mt.evaluation.evaluation_set import check_split, name_of_file, read_set
+from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_set
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
 from flaxformer_mt.evaluation.metrics import (
     Scores,
@@ -137,45 +137,47 @@ def evaluate_run(
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, loading)
+    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     score_options = _choose_score_options(config, lowercase, tokenize)
     scored = read_set(config, split, source=source, reference=reference)
-    from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
-    translator = Translator.load(run_dir, search=search, **loading)
-    evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
-    save_translations(run_dir, scored.name, evaluation)
-    named = {"name": scored.name, "checkpoint": translator.checkpoint}
-    del translator  # frees its parameters before those of the compared runs are loaded
+    own_split = split if source is None else None
+    from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
+    named, evaluation = _translate(run_dir, scored, search, loading, **score_options)
     others, described = translate_compared_systems(
         compared, scored.sources, from_files, allow_nonfinite=allow_nonfinite
     )
     if compared:
-        ignore_case = score_options["lowercase"]
-        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=ignore_case)
-    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
-    return named | _report_evaluation(evaluation, others, described, resamples, score_options)
-
-
-def _report_evaluation(
-    evaluation: Evaluation,
-    others: dict[str, tuple[str, ...]],
-    described: list[dict[str, Any]],
-    resamples: ResamplingOptions,
-    score_options: dict[str, Any],
-) -> dict[str, Any]:
-    return (
-        _report_scores(evaluation, **score_options)
-        | _resample(evaluation, others, described, resamples, **score_options)
-        | {"by_length": score_by_length(evaluation, **score_options)}
-    )
+        lowercase = score_options["lowercase"]
+        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
+    report = named | _report_scores(evaluation, **score_options)
+    report |= _resample(evaluation, others, described, resamples, **score_options)
+    return report | {"by_length": score_by_length(evaluation, **score_options)}
 
 
 def _choose_score_options(config: Config, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
-    """The options of scores that are given, else those of the config."""
-    language, configured = config.data.target_language, config.train.bleu_tokenize
+    """Returns the options of `score_translations`: those that are given, else those of the run's config."""
+    language, train = config.data.target_language, config.train
     return {
-        "lowercase": config.train.lowercase if lowercase is None else lowercase,
-        "tokenize": choose_tokenizer(language, tokenize or configured, warn=warn_user),
+        "lowercase": train.lowercase if lowercase is None else lowercase,
+        "tokenize": choose_tokenizer(language, tokenize or train.bleu_tokenize, warn=warn_user),
     }
+
+
+def _translate(
+    run_dir: Path,
+    scored: ScoredSet,
+    search: SearchConfig | None,
+    loading: dict[str, Any],
+    **score_options: Any,
+) -> tuple[dict[str, Any], Evaluation]:
+    """Returns the names of set and checkpoint, and the evaluation, whose translations it saves.
+
+    Keeps no parameters: those of compared runs are loaded afterwards.
+    """
+    translator = Translator.load(run_dir, search=search, **loading)
+    evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
+    save_translations(run_dir, scored.name, evaluation)
+    return {"name": scored.name, "checkpoint": translator.checkpoint}, evaluation
 
 
 def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ is complete.
 import collections
 import contextlib
 import difflib
+import fcntl
 import itertools
 import os
 import select
@@ -176,7 +177,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
     .partial is always complete. A link is followed; a device or a pipe is written to as it is.
 
     Raises:
-      UserError: see `check_output`.
+      UserError: see `check_output` and `open_locked`.
     """
     if path == STANDARD:
         yield _write_to(sys.stdout.buffer, "standard output")
@@ -187,9 +188,33 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
             yield _write_to(stream, path)
         return
     partial = partial_of(file)
-    with partial.open("wb") as stream:
+    with open_locked(partial) as stream:
+        stream.truncate()
         yield _write_to(stream, str(partial))
-    os.replace(partial, file)
+        os.replace(partial, file)  # while it is locked
+
+
+def open_locked(path: Path) -> BinaryIO:
+    """Opens a file for reading and writing, without changing it, and locks it until it is closed.
+
+    Raises:
+      UserError: another process has locked the file.
+    """
+    while True:
+        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+                return stream
+        except BlockingIOError as error:
+            stream.close()
+            raise UserError(
+                f"another process is writing {path}; wait until it has ended, or give another --output"
+            ) from error
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()  # finished and renamed by the other process in between: begin anew
 
 
 def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:

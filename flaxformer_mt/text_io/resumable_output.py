@@ -12,7 +12,6 @@ FILE.partial locks it; the lock ends with the process, however it ends.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import check_output
+from flaxformer_mt.text_io.lines import check_output, open_locked
 from flaxformer_mt.text_io.resume_record import START_OVER, Record, read_record, write_record
 
 # Bytes to read at a time for the digest of the existing output.
@@ -51,7 +50,7 @@ class ResumableOutput:
         self._record_file = self.partial.with_name(self.partial.name + ".json")
         self._origin, self._step = json.loads(json.dumps(dict(origin))), step
         existed = self.partial.exists()
-        self._stream: BinaryIO = _open_locked(self.partial)
+        self._stream: BinaryIO = open_locked(self.partial)
         self._hash = hashlib.sha256()
         try:
             record = self._find_record() if resume and existed else None
@@ -161,25 +160,6 @@ class ResumableOutput:
                 f"{self.partial} holds {contents} of an interrupted command; give --resume to continue that "
                 "command, --overwrite to start over, or another --output"
             )
-
-
-def _open_locked(path: Path) -> BinaryIO:
-    """Opens a file for reading and writing, without changing it, and locks it."""
-    while True:
-        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
-                return stream
-        except BlockingIOError as error:
-            stream.close()
-            raise UserError(
-                f"another process is writing {path}; wait until it has ended, or give another --output"
-            ) from error
-        except BaseException:
-            stream.close()
-            raise
-        stream.close()  # finished and renamed by the other process in between: begin anew
 
 
 class _Reader:

@@ -7,7 +7,7 @@ are empty or too long. Scores against references are in evaluation/metrics.py.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
-from flaxformer_mt.text_io.lines import format_line_numbers
+from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 
@@ -199,34 +199,30 @@ class Scorer:
         return self._score_window(sources, targets, first_line=1)
 
     def score_stream(
-        self, sources: Iterable[str] | None, targets: Iterable[str], *, window: int = 2048
+        self,
+        sources: Iterable[str] | None,
+        targets: Iterable[str],
+        *,
+        window: int = 2048,
+        is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[PairScore]:
         """Scores lines in order as they arrive, `window` lines at a time, so that memory is bounded.
+
+        Args:
+          is_ready: asked before each pair but the first of a window; False scores the pairs so far. None: a
+            window is always full.
 
         Raises:
           UserError: as `score`; if one side has more lines, all complete pairs are scored first.
         """
         self._check_sources(sources)
-        source_lines, target_lines = None if sources is None else iter(sources), iter(targets)
-        done, full = 0, True
-        while full:
-            target_window = list(itertools.islice(target_lines, window))
-            source_window = None if source_lines is None else list(itertools.islice(source_lines, window))
-            num_pairs = (
-                len(target_window) if source_window is None else min(len(source_window), len(target_window))
-            )
-            chosen = None if source_window is None else source_window[:num_pairs]
-            yield from self._score_window(chosen, target_window[:num_pairs], first_line=done + 1)
-            if (
-                source_lines is not None
-                and source_window is not None
-                and len(source_window) != len(target_window)
-            ):
-                _refuse_counts(
-                    done + len(source_window) + _count(source_lines),
-                    done + len(target_window) + _count(target_lines),
-                )
-            done, full = done + num_pairs, num_pairs == window
+        pairs, done = _PairReader(sources, targets), 0
+        while chunk := take_window(pairs, window, is_ready):
+            source_window = None if sources is None else [source for source, _ in chunk]
+            target_window = [target for _, target in chunk]
+            yield from self._score_window(source_window, target_window, first_line=done + 1)
+            done += len(chunk)
+        pairs.check_ended()
 
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
@@ -309,8 +305,33 @@ def find_longest(config: Config) -> tuple[int, int]:
     return source, min(bound, max(searched, config.data.max_target_length, 1))
 
 
-def _count(lines: Iterator[str]) -> int:
-    return sum(1 for _ in lines)
+class _PairReader:
+    """Iterates over pairs of lines until one side ends; the source is "" for a language model."""
+
+    def __init__(self, sources: Iterable[str] | None, targets: Iterable[str]) -> None:
+        self._sides = itertools.repeat("") if sources is None else iter(sources), iter(targets)
+        self._has_source = sources is not None
+        self._counts = [0, 0]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self
+
+    def __next__(self) -> tuple[str, str]:
+        pair = []
+        for number, lines in enumerate(self._sides):
+            pair.append(next(lines))  # ends with either side
+            self._counts[number] += 1
+        return pair[0], pair[1]
+
+    def check_ended(self) -> None:
+        """Raises UserError if one side has more lines than the other; call it when a side has ended."""
+        if not self._has_source:
+            return
+        sources, targets = (
+            count + sum(1 for _ in lines) for count, lines in zip(self._counts, self._sides, strict=True)
+        )
+        if sources != targets:
+            _refuse_counts(sources, targets)
 
 
 def _too_long(side: str, numbers: list[int], longest: int) -> str:

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io import lines as module
-from flaxformer_mt.text_io.lines import read_lines, take_window, watch_arrival
+from flaxformer_mt.text_io.lines import open_output, read_lines, take_window, watch_arrival
 
 
 @pytest.fixture
@@ -39,3 +40,20 @@ def test_files_have_full_windows(tmp_path):
         assert watch_arrival(stream) is None
         lines = read_lines(stream, name="in")
         assert [take_window(lines, 2, None) for _ in range(3)] == [["a", "b"], ["c"], []]
+
+
+def test_one_output_file_has_one_writer(tmp_path):
+    output = str(tmp_path / "out")
+    with open_output(output) as write:
+        write("a")
+        with (
+            pytest.raises(UserError, match=r"another process is writing .*out\.partial"),
+            open_output(output),
+        ):
+            pass
+        write("b")
+    assert (tmp_path / "out").read_bytes() == b"a\nb\n"
+    with open_output(output) as write:  # replaces it
+        write("c")
+    assert (tmp_path / "out").read_bytes() == b"c\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -122,6 +122,19 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
         assert len(read) == min(sources, targets)
 
 
+def test_pairs_are_scored_when_their_input_pauses(scorer, monkeypatch):
+    windows, ready = [], iter([True, False, True, True])
+
+    def score_window(sources, targets, *, first_line):
+        windows.append((sources, targets, first_line))
+        return targets
+
+    monkeypatch.setattr(scorer, "_score_window", score_window)
+    sides = iter("abcde"), iter("vwxyz")
+    assert list(scorer.score_stream(*sides, window=3, is_ready=lambda: next(ready))) == list("vwxyz")
+    assert windows == [(["a", "b"], ["v", "w"], 1), (["c", "d", "e"], ["x", "y", "z"], 3)]
+
+
 def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs):
     config = scorer.config
     search = dataclasses.replace(config.search, max_length_offset=6)
