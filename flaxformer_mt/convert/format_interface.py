@@ -163,6 +163,10 @@ def find_config(folder: Path, given: Given) -> Config:
             f"{folder / CONFIG_NAME} does not describe the model; give --config=FILE, whose model section "
             "describes it"
         )
+    if not isinstance(entry, dict) or not isinstance(entry.get("config"), dict):
+        raise UserError(
+            f"{folder / CONFIG_NAME} is damaged: its entry {OUR_KEY} has no config; give --config=FILE"
+        )
     return from_dict(entry["config"])
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.format_interface import Given, Weights, fit_vocabulary
+from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
-from flaxformer_mt.convert.parity_check import measure
+from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, open_run
@@ -62,7 +62,7 @@ def import_run(
         weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
     validate(weights.config)
     _check_finite(weights)
-    parity = measure(weights, source.open(path, given), quantity=source.quantity, read_data=False)
+    parity = _measure(source, weights, path, given)
     if not parity.largest_difference <= tolerance:
         raise UserError(
             f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
@@ -76,6 +76,18 @@ def import_run(
         "arrays": len(weights.leaves),
         **dataclasses.asdict(parity),
     }
+
+
+def _measure(source: Format, weights: Weights, path: Path, given: Given) -> Parity:
+    try:
+        return measure(weights, source.open(path, given), quantity=source.quantity, read_data=False)
+    except UserError:
+        raise
+    except Exception as error:  # another system fails at files of another origin in many ways
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"{path} cannot be opened as a {source.name} model: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _check_finite(weights: Weights) -> None:

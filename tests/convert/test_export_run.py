@@ -1,9 +1,12 @@
 """Export and import as commands: what is written, what is checked, and that failures leave nothing behind."""
 
+import copy
 import dataclasses
 import io
 import json
+import re
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -372,6 +375,78 @@ def test_one_other_size_is_named_by_its_field(run, exported, tmp_path):
     wider = dataclasses.replace(config, model=dataclasses.replace(config.model, ffn_dim=13))
     with pytest.raises(UserError, match=r"of this config: model\.ffn_dim is 13, here 12; 6 entries differ"):
         import_run(exported[0], format_name="handbuilt", run_dir=tmp_path / "new", config=wider)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # torch: sparse, nested and quantized tensors are prototypes
+def test_tensors_that_are_no_plain_arrays_are_refused_by_name(exported, tmp_path):
+    """Each claims something that the file does not hold, or a conversion that would change its values."""
+    name = "encoder.layers.0.enc_self_attn.W_Q.bias"
+    folder = shutil.copytree(exported[0], tmp_path / "foreign")
+    state = torch.load(folder / "state_dict.pt", weights_only=True)
+    plain = state[name]
+    for tensor, words in [
+        (plain.to_sparse(), "has the layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([plain, plain]), "has the layout nested"),
+        (plain.to(torch.complex64), "has the type torch.complex64"),
+        (plain.to(torch.int32), "has the type torch.int32"),
+        (torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8), "has the type torch.qint8"),
+        (plain.to("meta"), "has no data"),
+        (torch.zeros(1, dtype=torch.float16).expand(10**12), "has 2000000000000 bytes, but the file has"),
+        ("text", "it must contain named tensors"),
+    ]:
+        torch.save(state | {name: tensor}, folder / "state_dict.pt")
+        with pytest.raises(UserError, match=re.escape(words)):
+            import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
+    with zipfile.ZipFile(folder / "state_dict.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("archive/data/0", bytes(1 << 24))
+    with pytest.raises(UserError, match="claims to unpack to 16777216"):
+        import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_path):
+    """Before anything of that size is made or traced."""
+    folder = shutil.copytree(exported[0], tmp_path / "foreign")
+    stored = json.loads((folder / "config.json").read_text())
+    for section, changes, words in [
+        ("model", {"num_encoder_layers": 10**9}, "model.num_encoder_layers is 1000000000; the largest"),
+        ("model", {"num_decoder_layers": 900}, "model.num_decoder_layers 900"),
+        (
+            "model",
+            {"model_dim": 10**12},
+            "model.model_dim is 1000000000000; the largest accepted value is 65536",
+        ),
+        ("model", {"model_dim": -1}, "model.model_dim is -1; it must be at least 1"),
+        ("model", {"ffn_dim": 0}, "model.ffn_dim is 0; it must be at least 1"),
+        (
+            "model",
+            {"ffn_dim": 10**6},
+            "model.ffn_dim 1000000 make more than 16000000 parameters, but the files",
+        ),
+        ("model", {"max_positions": 10**12, "positions": "learned"}, "model.max_positions is 1000000000000"),
+        ("model", {"num_heads": "2"}, "config.model.num_heads should be int, got '2' (str)"),
+        ("data", {"max_source_length": 10**12}, "the maximum length 1000000000000"),
+    ]:
+        facts = copy.deepcopy(stored)
+        facts["flaxformer_mt"]["config"][section] |= changes
+        (folder / "config.json").write_text(json.dumps(facts))
+        with pytest.raises(UserError, match=re.escape(words)):
+            import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
+    for change, words in [
+        (
+            {"arguments": stored["arguments"] | {"d_ff": 10**12}},
+            "d_ff is 1000000000000, but the config implies",
+        ),
+        ({"arguments": None}, "does not describe the arguments of the foreign model"),
+        ({"flaxformer_mt": []}, "its entry flaxformer_mt has no config"),
+        ({"flaxformer_mt": {"config": 3}}, "its entry flaxformer_mt has no config"),
+    ]:
+        (folder / "config.json").write_text(json.dumps(stored | change))
+        with pytest.raises(UserError, match=re.escape(words)):
+            import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_files_that_run_code_when_loaded_are_refused(run, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from flaxformer_mt.vocab.model_file import read_settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.numpy")
 
 TEXT = [
     ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
@@ -476,6 +478,55 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
 def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         find_format("marian").read(edited(opus[1], tmp_path, **changes), Given())
+
+
+def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
+    folder = shutil.copytree(opus[1], tmp_path / "foreign")
+    stored = json.loads((folder / "config.json").read_text())
+    for changes, words in [
+        (
+            {"encoder_layers": 10**9},
+            "encoder_layers is '1000000000'; it must be a whole number from 1 to 1000",
+        ),
+        ({"d_model": "512"}, "d_model is '512'; it must be a whole number"),
+        ({"d_model": 0}, "d_model is '0'; it must be a whole number from 1"),
+        ({"encoder_ffn_dim": -1, "decoder_ffn_dim": -1}, "encoder_ffn_dim is '-1'"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings is '1000000000000'"),
+        ({"vocab_size": 10**7}, "parameters, but the files have"),
+        (
+            {"decoder_start_token_id": 10**6},
+            "decoder_start_token_id is 1000000, but the target vocabulary has",
+        ),
+        ({"pad_token_id": [1]}, "pad_token_id is '[1]'"),
+        ({"dropout": float("nan")}, "dropout is 'nan'; it must be a number from 0 to 1"),
+        ({"activation_function": ["silu"]}, "activation_function is ['silu']; supported"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "quantized models are",
+        ),
+    ]:
+        (folder / "config.json").write_text(json.dumps(stored | changes))
+        with pytest.raises(UserError, match=re.escape(words)):
+            find_format("marian").read(folder, Given())
+    # Kernels that are not installed have no part in the result.
+    (folder / "config.json").write_text(json.dumps(stored | {"attn_implementation": "no_such_kernel"}))
+    find_format("marian").open(folder)
+    (folder / "config.json").write_text(json.dumps(stored))
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    whole = {"final_logits_bias": tensors["final_logits_bias"].astype(np.int32)}
+    safetensors.save_file(tensors | whole, folder / "model.safetensors")
+    with pytest.raises(UserError, match="final_logits_bias has the type torch.int32"):
+        find_format("marian").read(folder, Given())
+    for content, words in [
+        (b"[]", "must contain a JSON object"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"num_beams": "4"}', "num_beams is '4'; it must be a whole number"),
+        (b'{"length_penalty": NaN}', "length_penalty is 'nan'"),
+    ]:
+        safetensors.save_file(tensors, folder / "model.safetensors")
+        (folder / "generation_config.json").write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(words)):
+            find_format("marian").read(folder, Given())
 
 
 def test_files_that_are_missing_or_pickles_are_refused(opus, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.array_layouts import (
@@ -23,6 +23,7 @@ from flaxformer_mt.convert.array_layouts import (
     SAME,
     TRANSPOSED,
 )
+from flaxformer_mt.convert.foreign_limits import check_network, check_tensors
 from flaxformer_mt.convert.format_interface import (
     OUR_KEY,
     Format,
@@ -221,8 +222,13 @@ class HuggingFaceFormat:
         from transformers import AutoModelForSeq2SeqLM
 
         folder = path if path.is_dir() else path.parent
+        # Whatever kernels config.json asks for: they differ in rounding, and may not be installed.
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            folder, output_loading_info=True, dtype=torch.float32, local_files_only=True
+            folder,
+            output_loading_info=True,
+            dtype=torch.float32,
+            local_files_only=True,
+            attn_implementation="eager",
         )
         if mismatches := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
             raise UserError(f"{folder}: transformers reports missing or unexpected arrays: {mismatches}")
@@ -258,6 +264,7 @@ class HuggingFaceFormat:
         else:
             bias = bool(np.any(tensors.get(_BIAS, np.zeros(()))))
             config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
+        check_network(config, folder)
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
         table = self.make_table(config, vocabs, facts["max_position_embeddings"])
@@ -305,6 +312,8 @@ def _load(folder: Path) -> Tensors:
         raise UserError(f"{path} does not exist; {hint}")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).float().numpy() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # a damaged header raises errors of many types
+        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    check_tensors(tensors, path)
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.files import read_json_object
+from flaxformer_mt.convert.foreign_limits import check_fields
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
@@ -105,6 +107,13 @@ def lost_options(search: SearchConfig) -> list[str]:
     return lost
 
 
+# Field -> whether it is a whole number, its smallest and its largest accepted value.
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "num_beams": (int, 1, 1000),
+    "length_penalty": (float, -1000, 1000),
+}
+
+
 def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConfig:
     """Returns the search of a foreign model, and warns of options that this package does not have.
 
@@ -118,11 +127,10 @@ def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConf
     path, settings = folder / _FILE, facts
     if path.is_file():
         try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
+            settings = read_json_object(path)
         except (ValueError, OSError) as error:
             raise UserError(f"{path} is damaged: {error}") from error
-        if not isinstance(settings, dict):
-            raise UserError(f"{path} is damaged: it must contain a JSON object")
+    check_fields(settings, _NUMBERS, path)
     try:
         search, ignored = _make_search(settings, vocab)
     except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
+from flaxformer_mt.convert.foreign_limits import check_fields, stored_bytes
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
@@ -45,6 +46,15 @@ _DEFAULTS: dict[str, Any] = {
     "scale_embedding": False,
     "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True,
+}
+# Field -> whether it is a whole number, its smallest and its largest accepted value.
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (int, 1, 1000)),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "d_model"), (int, 1, 1 << 16)),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (int, 1, 1 << 20)),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (int, 1, 1 << 24)),
+    **dict.fromkeys(("decoder_start_token_id", "pad_token_id", "bos_token_id"), (int, 0, 1 << 24)),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
 }
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
 # Minimum number of rows of the position tables: that of OPUS-MT models.
@@ -113,7 +123,13 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
+    if stored.get("quantization_config") is not None:
+        raise UserError(
+            f"{path}: quantization_config is {str(stored['quantization_config'])[:80]}; quantized models "
+            "are not supported: save the model in float32 without quantization"
+        )
     facts = {**_DEFAULTS, **stored}
+    check_fields(facts, _NUMBERS, path)
     problems = [
         f"{path}: {one} is {facts[one]} and {other} is {facts[other]}; they must be equal"
         for one, other in [
@@ -122,13 +138,27 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
         ]
         if facts[one] != facts[other]
     ]
-    if facts["activation_function"] not in _FROM_TRANSFORMERS:
+    if str(facts["activation_function"]) not in _FROM_TRANSFORMERS:
         allowed = ", ".join(_FROM_TRANSFORMERS)
         problems.append(
             f"{path}: activation_function is {facts['activation_function']}; supported: {allowed}"
         )
     if not isinstance(facts["eos_token_id"], int):
         problems.append(f"{path}: eos_token_id is {facts['eos_token_id']}; it must be a single id")
+    sizes = facts["vocab_size"], facts["decoder_vocab_size"] or facts["vocab_size"]
+    problems += [
+        f"{path}: {name} is {facts[name]}, but the target vocabulary has {sizes[1]} entries"
+        for name in ("decoder_start_token_id", "pad_token_id")
+        if facts[name] >= sizes[1]
+    ]
+    layers = facts["encoder_layers"] + facts["decoder_layers"]
+    least, stored = max(*sizes, layers * facts["encoder_ffn_dim"]) * facts["d_model"], stored_bytes(folder)
+    if least > stored:
+        problems.append(
+            f"{path}: vocab_size {max(sizes)}, d_model {facts['d_model']}, {layers} layers and "
+            f"encoder_ffn_dim {facts['encoder_ffn_dim']} make at least {least} parameters, but the files "
+            f"have {stored} bytes"
+        )
     if facts["decoder_start_token_id"] == facts["eos_token_id"]:
         problems.append(f"{path}: decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -165,22 +166,25 @@ def _read_ids(path: Path) -> dict[str, int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_read_bytes(path).decode("utf-8"))
+        return read_json_object(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it must contain a JSON object")
-    return content
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
-            f"{_ID_FILES['source']}, or give --vocab=DIR"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
+        f"{_ID_FILES['source']}, or give --vocab=DIR"
+    )
 
 
 def _write_json(content: dict[str, Any], path: Path) -> None:

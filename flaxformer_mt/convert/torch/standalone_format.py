@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
@@ -22,7 +21,9 @@ from flaxformer_mt.convert.array_layouts import (
     SAME,
     TRANSPOSED,
 )
+from flaxformer_mt.convert.foreign_limits import check_equal, check_network, check_tensors
 from flaxformer_mt.convert.format_interface import (
+    CONFIG_NAME,
     VOCAB_NAME,
     Format,
     Given,
@@ -30,6 +31,7 @@ from flaxformer_mt.convert.format_interface import (
     Weights,
     find_config,
     find_vocabs,
+    read_config_json,
     shapes_of,
     size_fields,
     write_config_json,
@@ -132,6 +134,7 @@ def _facts(vocabs: Vocabs) -> dict[str, Any]:
 
 def _open(path: Path, given: Given | None = None) -> Outputs:
     if path.is_dir() and given in (None, Given()):
+        check_equal(read_config_json(path), _facts(find_vocabs(path, Given())), path / CONFIG_NAME)
         module = modeling.Transformer.load(path)
     else:
         module = _load_given(path, given or Given())
@@ -158,6 +161,7 @@ def _load_given(path: Path, given: Given) -> modeling.Transformer:
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(
         tensors,
@@ -178,8 +182,9 @@ def load_tensors(path: Path) -> Tensors:
         raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:
         tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+    except Exception as error:  # a damaged header raises errors of many types
+        raise UserError(f"{path} cannot be read as safetensors: {type(error).__name__}: {error}") from error
+    check_tensors(tensors, path)
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 

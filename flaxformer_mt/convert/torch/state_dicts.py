@@ -5,6 +5,7 @@ StateDictFormat, which makes a Format of a name table and a PyTorch module. Each
 arrays in a module of its own.
 """
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.convert.foreign_limits import check_equal, check_network, check_tensors
 from flaxformer_mt.convert.format_interface import (
+    CONFIG_NAME,
     VOCAB_NAME,
     Format,
     Given,
@@ -82,9 +85,11 @@ class StateDictFormat:
         """The forward function of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-        arguments = None if given.config is not None else read_config_json(folder).get("arguments")
-        tensors = self._load(path, config, vocabs)
-        return self.outputs_of(tensors, arguments or self.arguments(config, vocabs))
+        arguments = self.arguments(config, vocabs)
+        stored = None if given.config is not None else read_config_json(folder).get("arguments")
+        if stored is not None:
+            check_equal(stored, arguments, folder / CONFIG_NAME)
+        return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
         """The forward function of the class with these arguments and tensors, those of all files."""
@@ -104,6 +109,7 @@ class StateDictFormat:
         """The model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        check_network(config, folder)
         self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
@@ -157,11 +163,19 @@ def load_tensors(path: Path) -> Tensors:
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > 2 * path.stat().st_size + (1 << 20):
+                raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
         raise UserError(f"{path} is not a state dict that loads safely: {error}".split("\n")[0]) from error
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
+    check_tensors(state, path)
     return to_arrays(state)
 
 
