@@ -4,12 +4,9 @@ Implements `CleanConfig` and caches the results. Works on row numbers, the same 
 source it checks the target alone.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import json
-import os
-import secrets
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 
@@ -33,7 +31,7 @@ _PROBLEMS = {
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -88,22 +86,25 @@ def load_or_clean(
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
     key = digest([_FORMAT, split.identity, reported, dataclasses.asdict(rules) if may_drop else None])
     rows_path, report_path = folder / f"{key}.npy", folder / f"{key}.json"
-    if report_path.exists():  # written last, after the rows; without a rows file all rows are kept
-        report = json.loads(report_path.read_text(encoding="utf-8"))
-        return (np.load(rows_path, mmap_mode="r") if rows_path.exists() else None), report
+    record = read_cached(report_path)
+    if record is not None and record["rows"] is None:
+        return None, record["report"]
+    if record is not None and rows_path.is_file() and _digest_file(rows_path) == record["rows"]:
+        return np.load(rows_path, mmap_mode="r", allow_pickle=False), record["report"]
     kept, report = clean(split, rules, may_drop=may_drop)
-    folder.mkdir(parents=True, exist_ok=True)
     if kept is not None:
-        with _replacing(rows_path) as path, path.open("wb") as file:
-            np.save(file, kept)
-    with _replacing(report_path) as path:
-        path.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8")
+        rows_file = io.BytesIO()
+        np.save(rows_file, kept)
+        write_atomically(rows_path, rows_file.getvalue())
+    # The report is written last, with the digest of the rows: without rows all of them are kept.
+    rows_digest = None if kept is None else _digest_file(rows_path)
+    write_cached(report_path, {"report": report, "rows": rows_digest})
     return kept, report
 
 
-def digest(values: Any) -> str:
-    """Hex digest of JSON values, 32 digits, the same in every process."""
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _fingerprint(pair: tuple[bytes, bytes]) -> int:
@@ -174,14 +175,3 @@ def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: b
         )
     if lines:
         raise UserError("\n".join(lines))
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary file and renames it to `path` at the end: readers see only complete files."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
-from flaxformer_mt.corpus.cleaning import digest
+from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
 from flaxformer_mt.corpus.tfds_cache import build_once

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.corpus.cleaning import digest, load_or_clean
+from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.cleaning import load_or_clean
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
@@ -33,6 +35,7 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
         raise UserError(
             f"data.source_language and data.target_language are both {config.source_language}; change one"
         )
+    use_cache(cache_dir(config))
     names = _names(config)
     weights = config.weights or (1.0,) * len(names)
     if len(weights) != len(names):

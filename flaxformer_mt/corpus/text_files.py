@@ -10,9 +10,6 @@ import difflib
 import gzip
 import hashlib
 import itertools
-import json
-import os
-import secrets
 import time
 import zlib
 from collections.abc import Iterator
@@ -188,18 +185,13 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
     before = read_stamp(path)
     name = hashlib.blake2b(f"{columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
     cached = folder / f"{name}.json"
-    if cached.exists():
-        record = json.loads(cached.read_text(encoding="utf-8"))
-        if tuple(record["stamp"]) == before:
-            return Scan(**(record["scan"] | {"block_bytes": tuple(record["scan"]["block_bytes"])}))
+    record = read_cached(cached)
+    if record is not None and tuple(record["stamp"]) == before:
+        return Scan(**(record["scan"] | {"block_bytes": tuple(record["scan"]["block_bytes"])}))
     started = time.time_ns()
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = cached.with_suffix(f".{secrets.token_hex(4)}")
-        record = {"stamp": before, "scan": dataclasses.asdict(result)}
-        partial.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(partial, cached)
+        write_cached(cached, {"stamp": before, "scan": dataclasses.asdict(result)})
     return result
 
 

@@ -133,6 +133,12 @@ def _newest_step(run_dir: Path) -> int | None:
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
+def sweep_run(run_dir: Path) -> None:
+    """Removes the temporary files that killed processes left in a run; only its training may call this."""
+    for path in [*run_dir.glob("*.tmp"), *run_dir.glob("vocab/.*.model.*"), *run_dir.glob(".*.new")]:
+        path.unlink(missing_ok=True)
+
+
 def _is_untrained_import(run_dir: Path) -> bool:
     """Returns whether the imported model is the run's only checkpoint; training writes later steps."""
     return _newest_step(run_dir) == IMPORTED_STEP

@@ -21,6 +21,7 @@ from flaxformer_mt.runs.run_directory import (
     check_run,
     is_complete,
     read_report,
+    sweep_run,
     write_report,
 )
 from flaxformer_mt.runs.run_lock import lock_run
@@ -70,6 +71,8 @@ def fit(
 
 def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO | None) -> dict[str, Any]:
     """Trains the run to its end, while no other training writes to its directory."""
+    if is_first():
+        sweep_run(run_dir)
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import flatten, from_dict, read_config, to_dict
+from flaxformer_mt.config.files import flatten, from_dict, read_config, save_config, to_dict
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.runs.run_directory import is_complete, open_run, read_report, write_report
+from flaxformer_mt.runs.run_directory import is_complete, open_run, read_report, sweep_run, write_report
 
 
 def change(config: Config, name: str, value: object) -> Config:
@@ -217,6 +217,18 @@ def test_a_damaged_report_is_named_with_the_remedy(content, tmp_path):
     (tmp_path / "report.json").write_bytes(content)
     with pytest.raises(UserError, match=r"report\.json is damaged .*delete it"):
         read_report(tmp_path)
+
+
+def test_what_killed_processes_left_in_a_run_is_removed(tmp_path):
+    save_config(Config(), tmp_path / "config.json")
+    (tmp_path / "vocab").mkdir()
+    kept = ["config.json", "vocab/joint.model", "metrics.jsonl"]
+    left = ["config.tmp", "report.tmp", "vocab/.joint.model.01acfe50", ".metrics.jsonl.new"]
+    for name in kept[1:] + left:
+        (tmp_path / name).write_text("")
+    sweep_run(tmp_path)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == set(kept)
 
 
 def test_every_free_field_is_a_field_and_is_tried_above():

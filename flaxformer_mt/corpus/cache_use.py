@@ -1,0 +1,80 @@
+"""Shared use of the cache folder, and the removal of what killed processes have left in it.
+
+Each process that prepares data holds a shared lock of the cache folder until it ends, in whatever way. A
+process that gets the lock alone knows that nobody else is writing: every temporary file is a leftover.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+_NAME = ".lock"
+# Names of temporary files and folders. No finished file has such a name.
+_TEMPORARY = (
+    "vocabularies/*/.*.model.*",
+    "cleaned/*.json????????",
+    "cleaned/*.npy????????",
+    "scans/*.json????????",
+    "scans/tmp????????",
+    "tfds/**/incomplete.*",
+    "tokens/.tokens-*",
+    "tokens/process-*/.tokens-*",
+)
+
+_guard = threading.Lock()
+# File descriptors of the locks of this process, by cache folder, and how many it keeps open.
+_held: dict[Path, int] = {}
+_MOST = 32
+
+
+def use_cache(root: Path) -> None:
+    """Marks the cache as in use until this process ends; removes leftovers first if nobody else uses it.
+
+    A folder that cannot be written to has no leftovers to remove: whoever needs to write there says so.
+    """
+    with _guard:
+        if root in _held:
+            return
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            file = os.open(root / _NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            return
+        if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in _leftovers(root):
+                _remove(path)
+        # Where the file system has no locks, leftovers stay: somebody may be writing them.
+        _lock(file, fcntl.LOCK_SH)
+        _held[root] = file
+        while len(_held) > _MOST:
+            os.close(_held.pop(next(iter(_held))))
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    for pattern in _TEMPORARY:
+        yield from root.glob(pattern)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

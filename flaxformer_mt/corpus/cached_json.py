@@ -1,0 +1,41 @@
+"""JSON values in the cache folder, each file with a digest: a damaged file counts as absent."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def digest(values: Any) -> str:
+    """Hex digest of JSON values, 32 digits, the same in every process."""
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def read_cached(path: Path) -> dict[str, Any] | None:
+    """The values that `write_cached` wrote; None if the file is absent, damaged, or of an older version."""
+    try:
+        record = json.loads(path.read_bytes())
+        values = record["values"]
+        return values if isinstance(values, dict) and record["blake2b"] == digest(values) else None
+    except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write_cached(path: Path, values: dict[str, Any]) -> None:
+    """Writes JSON values with their digest; readers see only complete files."""
+    text = json.dumps({"values": values, "blake2b": digest(values)}, ensure_ascii=False)
+    write_atomically(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a temporary file in the folder, which is created, and renames it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,149 @@
+"""The cache: leftovers of killed processes go with the next run, files being written stay, damage is seen."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.corpus import cache_use, read_pairs
+from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+
+OWNER = """
+import sys
+from pathlib import Path
+from flaxformer_mt.corpus.cache_use import use_cache
+use_cache(Path(sys.argv[1]))
+print("in use", flush=True)
+sys.stdin.read()
+"""
+
+# What a process leaves that is killed while it writes, and finished files beside it.
+LEFTOVERS = [
+    "vocabularies/0af/.joint.model.01acfe50",
+    "cleaned/8fc.json7x_9abcd",
+    "cleaned/8fc.npyq3kk2abc",
+    "scans/8fc.json7x_9abcd",
+    "scans/tmp12345678",
+    "tfds/toy_de_en/incomplete.43Q4HT_1.1.0/toy.array_record",
+    "tfds/parallel_text/92d/incomplete.0ED5KN_1.0.0/features.json",
+    "tokens/.tokens-8fc.0001/source.tokens.npy",
+    "tokens/process-1/.tokens-8fc.0002/source.tokens.npy",
+]
+FINISHED = [
+    "vocabularies/0af/joint.model",
+    "cleaned/8fc.json",
+    "cleaned/8fc.npy",
+    "scans/8fc.json",
+    "tfds/toy_de_en/1.1.0/toy.array_record",
+    "tokens/tokens-8fc/source.tokens.npy",
+    "tokens/process-1/tokens-8fc/source.tokens.npy",
+]
+
+
+def fill(root: Path) -> None:
+    for name in [*LEFTOVERS, *FINISHED]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+
+
+def files_in(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+@pytest.fixture(autouse=True)
+def another_process(monkeypatch):
+    """Each test starts as a process does that has not used a cache yet."""
+    monkeypatch.setattr(cache_use, "_held", {})
+
+
+def test_leftovers_go_unless_somebody_may_be_writing_them(tmp_path):
+    fill(tmp_path)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout.readline() == "in use\n"
+        fill(tmp_path)  # what the owner is writing
+        use_cache(tmp_path)
+        assert files_in(tmp_path) == sorted([".lock", *LEFTOVERS, *FINISHED])
+        os.close(cache_use._held.pop(tmp_path))
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    use_cache(tmp_path)
+    assert files_in(tmp_path) == sorted([".lock", *FINISHED])
+
+
+def test_a_killed_preparation_is_swept_by_the_next(tmp_path):
+    (tmp_path / "text").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / "text" / f"train.{language}").write_text("a\nb\n\nc\n")
+    fill(tmp_path / "cache")
+    rules = CleanConfig(empty="drop")
+    config = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path / "text"),
+        cache_dir=str(tmp_path / "cache"),
+        clean=rules,
+    )
+    assert len(read_pairs(config, "train")) == 3
+    left = set(files_in(tmp_path / "cache"))
+    assert not left & set(LEFTOVERS) and left > set(FINISHED)
+
+
+def test_a_cache_that_cannot_be_written_can_still_be_read(tmp_path):
+    (tmp_path / "file").write_text("")
+    use_cache(tmp_path / "file" / "cache")
+
+
+def test_many_caches_keep_few_files_open(tmp_path):
+    for number in range(cache_use._MOST + 3):
+        use_cache(tmp_path / str(number))
+    assert len(cache_use._held) == cache_use._MOST
+
+
+def test_damaged_json_counts_as_absent(tmp_path):
+    path = tmp_path / "folder" / "x.json"
+    values = {"a": [1, "ä\udcff"], "b": None}
+    write_cached(path, values)
+    assert read_cached(path) == values and [p.name for p in path.parent.iterdir()] == ["x.json"]
+    content = path.read_bytes()
+    for index in range(len(content)):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
+        assert read_cached(path) in (None, values)
+    for damaged in (content[:-1], b"", b"[]", b"[" * 100_000, b'{"values": {}, "blake2b": 3}', b"\xff"):
+        path.write_bytes(damaged)
+        assert read_cached(path) is None
+    path.unlink()
+    path.mkdir()
+    assert read_cached(path) is None
+
+
+def test_damaged_results_of_cleaning_are_computed_again(tmp_path):
+    """Rows that are missing or changed would train on other pairs."""
+    (tmp_path / "text").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / "text" / f"train.{language}").write_text("a\nb\n\nc\n")
+    config = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path / "text"),
+        cache_dir=str(tmp_path / "cache"),
+        clean=CleanConfig(empty="drop"),
+    )
+    expected = list(read_pairs(config, "train"))
+    (rows,) = (tmp_path / "cache" / "cleaned").glob("*.npy")
+    for damage in (
+        rows.unlink,
+        lambda: np.save(rows, np.array([0, 1])),
+        lambda: rows.write_bytes(b""),
+        rows.with_suffix(".json").unlink,
+        lambda: rows.with_suffix(".json").write_text("{"),
+    ):
+        damage()
+        assert list(read_pairs(config, "train")) == expected
+        assert np.load(rows).tolist() == [0, 1, 3]
