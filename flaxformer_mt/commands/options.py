@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import LARGEST_INT
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
@@ -424,6 +425,8 @@ def read_value(text: str, kind: Any) -> Any:
         value = kind(text)
     except ValueError:
         raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}") from None
+    if kind is int and abs(value) > LARGEST_INT:
+        raise ValueError(f"is {value}; the largest accepted value is {LARGEST_INT}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}")
     return value

@@ -15,6 +15,9 @@ from typing import Any, Literal
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError, name_full_disk
 
+# Larger whole numbers overflow arithmetic with floats and arrays.
+LARGEST_INT = (1 << 63) - 1
+
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
 
@@ -105,6 +108,8 @@ def _read_value(value: Any, hint: Any, where: str) -> Any:
         return float(value)
     if type(value) is not hint:
         raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
+    if hint is int and abs(value) > LARGEST_INT:
+        raise UserError(f"{where} is {shown}; the largest accepted value is {LARGEST_INT}")
     if hint is float and not math.isfinite(value):
         raise UserError(f"{where} is {value}; it must be a finite number")
     return value

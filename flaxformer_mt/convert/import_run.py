@@ -21,6 +21,7 @@ from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, open_run
+from flaxformer_mt.runs.vocab_folder import seal_vocabs
 from flaxformer_mt.trees import nest_leaves
 
 
@@ -100,6 +101,7 @@ def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> No
     try:
         open_run(run_dir, weights.config)
         weights.vocabs.save(run_dir / "vocab")
+        seal_vocabs(run_dir / "vocab")
         checkpoints = Checkpoints(run_dir, best_metric=weights.config.train.best_metric)
         progress = {"step": IMPORTED_STEP, "imported_from": origin}
         checkpoints.save(IMPORTED_STEP, {"params": nest_leaves(weights.leaves)}, progress)

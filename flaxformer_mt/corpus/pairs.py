@@ -62,8 +62,15 @@ class RawSplit:
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         """The (source, target) bytes of the rows `indices`, in that order."""
         source, target = self.languages
-        rows = self.rows.__getitems__(list(indices))
-        return [(row[source] if self.has_source else b"", row[target]) for row in rows]
+        try:
+            rows = self.rows.__getitems__(list(indices))
+            return [(row[source] if self.has_source else b"", row[target]) for row in rows]
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what ArrayRecord and TFDS raise
+            reason = str(error).split("\n")[0]
+            raise UserError(
+                f"the prepared data set {self.name} is damaged ({type(error).__name__}: {reason}); remove it "
+                "from data.cache_dir (or tfds_data_dir): the next run prepares it again"
+            ) from error
 
     def where(self, row: int, side: int) -> str:
         """Location of one side of a row for messages: `train.de line 7`."""

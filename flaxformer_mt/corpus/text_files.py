@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"

@@ -7,6 +7,7 @@ alike.
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import shutil
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.errors import DISK_FULL, UserError
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.errors import DISK_FULL, UserError, warn_user
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -100,7 +102,7 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
     a second process wait for the first; the holder of the lock removes the folders of killed processes.
     """
     with quiet():
-        builder = make_builder()
+        builder = _open_undamaged(make_builder)
         if builder.is_prepared():
             return builder
         folder = Path(builder.data_dir)
@@ -129,7 +131,50 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
                 if code is None:
                     raise
                 raise OSError(code, os.strerror(code), str(folder)) from error
+            write_cached(_record(folder), {"files": _describe_files(folder)})
             return make_builder()
+
+
+def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
+    """The builder; a prepared set whose files are not those that were written is removed, with a warning.
+
+    Shards have digests of their own; the files that describe them, such as the number of rows, do not.
+    """
+    try:
+        builder = make_builder()
+    except UserError:
+        raise
+    except Exception as error:  # TFDS raises many types for files that describe no set
+        raise UserError(
+            f"a prepared data set is damaged ({type(error).__name__}: {_first_line(error)}); remove it "
+            "from data.cache_dir (or tfds_data_dir): the next run prepares it again"
+        ) from error
+    folder = Path(builder.data_dir)
+    record = read_cached(_record(folder))  # None: prepared by another program, or by an earlier version
+    if record is None or not folder.is_dir() or record["files"] == _describe_files(folder):
+        return builder
+    warn_user(f"the prepared data set {folder} is damaged: its files have changed; it is prepared again")
+    _record(folder).unlink()
+    shutil.rmtree(folder)
+    return make_builder()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _record(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.files.json"
+
+
+def _describe_files(folder: Path) -> dict[str, str]:
+    """Sizes of all files, and digests of those that are not shards, by name."""
+    return {
+        path.name: f"{path.stat().st_size}"
+        + (hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.suffix == ".json" else "")
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Rows 1 to 3 of the data path, in order.
 import dataclasses
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.token_store import EpochStores, TokenStore
-from flaxformer_mt.errors import name_full_disk
+from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.runs.run_directory import check_run, open_run
+from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 
@@ -79,6 +81,7 @@ def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | No
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)
+        load_sealed_vocabs(run_dir / "vocab")
         return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
     settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
@@ -87,12 +90,17 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         if model and Path(model).is_file():
             digest.update(Path(model).read_bytes())
     folder = root / "vocabularies" / digest.hexdigest()
+    if damage := find_vocab_damage(folder):
+        warn_user(f"the vocabulary {folder} is damaged: {damage}; it is made again")
+        shutil.rmtree(folder)
     with name_full_disk(folder):
         vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+        seal_vocabs(folder)
     if run_dir is not None:
         open_run(run_dir, config)
         with name_full_disk(run_dir / "vocab"):
             vocabs.save(run_dir / "vocab")
+            seal_vocabs(run_dir / "vocab")
     return vocabs
 
 

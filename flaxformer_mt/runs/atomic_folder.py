@@ -12,6 +12,7 @@ while its files are deleted. A process killed at any moment therefore leaves hid
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,23 +32,30 @@ def begin_folder(final: Path) -> Path:
     return temporary
 
 
-def seal_folder(folder: Path, facts: dict[str, Any]) -> None:
+def seal_folder(
+    folder: Path, facts: dict[str, Any], *, wanted: Callable[[str], bool] = lambda name: True
+) -> None:
     """Flushes all files of `folder` to disk, then writes the manifest that lists them.
 
     Args:
       facts: JSON values that the manifest stores in addition to the list of files.
+      wanted: selects the files by their name relative to `folder`.
     """
     files = {}
     for name, path in _walk_files(folder):
+        if not wanted(name):
+            continue
         with path.open("rb") as file:
             digest = _digest_file(file)
             os.fsync(file.fileno())
         files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
     body = {"format": MANIFEST_FORMAT, "facts": facts, "files": files}
-    with (folder / MANIFEST_NAME).open("wb") as file:
+    unfinished = folder / f".{MANIFEST_NAME}.{secrets.token_hex(4)}"
+    with unfinished.open("wb") as file:
         file.write(_manifest_bytes(body))
         file.flush()
         os.fsync(file.fileno())
+    os.replace(unfinished, folder / MANIFEST_NAME)
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync_directory(directory)
 

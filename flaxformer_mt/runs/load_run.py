@@ -19,7 +19,8 @@ from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.vocab import Vocabs, load_vocabs
+from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
+from flaxformer_mt.vocab import Vocabs
 
 Warn = Callable[[str], None]
 
@@ -68,7 +69,7 @@ def load_trained(
         are not finite.
     """
     config = read_config(run_dir / "config.json")
-    vocabs = load_vocabs(run_dir / "vocab")
+    vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
     which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
     params, progress = checkpoints.restore_params(which, allow_nonfinite=allow_nonfinite)
