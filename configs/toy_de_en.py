@@ -38,7 +38,7 @@ def get_config() -> Config:
         ),
         optim=OptimConfig(learning_rate=3e-3, schedule="linear", warmup_steps=200, ema_decay=0.99),
         train=TrainConfig(
-            steps=900, evaluate_every=450, checkpoint_every=450, keep_checkpoints=2, loss_chunk_tokens=256
+            steps=900, evaluate_every=150, checkpoint_every=150, keep_checkpoints=2, loss_chunk_tokens=256
         ),
         search=SearchConfig(method="beam", beam_size=4, length_penalty=1.0),
     )

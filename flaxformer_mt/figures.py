@@ -41,8 +41,10 @@ class TokenAxis(NamedTuple):
     pieces: Sequence[str]
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure as a PNG file."""
+def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
+    """Write a figure as a PNG file, with a title above it."""
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 
@@ -145,18 +147,24 @@ def _finite(curve: Curve) -> bool:
 
 
 def draw_attention(
-    layers: Sequence[np.ndarray], *, queries: TokenAxis, memory: TokenAxis, boundary: int | None = None
+    layers: Sequence[np.ndarray],
+    *,
+    queries: TokenAxis,
+    memory: TokenAxis,
+    boundary: int | None = None,
+    darkest: float | None = None,
 ) -> dict[str, "Figure"]:
     """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
 
     All layers share one figure, "", with one row per layer. If it would have too many heads, or no space for
     the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same colour
-    scale: white is 0, and the darkest colour is the largest weight.
+    scale: white is 0, and the darkest colour is `darkest`.
 
     Args:
       layers: the weights of each layer, from the first layer on.
       queries: the Q pieces that attend.
       memory: the M pieces that are attended to.
+      darkest: the weight of the darkest colour. None: the largest weight.
       boundary: index of the first token of a second text on both axes; lines are drawn before it.
     """
     heads = layers[0].shape[0]
@@ -171,8 +179,9 @@ def draw_attention(
         figures = {f"layer_{number}" if len(layers) > 1 else "": row for number, row in enumerate(titled)}
     else:
         grid, figures = one_grid, {"": [panel for row in titled for panel in row]}
-    largest = max(float(weights.max()) for weights in layers)
-    return {name: grid.draw(panels, largest, boundary) for name, panels in figures.items()}
+    if darkest is None:
+        darkest = max(float(weights.max()) for weights in layers)
+    return {name: grid.draw(panels, darkest, boundary) for name, panels in figures.items()}
 
 
 class _Grid:

@@ -51,6 +51,7 @@ def plot(
 ) -> dict[str, Any]:
     """Plots a run, and the attention over a sentence if one is given; returns JSON values.
 
+    The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
     The result names the files and, with a sentence, contains its translation and the checkpoint.
 
     Args:
@@ -70,18 +71,25 @@ def plot(
     if source:
         _check_sentence(config, run_dir, source)
     params: dict[str, Any] = {}
+    parameters = ""
     attention: Figures = {}
     result: dict[str, Any] = {}
     if source or config.model.positions in _LEARNED:
         trained = load_trained(run_dir, checkpoint=checkpoint)
         params = trained.params
+        parameters = f"checkpoint {trained.checkpoint}, step {trained.progress.get('step', '?')}"
         if source:
             attention, result = _draw_sentence(trained, source)
     elif checkpoint is not None:
         # No figure needs the checkpoint, but a wrong name is still reported.
         Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
+    run_name = run_dir.resolve().name
     figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
-    return {"files": _save(figures, output), **result}
+    learned = [name for name in figures if name.startswith("attention")]
+    if config.model.positions in _LEARNED:
+        learned += [name for name in figures if name.startswith("position")]
+    titles = {name: f"{run_name}, {parameters}" if name in learned else run_name for name in figures}
+    return {"files": _save(figures, output, titles), **result}
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
     output = Path("plots") if output is None else output
     _check_folder(output)
     figures = _draw_positions(ModelConfig(model_dim=width), {})
-    return {"files": _save(figures, output)}
+    return {"files": _save(figures, output, {})}
 
 
 def _check_folder(output: Path) -> None:
@@ -106,10 +114,10 @@ def _check_folder(output: Path) -> None:
         raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
 
 
-def _save(figures: Figures, output: Path) -> list[str]:
+def _save(figures: Figures, output: Path, titles: Mapping[str, str]) -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        save_figure(figure, output / name)
+        save_figure(figure, output / name, title=titles.get(name, ""))
     return [str(output / name) for name in figures]
 
 
@@ -270,9 +278,13 @@ def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
     else:
         row = TokenAxis("source, then translation", [*source, *read])
         sides, boundary = {"decoder": (row, row)}, len(source)
+    weights = {name: [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)] for name in sides}
+    # One colour scale for all figures, so that they can be compared.
+    darkest = max(float(layer.max()) for layers in weights.values() for layer in layers)
     figures: Figures = {}
     for name, (queries, memory) in sides.items():
-        weights = [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)]
-        drawn = draw_attention(weights, queries=queries, memory=memory, boundary=boundary)
+        drawn = draw_attention(
+            weights[name], queries=queries, memory=memory, boundary=boundary, darkest=darkest
+        )
         figures |= {f"attention_{name}{part and '_'}{part}.png": figure for part, figure in drawn.items()}
     return figures

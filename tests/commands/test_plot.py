@@ -102,9 +102,9 @@ def drawn(monkeypatch):
     figures, save = {}, plot_module.save_figure
     monkeypatch.setattr("flaxformer_mt.figures._DOTS_PER_INCH", 25)
 
-    def keep(figure, path):
+    def keep(figure, path, **options):
         figures[path.name] = figure
-        save(figure, path)
+        save(figure, path, **options)
 
     monkeypatch.setattr(plot_module, "save_figure", keep)
     return figures
@@ -145,6 +145,14 @@ def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp
     assert result["checkpoint"] == "best"
     check_positions_and_training(drawn)
     check_attention(run, result, drawn)
+    for name, figure in drawn.items():
+        trained = ", checkpoint best, step 7" if name.startswith("attention") else ""
+        assert figure.get_suptitle() == f"run{trained}", name
+    # one scale for all attention figures: the largest weight of any of them is the darkest colour
+    attention = [figure for name, figure in drawn.items() if name.startswith("attention")]
+    largest = max(weights_of(figure).max() for figure in attention)
+    for figure in attention:
+        assert {axes.images[0].get_clim() for axes in panels_of(figure)} == {(0.0, largest)}
 
 
 def check_positions_and_training(drawn):
@@ -198,6 +206,7 @@ def test_a_decoder_only_model_reads_a_cut_source_and_its_translation_in_one_row(
     assert result["files"] == [str(plots / name) for name in names]
     assert sorted(path.name for path in plots.iterdir()) == sorted(names)
     assert "longer than data.max_source_length 12" in told
+    assert {figure.get_suptitle() for figure in drawn.values()} == {"one_stack, checkpoint best, step 7"}
     assert "has no metrics.jsonl, so there is no training.png" in told
     figure = drawn["attention_decoder.png"]
     down, across = labels_of(figure)
