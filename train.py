@@ -2,9 +2,7 @@
 
 import sys
 
-from flaxformer_mt.commands.huge_pages import use_huge_pages
-from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.launch import launch
 
 if __name__ == "__main__":
-    use_huge_pages()
-    sys.exit(main(["train", *sys.argv[1:]]))
+    launch(["train"] + sys.argv[1:])

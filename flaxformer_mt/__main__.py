@@ -1,10 +1,6 @@
 """`python -m flaxformer_mt COMMAND ...`; owns nothing."""
 
-import sys
-
-from flaxformer_mt.commands.huge_pages import use_huge_pages
-from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.launch import launch
 
 if __name__ == "__main__":
-    use_huge_pages()
-    sys.exit(main())
+    launch()

@@ -1,14 +1,23 @@
-"""The exceptions and the warning that the package raises for users.
+"""The exceptions and the warning that the package raises for users, and the commands that their texts name.
 
-Library functions raise and warn; only the commands print and choose an exit status.
+Library functions raise and warn; only the commands print and choose an exit status. A command in a message
+works where it is printed: with this Python, from this folder, whether the package is installed or a checkout.
 """
 
 import contextlib
 import errno
+import importlib.metadata
+import re
+import shlex
+import shutil
+import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+_DISTRIBUTION = "flaxformer-mt"
+_ROOT = Path(__file__).resolve().parents[1]
 # What a write meets when a disk, a quota, the inodes, or the largest file of the process is exceeded.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -48,3 +57,40 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(message, FlaxformerWarning, stacklevel=3)
+
+
+def command_line(*arguments: object) -> str:
+    """The command line that runs a command of this package: `PYTHON -m flaxformer_mt prepare ...`."""
+    words = shlex.join(map(str, arguments))
+    script = Path(sys.argv[0])
+    if script.name == _DISTRIBUTION and script.is_file():  # the installed program
+        found = shutil.which(_DISTRIBUTION)
+        same = found is not None and Path(found).resolve() == script.resolve()
+        return f"{_DISTRIBUTION if same else shlex.quote(str(script.resolve()))} {words}"
+    # Python finds a checkout from its own folder only, unless it is on the path.
+    found_anywhere = any(path and Path(path).resolve() == _ROOT for path in sys.path[1:])
+    prefix = "" if found_anywhere or Path.cwd() == _ROOT else f"PYTHONPATH={shlex.quote(str(_ROOT))} "
+    return f"{prefix}{shlex.quote(sys.executable)} -m flaxformer_mt {words}"
+
+
+def install_command(*packages: str, extra: str = "") -> str:
+    """The command that installs packages, or those of one of this package's extras, for this Python.
+
+    The versions are those that the checkout pins for its tests, or those that the package requires.
+    """
+    wanted = [*packages, *(_requirements_of(extra) if extra else [])]
+    return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(wanted)}"
+
+
+def _requirements_of(extra: str) -> list[str]:
+    """The requirements of an extra, which need no index that has this package itself."""
+    if not (_ROOT / "pyproject.toml").is_file():
+        lines = [line.partition(";") for line in importlib.metadata.requires(_DISTRIBUTION) or []]
+        mark = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
+        return [requirement.strip() for requirement, _, condition in lines if mark.search(condition)]
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins: dict[str, str] = {}
+    if (path := _ROOT / "requirements-test.txt").is_file():
+        lines_of_pins = path.read_text(encoding="utf-8").split("\n")
+        pins = {line.partition("==")[0]: line for line in lines_of_pins if re.fullmatch(r"[\w-]+==\S+", line)}
+    return [pins.get(re.split(r"[<>=]", line)[0], line) for line in project["optional-dependencies"][extra]]

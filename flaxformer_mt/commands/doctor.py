@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.errors import install_command
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
@@ -111,7 +112,7 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     if devices[0].platform == "cpu" and _has_nvidia_gpu():
         problems.append(
             "this machine has an NVIDIA GPU, but JAX runs on the CPU; "
-            f"install JAX's GPU plugin with: {_install_command('gpu')} (gpu-cuda12 for an older driver)"
+            f"install JAX's GPU plugin with: {install_command(extra='gpu')} (gpu-cuda12 for an older driver)"
         )
     return {
         "platform": devices[0].platform,
@@ -162,11 +163,4 @@ def _describe_extra(name: str) -> dict[str, Any]:
     purpose, distributions = EXTRAS[name]
     missing = [distribution for distribution in distributions if _version_of(distribution) is None]
     report: dict[str, Any] = {"for": purpose, "installed": not missing}
-    return report if not missing else report | {"missing": missing, "get": _install_command(name)}
-
-
-def _install_command(extra: str) -> str:
-    """The command that installs an extra with this interpreter, from the source checkout if there is one."""
-    root = Path(__file__).resolve().parents[2]
-    source = f"{root}[{extra}]" if (root / "pyproject.toml").is_file() else f"flaxformer-mt[{extra}]"
-    return f"{sys.executable} -m pip install '{source}'"
+    return report if not missing else report | {"missing": missing, "get": install_command(extra=name)}

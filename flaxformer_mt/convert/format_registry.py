@@ -7,7 +7,7 @@ import difflib
 import importlib
 
 from flaxformer_mt.convert.format_interface import Format
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, install_command
 
 # Name -> module under flaxformer_mt.convert that defines FORMAT.
 _MODULES = {
@@ -46,5 +46,5 @@ def find_format(name: str) -> Format:
             raise
         raise UserError(
             f"format {name} needs {package}, which is not installed; install it with: "
-            f"pip install 'flaxformer-mt[{_EXTRAS[package]}]'"
+            f"{install_command(extra=_EXTRAS[package])}"
         ) from error

@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, command_line, install_command
 
 # Data sets of sentence pairs, for suggestions; their configs are read from TFDS.
 _FAMILIES = (
@@ -90,7 +90,7 @@ def _open_builder(name: str, folder: Path) -> Any:
         raise UserError(
             f"{name} in {prepared} is prepared as {formats[0]}, which has no random access; convert it with "
             f"`tfds convert_format --dataset_version_dir={prepared} --out_file_format=array_record` (needs "
-            "pip install 'flaxformer_mt[tfds-build]'), or set --config.data.tfds_data_dir to another folder"
+            f"{install_command(extra='tfds-build')}), or set --config.data.tfds_data_dir to another folder"
         )
     with quiet():
         return tfds.builder_from_directory(prepared, file_format="array_record")
@@ -116,8 +116,9 @@ def _build(name: str, folder: Path) -> Any:
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             f"{name} is not prepared in {folder} (looked for {builder.data_dir}), and building it needs "
-            "TensorFlow: pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...; "
-            "or set --config.data.tfds_data_dir to the folder where it is prepared"
+            f"TensorFlow: {install_command(extra='tfds-build')}, "
+            f"then {command_line('prepare', '--config=CONFIG')}; or set "
+            "--config.data.tfds_data_dir to the folder where it is prepared"
         )
     try:
         return build_once(lambda: _make_builder(plain, folder))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import TrainConfig
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.shapes import Array
 
 # sacreBLEU's tokenizers, and the codes of the languages that need them.
@@ -249,7 +249,8 @@ def _make_bleu(lowercase: bool, tokenize: str) -> Any:
     except (RuntimeError, ImportError) as error:  # a tokenizer whose libraries are an extra of sacreBLEU
         extra = tokenize.removesuffix("-mecab")
         raise UserError(
-            f"BLEU tokenizer {tokenize} is not installed; get it with: pip install 'sacrebleu[{extra}]'"
+            f"BLEU tokenizer {tokenize} is not installed; get it with: "
+            f"{install_command(f'sacrebleu[{extra}]')}"
         ) from error
 
 

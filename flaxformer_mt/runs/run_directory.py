@@ -15,7 +15,7 @@ from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
-from flaxformer_mt.errors import UserError, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 
 _ROUNDING = "further updates are the same up to rounding"
 _LAYOUT = f"{_ROUNDING}, and with pmap each device draws other dropout masks"
@@ -80,9 +80,39 @@ def check_run(run_dir: Path, config: Config) -> None:
     if differences:
         raise UserError(
             f"{run_dir} was made with another config. Differing fields (in the run -> now):\n  "
-            + "\n  ".join(differences)
-            + "\nGive another --run=DIR, restore the old values, or delete the directory."
+            + "\n  ".join(_give_reason(line, old, config) for line in differences)
+            + f"\n{_describe_remedies(run_dir, differences)}"
         )
+
+
+def _give_reason(line: str, old: Config, new: Config) -> str:
+    """The line of a differing field; of train.steps with the reason why it cannot change."""
+    if not line.startswith("train.steps:"):
+        return line
+    if new.train.steps < old.train.steps:
+        return f"{line} (updates cannot be undone; a run may only become longer)"
+    schedule = new.optim.schedule
+    return (
+        f"{line} (the learning rates of optim.schedule={schedule} depend on train.steps, so those of the "
+        f"updates so far would have been others; only {', '.join(_EXTENDABLE_SCHEDULES)} can be extended)"
+    )
+
+
+def _describe_remedies(run_dir: Path, differences: list[str]) -> str:
+    """How to go on after a refusal, on one line."""
+    remedies = (
+        "The updates so far were made with the old values. To resume, restore the old values; to train anew, "
+        "give another --run=DIR or delete the directory"
+    )
+    other_network = any(line.startswith(_FIXED_BY_IMPORT) for line in differences)
+    if other_network or not any((run_dir / "checkpoints").glob("[0-9]*")):
+        return f"{remedies}."
+    export = command_line("export", f"--run={run_dir}", "--format=torch", "--output=EXPORTED")
+    again = command_line("import", "--format=torch", "--input=EXPORTED", "--run=NEW")
+    return (
+        f"{remedies}; to train its parameters further with the new values, make them the start of a new run: "
+        f"{export} && {again}, then train with --run=NEW and these values."
+    )
 
 
 def open_run(run_dir: Path, config: Config) -> None:

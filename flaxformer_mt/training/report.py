@@ -10,6 +10,7 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
+from flaxformer_mt.errors import command_line
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
 from flaxformer_mt.training.train_progress import TrainProgress
@@ -58,7 +59,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
                 f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats per token over "
                 f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
             )
-        evaluate = f"  python -m flaxformer_mt evaluate --run={run_dir} --reference=FILE"
+        evaluate = "  " + command_line("evaluate", f"--run={run_dir}", "--reference=FILE")
         return "\n".join([*lines, "Try next:", evaluate])
     if test is not None:
         lines += [
@@ -72,7 +73,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             lines += ["", format_side_by_side(load_translations(run_dir, test["name"])), ""]
     lines += [
         "Try next:",
-        f"  python -m flaxformer_mt translate --run={run_dir} --input=FILE",
-        f"  python -m flaxformer_mt evaluate --run={run_dir} --beam_size=8",
+        "  " + command_line("translate", f"--run={run_dir}", "--input=FILE"),
+        "  " + command_line("evaluate", f"--run={run_dir}", "--beam_size=8"),
     ]
     return "\n".join(lines)

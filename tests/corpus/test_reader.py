@@ -179,7 +179,8 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(config, tmp_path, mon
     for part in (
         "wmt14_translate/de-en is not prepared",
         str(tmp_path / "none" / "wmt14_translate" / "de-en" / "1.0.0"),
-        "pip install 'flaxformer_mt[tfds-build]', then flaxformer-mt prepare --config=...",
+        f"{sys.executable} -m pip install 'tensorflow-cpu>=2.20' 'importlib_resources>=6', then ",
+        f"{sys.executable} -m flaxformer_mt prepare --config=CONFIG; ",
         "--config.data.tfds_data_dir",
     ):
         assert part in str(error.value)

@@ -148,8 +148,22 @@ def test_a_run_may_end_elsewhere_where_its_schedule_has_no_end(schedule, steps, 
         open_run(tmp_path, longer)
         assert read_config(tmp_path / "config.json").train.steps == steps
     else:
-        with pytest.raises(UserError, match=f"train.steps: 100 -> {steps}"):
+        (tmp_path / "checkpoints" / "40").mkdir(parents=True)
+        with pytest.raises(UserError, match=f"train.steps: 100 -> {steps} \\(") as error:
             open_run(tmp_path, longer)
+        line, remedies = str(error.value).split("\n")[1:]
+        reason = f"optim.schedule={schedule} depend on train.steps" if steps > 100 else "cannot be undone"
+        assert reason in line
+        # how to go on: the parameters become the start of another run
+        assert f"export --run={tmp_path} --format=torch" in remedies and "import --format=torch" in remedies
+
+
+def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
+    open_run(tmp_path, Config())
+    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
+    with pytest.raises(UserError) as error:
+        open_run(tmp_path, change(Config(), "model.ffn_dim", 1024))
+    assert "restore the old values" in str(error.value) and "export" not in str(error.value)
 
 
 def test_a_change_is_recorded_and_what_it_changes_is_said(tmp_path):

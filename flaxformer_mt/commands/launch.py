@@ -1,0 +1,51 @@
+"""Starts the command line, or says in one line why this Python cannot run it.
+
+Imports nothing before it has checked the version, and is written so that Python 3.8 can read it.
+"""
+
+import os
+import sys
+
+_OLDEST = (3, 11)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def launch(arguments=None):  # type: ignore[no-untyped-def]
+    """Runs a command and ends the process with its status; 2 if this Python is too old or lacks a package."""
+    if sys.version_info < _OLDEST:
+        number = ".".join(map(str, sys.version_info[:2]))
+        _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
+    try:
+        from flaxformer_mt.commands.huge_pages import use_huge_pages
+        from flaxformer_mt.commands.main import main
+
+        use_huge_pages()
+        status = main(arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _required_modules():
+            raise
+        _refuse(f"this Python lacks the package {package}")
+    sys.exit(status)
+
+
+def _required_modules():  # type: ignore[no-untyped-def]
+    from flaxformer_mt.commands.doctor import REQUIRED
+
+    return {module.partition(".")[0] for module in REQUIRED.values()}
+
+
+def _refuse(reason):  # type: ignore[no-untyped-def]
+    """Ends the process with one line: the reason, this Python, and how to go on."""
+    remedies = []
+    environment = os.path.join(_ROOT, ".venv", "bin", "python")
+    if os.path.exists(environment) and environment != sys.executable:
+        remedies.append(f"use {environment}")
+    requirements = os.path.join(_ROOT, "requirements.txt")
+    if sys.version_info >= _OLDEST:
+        wanted = f"-r {requirements}" if os.path.exists(requirements) else "--force-reinstall flaxformer-mt"
+        remedies.append(f"install what is missing: {sys.executable} -m pip install {wanted}")
+    elif not remedies:
+        remedies.append("start a newer one, or the one of the environment where the package is installed")
+    sys.stderr.write(f"error: {reason} ({sys.executable}); {', or '.join(remedies)}\n")
+    sys.exit(2)

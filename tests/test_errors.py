@@ -1,0 +1,109 @@
+"""Remedies: the commands that messages print work where they are printed."""
+
+import ast
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt import errors
+from flaxformer_mt.commands import launch
+from flaxformer_mt.commands.doctor import EXTRAS
+from flaxformer_mt.errors import command_line, install_command
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a printed command as a shell does, in an environment without the tests' path."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, shell=True, cwd=folder, env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_printed_command_runs_from_the_folder_where_it_is_printed(tmp_path, monkeypatch):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    for where in (folder, ROOT):
+        monkeypatch.chdir(where)
+        monkeypatch.setattr(sys, "path", ["", *(p for p in sys.path if Path(p).resolve() != ROOT)])
+        command = command_line("show", f"--run={folder}", "--config=nothing")
+        assert str(sys.executable) in command and f"'--run={folder}'" in command
+        assert command.startswith("PYTHONPATH=") == (where == folder)
+    monkeypatch.chdir(folder)
+    done = run(command_line("show", f"--run={folder}", "--config=nothing"), folder)
+    assert done.returncode == 2 and "error: config nothing is neither" in done.stderr, done
+
+
+def test_the_installed_program_is_named_as_it_was_called(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "flaxformer-mt"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "train"])
+    assert command_line("show") == f"{program} show"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command_line("show") == "flaxformer-mt show"
+
+
+def make_wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_pip_can_do_what_the_remedies_for_missing_extras_say(tmp_path):
+    """pip resolves the requirements from a folder of empty packages; nothing is installed."""
+    for name, version in {
+        "torch": "2.13.0",
+        "transformers": "5.23.0",
+        "safetensors": "0.8.0",
+        "ctranslate2": "4.8.5",
+        "tensorflow-cpu": "2.20.0",
+        "importlib_resources": "6.5.2",
+    }.items():
+        make_wheel(tmp_path, name, version)
+    options = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_NO_DEPS": "1", "PIP_DRY_RUN": "1"}
+    for extra in ("torch", "ctranslate2", "tfds-build"):
+        command = install_command(extra=extra)
+        assert "flaxformer" not in command  # no index has this package
+        done = run(command, tmp_path, **options, PIP_DISABLE_PIP_VERSION_CHECK="1")
+        assert done.returncode == 0, done.stderr
+    assert "torch==2.13.0" in install_command(extra="torch")  # the checkout's pin
+    for extra in EXTRAS:
+        assert install_command(extra=extra).startswith(f"{sys.executable} -m pip install ")
+
+
+def test_an_installed_package_reads_the_requirements_of_its_metadata(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "_ROOT", tmp_path)
+    required = ["jax>=0.10", 'torch>=2.6; extra == "torch"', "safetensors>=0.5; extra == 'torch'"]
+    monkeypatch.setattr(errors.importlib.metadata, "requires", lambda name: required)
+    assert install_command(extra="torch").endswith(" -m pip install 'torch>=2.6' 'safetensors>=0.5'")
+
+
+def test_a_wrong_python_gets_one_line(tmp_path, monkeypatch, capfd):
+    files = ["train.py", "flaxformer_mt/__main__.py", "flaxformer_mt/__init__.py"]
+    for name in [*files, "flaxformer_mt/commands/__init__.py", "flaxformer_mt/commands/launch.py"]:
+        ast.parse((ROOT / name).read_text(encoding="utf-8"), feature_version=(3, 8))
+    monkeypatch.setattr(sys, "version_info", (3, 8, 10))
+    with pytest.raises(SystemExit) as stop:
+        launch.launch(["doctor"])
+    _, told = capfd.readouterr()
+    assert stop.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("error: flaxformer_mt needs Python 3.11 or newer, but this is Python 3.8 (")
+    assert sys.executable in told
+
+
+def test_a_python_without_the_packages_gets_one_line(tmp_path):
+    for name in (str(ROOT / "train.py"), "-m flaxformer_mt"):
+        # -S -E: without site-packages, as the system's Python
+        done = run(f"{sys.executable} -S -E {name} --help", ROOT)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith(f"error: this Python lacks the package tyro ({sys.executable}); ")
+        assert f"{sys.executable} -m pip install -r {ROOT}/requirements.txt" in done.stderr
