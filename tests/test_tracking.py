@@ -3,18 +3,29 @@
 import io
 import json
 import math
+import re
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_mt import tracking
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.tracking import Tracker, format_duration, format_train_line, read_metrics
+from flaxformer_mt.tracking import (
+    Sample,
+    Tracker,
+    announce_if_slow,
+    format_duration,
+    format_train_line,
+    read_metrics,
+)
+from flaxformer_mt.tracking import (
+    tracker as tracker_module,
+)
 
 
 class Terminal(io.StringIO):
@@ -40,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     stopped = Clock()
-    monkeypatch.setattr(tracking, "time", stopped)
+    monkeypatch.setattr(tracker_module, "time", stopped)
     return stopped
 
 
@@ -306,3 +317,111 @@ def test_files_are_closed_when_training_fails(tmp_path):
     with pytest.raises(ValueError, match="closed file"):
         tracker.log(2, "train", {"loss": 1.0})
     assert [value.tag for event in read_events(tmp_path) for value in event.summary.value] == ["train/loss"]
+
+
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(tmp_path, clock, monkeypatch):
+    values = {"loss": 3.412, "learning_rate": 8.9e-4, "tokens_per_second": 5600.0, "padding": 0.061}
+    values |= {"accuracy": 0.5, "utilization": 0.431, "data_wait": 0.034}
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for columns, shown in [
+        (80, {"loss", "tokens/s"}),
+        (100, {"loss", "tokens/s", "MFU"}),
+        (60, {"loss"}),
+        (200, {"loss", "lr", "tokens/s", "padding", "MFU", "data wait", "accuracy"}),
+    ]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        with make_tracker(tmp_path, total_steps=50_000, stream=stream) as tracker:
+            clock.now += 60
+            tracker.log(1200, "train", values)
+        *_, line = re.findall(
+            r"[^\r\n]*step[^\r\n]*", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+        )
+        assert line.startswith("━" * 3 if columns >= 60 else "") and len(line.rstrip()) <= columns, line
+        assert line.rstrip().endswith("40:40 left"), line
+        assert {
+            name
+            for name in ("loss", "lr", "tokens/s", "padding", "MFU", "data wait", "accuracy")
+            if name in line
+        } == shown
+
+
+def test_long_silence_ends_with_the_number_of_the_step(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=100, stream=stream) as tracker:
+        assert not tracker.is_silent()
+        clock.now += 21.0
+        assert tracker.is_silent()
+        tracker.show_step(7)
+        assert not tracker.is_silent()
+        clock.now += 10.0
+        tracker.log(50, "train", {"loss": 1.0})
+        clock.now += 21.0
+        tracker.show_step(60)
+    assert stream.getvalue().split("\n")[:3] == [
+        "step     7/100",
+        "step    50/100 | loss 1.000 | 0:31 left",
+        "step    60/100 | 0:25 left",
+    ]
+    assert [record["step"] for record in read_metrics(tmp_path)] == [50]
+    with make_tracker(tmp_path, stream=None) as silent:
+        clock.now += 1e9
+        assert not silent.is_silent()
+
+
+def test_only_slow_work_is_announced():
+    said: list[str] = []
+    with announce_if_slow("quick", said.append, seconds=30.0):
+        pass
+    with announce_if_slow("slow", said.append, seconds=0.0):
+        time.sleep(0.2)
+    assert said == ["slow"]
+
+
+def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    fields = {
+        "seed": 3,
+        "optim.learning_rate": 0.5,
+        "data.weights": (1.0, 2.5),
+        "model.key_dim": None,
+        "a|b": "x|y",
+    }
+    samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
+    stream = io.StringIO()
+    with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:
+        tracker.log_config(fields)
+        tracker.log_samples(100, samples)
+        tracker.log_samples(200, [])
+    values = {
+        value.tag: (event.step, value) for event in read_events(tmp_path) for value in event.summary.value
+    }
+    step, config = values["config/text_summary"]
+    text = config.tensor.string_val[0].decode()
+    assert step == 0
+    for row in ("| seed | 3 |", "| data.weights | 1.0,2.5 |", "| model.key_dim | None |", r"x\|y"):
+        assert row in text
+    start = values["_hparams_/session_start_info"][1].metadata.plugin_data.content
+    hparams = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert set(hparams) == set(fields)
+    assert (
+        hparams["optim.learning_rate"].number_value == 0.5
+        and hparams["data.weights"].string_value == "1.0,2.5"
+    )
+    assert "_hparams_/session_end_info" in values
+    step, shown = values["valid/translations/text_summary"]
+    table = shown.tensor.string_val[0].decode().split("\n")
+    assert step == 100 and table[2] == r"| source 0 | reference 0 | a \| b 0 |" and len(table) == 5
+    assert stream.getvalue().split("\n") == [*(f"  source {n} -> a | b {n}" for n in range(3)), ""]
+
+
+def test_translations_fit_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    with make_tracker(tmp_path, stream=stream) as tracker:
+        tracker.log_samples(1, [Sample("wort " * 20, "", "word")])
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    (line,) = [line for line in re.split(r"[\r\n]+", shown) if "wort" in line]
+    assert len(line) == 60 and line.endswith("…")

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 
 import tyro
 
+from flaxformer_mt.commands.flag_values import describe_type, read_value
 from flaxformer_mt.commands.help_text import format_help
-from flaxformer_mt.commands.options import BARE_FLAGS, ExperimentOptions, describe_type, read_value
+from flaxformer_mt.commands.options import BARE_FLAGS, ExperimentOptions
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
@@ -85,15 +86,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
                 registry=_registry(),
             )
     except SystemExit:
-        # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
-        known = _flag_names(kind)
-        for flag in flags:
-            if (
-                flag.startswith("--")
-                and flag.partition("=")[0].replace("-", "_").replace("__", "--", 1) not in known
-            ):
-                _refuse_unknown(flag, known)
-        raise UserError(_extract_message(captured.getvalue())) from None
+        raise _find_mistake(kind, flags, captured.getvalue()) from None
     if unknown:
         _refuse_unknown(unknown[0], _flag_names(kind))
     # Shells do not expand the ~ of --run=~/x.
@@ -130,6 +123,17 @@ def _flag_names(kind: type) -> list[str]:
     return [f"--{name}" for name in names] + (
         [f"--config.{name}" for name in flatten(Config())] if takes_config(kind) else []
     )
+
+
+def _find_mistake(kind: type, flags: list[str], box: str) -> UserError:
+    """The error for flags that tyro refuses with the framed text `box`."""
+    # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
+    known = _flag_names(kind)
+    for flag in flags:
+        name = flag.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+        if flag.startswith("--") and name not in known:
+            _refuse_unknown(flag, known)
+    return UserError(_extract_message(box))
 
 
 def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:

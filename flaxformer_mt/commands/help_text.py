@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flaxformer_mt.commands.options import BARE_FLAGS, describe_type
+from flaxformer_mt.commands.flag_values import describe_type
+from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.config import Config
 
 # Columns: the most that a line takes, the indentation of explanations, and the least that they get.

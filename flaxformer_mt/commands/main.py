@@ -39,7 +39,7 @@ from flaxformer_mt.commands.translate_and_score import choose_search, score_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.find_config import load_config
-from flaxformer_mt.errors import DISK_FULL, FlaxformerWarning, TrainingInterrupted, UserError
+from flaxformer_mt.errors import DISK_FULL, FlaxformerWarning, TrainingInterrupted, UserError, warn_user
 
 PROGRAM = "flaxformer-mt"
 
@@ -69,14 +69,32 @@ def _train(options: TrainOptions) -> object:
 
 def _show(options: ShowOptions) -> object:
     from flaxformer_mt.commands.show import show
+    from flaxformer_mt.commands.summaries import summarize_experiment
 
-    return show(options.config, options.run)
+    return _for_reader(show(options.config, options.run), summarize_experiment, json=options.json)
 
 
 def _prepare(options: PrepareOptions) -> object:
+    from flaxformer_mt.commands.summaries import summarize_preparation
+    from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
-    return prepare(options.config, options.run).report
+    report = prepare(options.config, options.run, say=_say, overlap=True).report
+    for warning in describe_overlap(report["overlap"]):
+        warn_user(warning)
+    return _for_reader(report, summarize_preparation, json=options.json)
+
+
+def _for_reader(result: dict[str, Any], summarize: Callable[[Any], str], *, json: bool) -> object:
+    """The result for a program, or None once a person has been shown its summary on the terminal."""
+    if json or not sys.stdout.isatty():
+        return result
+    print(summarize(result))
+    return None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _evaluate(options: EvaluateOptions) -> object:
@@ -105,6 +123,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         tokenize=options.bleu_tokenize,
         search=search,
         allow_nonfinite=options.allow_nonfinite,
+        progress=sys.stderr,
         **({} if language_model else _comparison(options)),
     )
     if table := describe_evaluation(result, name=str(options.run)):

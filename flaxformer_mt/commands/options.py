@@ -1,25 +1,16 @@
 """Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
 
-Also contains the conversion of a flag's text to a typed value. The command line is split in flags.py.
+The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
 """
 
-import difflib
-import math
-import types
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import LARGEST_INT
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
-
-_BOOLS = {"true": True, "false": False}
-_NOUNS = {int: "whole number", float: "number"}
 
 
 @dataclass(frozen=True)
@@ -63,10 +54,16 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 class ShowOptions(ExperimentOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
+    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
+    json: bool = False
+
 
 @dataclass(frozen=True)
 class PrepareOptions(ExperimentOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
+
+    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
+    json: bool = False
 
 
 @dataclass(frozen=True)
@@ -402,51 +399,3 @@ class PlotOptions:
 @dataclass(frozen=True)
 class DoctorOptions:
     """Reports versions, devices and missing packages, with the command that installs each."""
-
-
-def read_value(text: str, kind: Any) -> Any:
-    """Converts a flag's text to a value of the field's type: "1,2" for tuple[float, ...] is (1.0, 2.0).
-
-    Raises:
-      ValueError: the text is not a value of the type; the message continues the flag's name and gives the
-        text and, for a choice, the allowed values.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if text.lower() == "none" else read_value(text, wanted)
-    if origin is Literal:
-        return text if text in arguments else _refuse_choice(text, arguments)
-    if origin is tuple:
-        return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
-    if kind is bool:
-        return _refuse_choice(text, ("True", "False")) if text.lower() not in _BOOLS else _BOOLS[text.lower()]
-    try:
-        value = kind(text)
-    except ValueError:
-        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}") from None
-    if kind is int and abs(value) > LARGEST_INT:
-        raise ValueError(f"is {value}; the largest accepted value is {LARGEST_INT}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}")
-    return value
-
-
-def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
-    near = difflib.get_close_matches(text.lower(), choices, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"is {text!r}{hint} (allowed: {', '.join(choices)})")
-
-
-def describe_type(kind: Any) -> str:
-    """Spells a type for `--help`: INT, {bucket,pack}, FLOAT|none."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return "|".join(
-            "none" if argument is types.NoneType else describe_type(argument) for argument in arguments
-        )
-    if origin is Literal:
-        return "{" + ",".join(arguments) + "}"
-    if origin is tuple:
-        return f"{describe_type(arguments[0])},..."
-    return "{True,False}" if kind is bool else str(kind.__name__).upper()

@@ -97,9 +97,9 @@ def translate_file(options: TranslateOptions) -> None:
         quiet = stream.isatty() or _is_on_screen(options.output)
         total = count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
+        translator.on_found = progress.add
         for number, translation in enumerate(translations, start=output.done):
             output.write(form.lines(number, sources.take(), translation, translator.pieces))
-            progress.add(tokens=len(translation.tokens))
 
 
 def score_file(options: ScoreOptions) -> None:

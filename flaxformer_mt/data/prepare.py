@@ -3,10 +3,12 @@
 Rows 1 to 3 of the data path, in order.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +16,12 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.token_store import EpochStores, TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.runs.run_directory import check_run, open_run
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
+from flaxformer_mt.tracking import announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 
@@ -32,7 +36,14 @@ class Prepared(NamedTuple):
     report: dict[str, Any]
 
 
-def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | None = None) -> Prepared:
+def prepare(
+    config: Config,
+    run_dir: Path | None = None,
+    *,
+    own_store: Path | None = None,
+    say: Callable[[str], object] | None = None,
+    overlap: bool = False,
+) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses the results in the cache.
 
     Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
@@ -41,6 +52,9 @@ def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | No
       run_dir: receives the config and a copy of the vocabularies; vocabularies already there are used.
       own_store: folder for the token stores of later epochs, written to by this process alone. None: the
         cache folder.
+      overlap: whether the report says which validation and test pairs also occur in the training set, for
+        which the whole training set is read.
+      say: receives the name of each stage that takes more than two seconds; None: nothing is shown.
 
     Raises:
       UserError: the data, the vocabulary or the run directory is invalid.
@@ -48,34 +62,49 @@ def prepare(config: Config, run_dir: Path | None = None, *, own_store: Path | No
     if run_dir is not None:
         check_run(run_dir, config)
     root = cache_dir(config.data)
-    train_pairs = read_pairs(config.data, "train")
-    valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
-    test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
-    vocabs = _find_vocabs(config, train_pairs, root, run_dir)
+    with _stage(f"reading and checking {config.data.dataset}", say):
+        train_pairs = read_pairs(config.data, "train")
+        valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
+        test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
+    with _stage(f"training the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
+        vocabs = _find_vocabs(config, train_pairs, root, run_dir)
 
-    tokens = root / "tokens"
-    train = EpochStores(
-        train_pairs,
-        vocabs,
-        tokens,
-        sampling=config.vocab.sampling,
-        seed=config.seed,
-        own_root=own_store,
-    )
-    valid = TokenStore.build(valid_pairs, vocabs, tokens) if valid_pairs is not None else None
+    with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
+        train = EpochStores(
+            train_pairs,
+            vocabs,
+            root / "tokens",
+            sampling=config.vocab.sampling,
+            seed=config.seed,
+            own_root=own_store,
+        )
+        valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
         "test": test_pairs.report if test_pairs is not None else None,
-        "vocabulary": {
-            "kind": config.vocab.kind,
-            "joint": vocabs.joint,
-            "source_size": vocabs.source.size if train_pairs.has_source else 0,
-            "target_size": vocabs.target.size,
-        },
+        "vocabulary": _describe_vocabs(config, vocabs),
         "batches": _plan_first_epoch(config, train),
     }
+    if overlap:
+        with _stage("comparing the sets", say):
+            held_out = {"valid": valid_pairs, "test": test_pairs}
+            present = {name: pairs for name, pairs in held_out.items() if pairs is not None}
+            report["overlap"] = find_overlap(train_pairs, present, root / "overlap")
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+
+
+def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:
+    return {
+        "kind": config.vocab.kind,
+        "joint": vocabs.joint,
+        "source_size": vocabs.source.size if config.data.source_language else 0,
+        "target_size": vocabs.target.size,
+    }
+
+
+def _stage(name: str, say: Callable[[str], object] | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if say is None else announce_if_slow(f"{name} ...", say)
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:

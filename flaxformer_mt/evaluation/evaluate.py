@@ -3,11 +3,12 @@
 Contains the report of an evaluation, for translation models and for language models.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config
@@ -35,6 +36,7 @@ from flaxformer_mt.evaluation.metrics import (
 )
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
+from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -60,6 +62,7 @@ def evaluate_lines(
     lowercase: bool,
     tokenize: str,
     params: Any = None,
+    progress: TextIO | None = None,
 ) -> Evaluation:
     """Translates sources and scores the translations against one reference each.
 
@@ -67,6 +70,7 @@ def evaluate_lines(
       lowercase: ignore case when scoring.
       tokenize: sacreBLEU's tokenizer for BLEU.
       params: parameters to use instead of the translator's own.
+      progress: the stream that shows progress to a human; None: nothing is shown.
 
     Raises:
       UserError: the numbers of sources and references differ, or are 0.
@@ -77,7 +81,8 @@ def evaluate_lines(
             "give one reference for each source"
         )
     start = time.monotonic()
-    translations = translator.translate(sources, params=params)
+    with _show_progress(translator, len(sources), progress):
+        translations = translator.translate(sources, params=params)
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
     search = translator.config.search
@@ -94,6 +99,28 @@ def evaluate_lines(
     )
 
 
+@contextlib.contextmanager
+def _show_progress(translator: Translator, total: int, stream: TextIO | None) -> Iterator[None]:
+    if stream is None:
+        yield
+        return
+    search = translator.config.search
+    beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+    noun = "sentence" if total == 1 else "sentences"
+    checkpoint = f"checkpoint {translator.checkpoint}" if translator.checkpoint else "these parameters"
+    print(
+        f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})",
+        file=stream,
+        flush=True,
+    )
+    with Throughput(total=total, stream=stream) as throughput:
+        before, translator.on_found = translator.on_found, throughput.add
+        try:
+            yield
+        finally:
+            translator.on_found = before
+
+
 def evaluate_run(
     run_dir: str | Path,
     *,
@@ -107,6 +134,7 @@ def evaluate_run(
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
     allow_nonfinite: bool = False,
+    progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
@@ -122,6 +150,7 @@ def evaluate_run(
       lowercase, tokenize: ignore case; sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
+      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
@@ -142,7 +171,7 @@ def evaluate_run(
     scored = read_set(config, split, source=source, reference=reference)
     own_split = split if source is None else None
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    named, evaluation = _translate(run_dir, scored, search, loading, **score_options)
+    named, evaluation = _translate_set(run_dir, scored, search, loading, progress=progress, **score_options)
     others, described = translate_compared_systems(
         compared, scored.sources, from_files, allow_nonfinite=allow_nonfinite
     )
@@ -163,19 +192,19 @@ def _choose_score_options(config: Config, lowercase: bool | None, tokenize: str 
     }
 
 
-def _translate(
+def _translate_set(
     run_dir: Path,
     scored: ScoredSet,
     search: SearchConfig | None,
     loading: dict[str, Any],
-    **score_options: Any,
+    **options: Any,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Returns the names of set and checkpoint, and the evaluation, whose translations it saves.
 
     Keeps no parameters: those of compared runs are loaded afterwards.
     """
     translator = Translator.load(run_dir, search=search, **loading)
-    evaluation = evaluate_lines(translator, scored.sources, scored.references, **score_options)
+    evaluation = evaluate_lines(translator, scored.sources, scored.references, **options)
     save_translations(run_dir, scored.name, evaluation)
     return {"name": scored.name, "checkpoint": translator.checkpoint}, evaluation
 

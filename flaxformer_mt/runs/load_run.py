@@ -5,7 +5,7 @@ The parameters always have one subtree per layer, also if they were trained with
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,18 @@ def load_named(name: str, *, allow_nonfinite: bool = False, warn: Warn) -> Train
     return load_trained(
         Path(run).expanduser(), checkpoint=checkpoint or None, allow_nonfinite=allow_nonfinite, warn=warn
     )
+
+
+def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
+    """Raises UserError if a model of an ensemble has other vocabularies than the first one, `vocabs`."""
+    for number, member in enumerate(members, start=2):
+        for side in ("source", "target"):
+            first, other = getattr(vocabs, side), getattr(member.vocabs, side)
+            if first.fingerprint != other.fingerprint:
+                raise UserError(
+                    f"model {number} of the ensemble has another {side} vocabulary ({other.size} pieces, not "
+                    f"the {first.size} of the first model); combine models that share one vocabulary"
+                )
 
 
 def compare_shapes(model: Model, params: Any) -> list[str]:

@@ -20,6 +20,8 @@ from flaxformer_mt.tracking import format_duration
 _SILENT_SECONDS = 5.0
 # Seconds between two updates on a terminal, and between two lines elsewhere.
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
+# Lines arrive in bursts, a batch or a window at a time: seconds without a line that end a burst.
+_PAUSE = 0.1
 # The monitoring events of JAX whose durations add up to the compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
@@ -47,21 +49,29 @@ class Throughput:
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
         self._compiling = 0.0
-        self._start = self._last_shown = clock()
+        self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
         self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
         self._live: Any = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
-        """Counts finished lines, and the target tokens that were generated for them."""
+        """Counts finished lines, and the target tokens that were generated for them.
+
+        Rates are shown as they were when the last burst of lines was complete: in the middle of a burst, all
+        of its time has passed, but few of its lines are counted.
+        """
+        now = self._clock()
+        if now - self._last_added > _PAUSE and self._lines and self._is_due(now):
+            self._last_shown = now
+            self._show(self.format(self._last_added))
         self._lines += lines
         self._tokens += tokens
-        now = self._clock()
+        self._last_added = now
+
+    def _is_due(self, now: float) -> bool:
         if now - self._start < self._silent_seconds:
-            return
-        if now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN):
-            self._last_shown = now
-            self._show(self.format(now))
+            return False
+        return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
     def format(self, now: float) -> str:
         """Formats the counts and rates at time `now`, in seconds of the clock.
@@ -71,8 +81,9 @@ class Throughput:
         """
         working = max(1e-9, now - self._start - self._compiling)
         done = self._done + self._lines
+        noun = "line" if (self._total or done) == 1 else "lines"
         parts = [
-            f"{done:,}" + (f"/{self._total:,}" if self._total else "") + " lines",
+            f"{done:,}" + (f"/{self._total:,}" if self._total else "") + f" {noun}",
             f"{self._lines / working:,.1f} lines/s",
             f"{self._tokens / working:,.0f} target tokens/s",
         ]

@@ -1,45 +1,41 @@
 """Training metrics: metrics.jsonl for programs, TensorBoard, and progress lines for the user.
 
-Row 10 of the data path. Owns the import of tensorboardX, and rich's progress bar of training; takes plain
-numbers by name.
+Row 10 of the data path. Owns the import of tensorboardX; takes plain numbers by name. The lines on the
+terminal are in progress_display.py.
 
     RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
-    RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...
+    RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
     standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left
 """
 
 import collections
+import contextlib
 import json
 import math
 import os
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.tracking.progress_display import (
+    BAR,
+    Sample,
+    announce_if_slow,
+    format_sample,
+    format_train_line,
+    format_values,
+    make_display,
+)
 
 _METRICS_NAME = "metrics.jsonl"
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
-# Values that a progress line shows, in this order; other values are only recorded.
-_SHOWN = {
-    "loss": "loss {:.3f}",
-    "perplexity": "perplexity {:.2f}",
-    "accuracy": "accuracy {:.1%}",
-    "learning_rate": "lr {:.1e}",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "padding": "padding {:.1%}",
-    "utilization": "MFU {:.1%}",
-    "data_wait": "data wait {:.1%}",
-    "bleu": "BLEU {:.2f}",
-    "chrf": "chrF {:.2f}",
-}
-
-# Values that are shown only above a threshold; values below it are normal.
-_SHOWN_ABOVE = {"data_wait": 0.01}
+# Values that TensorBoard compares runs by, and the types of hyperparameters that it knows.
+_HPARAM_METRICS = ("train/loss", "valid/loss", "valid/bleu", "valid/chrf")
+_SCALAR = (bool, int, float, str)
 
 
 class Tracker:
@@ -66,15 +62,19 @@ class Tracker:
           tensorboard: whether to write RUN/tensorboard/.
           stream: where progress lines go; None: nowhere.
         """
-        self._total_steps = total_steps
+        self._total_steps, self._start_step = total_steps, start_step
+        self._end_of_session: Any = None
+        self._shown_at = time.monotonic()
+        self._last_values: Mapping[str, Any] = {}
         self._times = collections.deque([(start_step, time.monotonic())], maxlen=_RATE_WINDOW)
         run_dir.mkdir(parents=True, exist_ok=True)
         unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
         self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
         self._board = _open_board(run_dir / "tensorboard", start_step) if tensorboard else None
-        self._display = _make_display(stream, start_step, total_steps)
+        self._display = make_display(stream, start_step, total_steps)
         if unreadable:
-            self.message(f"removed {unreadable} unreadable lines from {run_dir / _METRICS_NAME}")
+            lines = "1 unreadable line" if unreadable == 1 else f"{unreadable} unreadable lines"
+            self.message(f"removed {lines} from {run_dir / _METRICS_NAME}")
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         """Record the values of a split at a step, and show the most important values.
@@ -101,20 +101,73 @@ class Tracker:
                     self._board.add_scalar(f"{split}/{name}", value, step)
         if split == "train":
             self._times.append((step, time.monotonic()))
-            self._display.show(format_train_line(step, self._total_steps, plain, self._seconds_left()), step)
+            self._show(step, plain)
         else:
             name = f"{split} {plain[split]}" if split in plain else split
-            self._display.say(" | ".join([f"{name} @{step}", *_format_values(plain)]))
+            self.message(" | ".join([f"{name} @{step}", *format_values(plain)]))
+
+    def log_config(self, fields: Mapping[str, Any]) -> None:
+        """Record the config, by dotted names, in TensorBoard: as a text and as hyperparameters."""
+        if self._board is None:
+            return
+        from tensorboardX.summary import hparams
+
+        plain = {
+            name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
+        }
+        rows = [f"| {name} | {_escape(_spell(value))} |" for name, value in fields.items()]
+        self._board.add_text("config", "\n".join(["| field | value |", "|---|---|", *rows]), self._start_step)
+        *begin, self._end_of_session = hparams(plain, dict.fromkeys(_HPARAM_METRICS))
+        for summary in begin:
+            self._board.file_writer.add_summary(summary, self._start_step)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record translations of a few sentences in TensorBoard, and show them, one a line.
+
+        Args:
+          samples: source, reference and translation of each sentence.
+        """
+        if not samples:
+            return
+        if self._board is not None:
+            rows = [f"| {' | '.join(map(_escape, sample))} |" for sample in samples]
+            table = ["| source | reference | translation |", "|---|---|---|", *rows]
+            self._board.add_text("valid/translations", "\n".join(table), step)
+        width = self._display.width()
+        for sample in samples:
+            self._display.say(format_sample(sample, width=None if width is None else width + BAR + 1))
 
     def message(self, text: str) -> None:
         """Show a message to the user, above the progress line."""
+        self._shown_at = time.monotonic()
         self._display.say(text)
+
+    def is_silent(self) -> bool:
+        """Whether nothing has been shown for so long that a user may wonder; `show_step` ends the silence."""
+        return time.monotonic() - self._shown_at > self._display.silent_seconds
+
+    def show_step(self, step: int) -> None:
+        """Show the number of the step between two log lines; records nothing."""
+        # The values of the last log line stay on a line that is updated in place.
+        self._show(step, {} if self._display.width() is None else self._last_values)
+
+    def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """Show `text` if what the context does takes more than two seconds."""
+        return announce_if_slow(text, self.message)
+
+    def _show(self, step: int, values: Mapping[str, Any]) -> None:
+        self._shown_at, self._last_values = time.monotonic(), values
+        left = self._seconds_left(step)
+        line = format_train_line(step, self._total_steps, values, left, width=self._display.width())
+        self._display.show(line, step)
 
     def close(self) -> None:
         """Close the files and the display; a second call does nothing."""
         self._display.close()
         self._file.close()
         if self._board is not None:
+            if self._end_of_session is not None:
+                self._board.file_writer.add_summary(self._end_of_session)
             self._board.close()
             self._board = None
 
@@ -129,13 +182,13 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _seconds_left(self) -> float:
+    def _seconds_left(self, step: int) -> float:
         # the time to the first line includes compilation, so it is used only until there are later lines
         first_step, first_time = self._times[1 if len(self._times) > 2 else 0]
         last_step, last_time = self._times[-1]
         if last_step <= first_step:
             return math.nan
-        return (self._total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
+        return (self._total_steps - step) * (last_time - first_time) / (last_step - first_step)
 
 
 class _NullTracker(Tracker):
@@ -147,8 +200,20 @@ class _NullTracker(Tracker):
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         pass
 
+    def log_config(self, fields: Mapping[str, Any]) -> None:
+        pass
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        pass
+
     def message(self, text: str) -> None:
         pass
+
+    def is_silent(self) -> bool:
+        return False
+
+    def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         pass
@@ -190,30 +255,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return records if last is None else [*records, last]
 
 
-def format_train_line(step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float) -> str:
-    """Format a progress line: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`."""
-    parts = [f"step {step:>5}/{total_steps}", *_format_values(values)]
-    if math.isfinite(seconds_left):
-        parts.append(f"{format_duration(seconds_left)} left")
-    return " | ".join(parts)
+def _spell(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
-    seconds = round(seconds)
-    if seconds < 3600:
-        return f"{seconds // 60}:{seconds % 60:02}"
-    if seconds < 48 * 3600:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
-    return f"{seconds // 86400} d {seconds % 86400 // 3600:02} h"
-
-
-def _format_values(values: Mapping[str, Any]) -> list[str]:
-    return [
-        template.format(values[name])
-        for name, template in _SHOWN.items()
-        if isinstance(values.get(name), int | float) and not values[name] <= _SHOWN_ABOVE.get(name, -math.inf)
-    ]
+def _escape(text: str) -> str:
+    """A text for a cell of a Markdown table."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _to_plain(value: Any) -> Any:
@@ -263,81 +311,3 @@ def _open_board(directory: Path, start_step: int) -> Any:
         purge_step=start_step + 1 if start_step else 0,
         filename_suffix=f".from-{start_step}",
     )
-
-
-class _Display(Protocol):
-    def show(self, line: str, step: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _SilentDisplay:
-    """Shows nothing, for calls from a library."""
-
-    def show(self, line: str, step: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _PlainDisplay:
-    """Prints every line, for files and pipes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show(self, line: str, step: int) -> None:
-        print(line, file=self._stream, flush=True)
-
-    def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        self._stream.flush()
-
-
-class _LiveDisplay:
-    """A bar and a line that are updated in place, and messages above them, for terminals."""
-
-    def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        one_line = Column(no_wrap=True, overflow="ellipsis")
-        self._progress = Progress(
-            BarColumn(bar_width=16),
-            TextColumn("{task.description}", markup=False, table_column=one_line),
-            console=Console(file=stream),
-            auto_refresh=False,  # a refresh thread would slow training down
-            redirect_stdout=False,  # programs may read standard output
-            redirect_stderr=stream is sys.stderr,
-        )
-        self._task = self._progress.add_task(
-            format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
-        )
-        self._progress.start()
-        self._progress.refresh()
-
-    def show(self, line: str, step: int) -> None:
-        self._progress.update(self._task, completed=step, description=line, refresh=True)
-
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-def _make_display(stream: TextIO | None, start_step: int, total_steps: int) -> _Display:
-    if stream is None:
-        return _SilentDisplay()
-    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-        return _LiveDisplay(stream, start_step, total_steps)
-    return _PlainDisplay(stream)

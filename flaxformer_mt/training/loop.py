@@ -4,6 +4,7 @@ Row 10 of the data path. Contains the order of events; each of them is a call in
 """
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import flatten
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
@@ -35,6 +37,8 @@ from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.validation import Validation
+
+_COMPILING = "compiling the first update; each further batch shape is compiled when it first occurs"
 
 
 def fit(
@@ -76,7 +80,8 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
-    setup = set_up_training(config, run_dir, checkpoints)
+    say = None if progress is None or not is_first() else functools.partial(_say, progress)
+    setup = set_up_training(config, run_dir, checkpoints, say=say)
     tracker = make_tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
@@ -85,6 +90,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
         stream=progress,
     )
     with tracker:
+        tracker.log_config(flatten(config))
         _announce(tracker, config, setup)
         if _starts_from_import(checkpoints, setup.progress):
             tracker.message(_describe_import(checkpoints))
@@ -109,6 +115,10 @@ def _read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
     """Reads the report of a run that has nothing left to train; None if there is something."""
     report = read_report(run_dir)
     return report if report is not None and is_complete(run_dir, config, report) else None
+
+
+def _say(stream: TextIO, text: str) -> None:
+    print(text, file=stream, flush=True)
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:
@@ -148,13 +158,16 @@ def _train(
         target_tokens=progress.target_tokens,
     )
     clock = time.monotonic() - progress.train_seconds
+    first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(_COMPILING)
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
         while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
             with log.waiting():
                 position, microbatches = _take(batches, config.optim.accumulation)
             on_devices = [setup.parallel.put(batch) for batch in microbatches]
-            state, metrics = setup.train_step(state, on_devices)
+            with first_update:
+                state, metrics = setup.train_step(state, on_devices)
+            first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
             progress.advance(position)
             log.add(progress.step, metrics, microbatches, position.epoch)
@@ -187,6 +200,7 @@ def _evaluate(
     values = validate_params(state.inference_params)
     progress.record_evaluation(values, best_metric=best_metric)
     tracker.log(progress.step, "valid", values)
+    tracker.log_samples(progress.step, validate_params.samples)
 
 
 def _starts_from_import(checkpoints: Checkpoints, progress: TrainProgress) -> bool:

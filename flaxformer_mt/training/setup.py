@@ -60,10 +60,13 @@ class TrainingSetup(NamedTuple):
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
 
-def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> TrainingSetup:
+def set_up_training(
+    config: Config, run_dir: Path, checkpoints: Checkpoints, *, say: Callable[[str], object] | None = None
+) -> TrainingSetup:
     """Prepares data, model and state; the state is initialized on its devices, or restored onto them.
 
-    A checkpoint of any device layout is restored onto the layout of this config.
+    A checkpoint of any device layout is restored onto the layout of this config. `say` receives the name of
+    each part of the preparation that takes long.
 
     Raises:
       UserError: an invalid layout, data set, vocabulary or checkpoint.
@@ -71,7 +74,9 @@ def set_up_training(config: Config, run_dir: Path, checkpoints: Checkpoints) -> 
     parallel = make_parallel(config)
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
-    prepared = first_then_others(lambda: prepare(config, run_dir, own_store=own_store), name="prepare")
+    prepared = first_then_others(
+        lambda: prepare(config, run_dir, own_store=own_store, say=say), name="prepare"
+    )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
     model = make_model(

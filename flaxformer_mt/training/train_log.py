@@ -173,6 +173,9 @@ class TrainingLog:
             self._count(batch)
         if step % self._config.train.log_every == 0 or step == self._config.train.steps:
             self.flush(step)
+        elif self._tracker.is_silent():
+            jax.block_until_ready(metrics.weight)  # the loop runs ahead of the devices
+            self._tracker.show_step(step)
         if epoch > self._epoch:
             self._end_epoch(step, epoch)
 

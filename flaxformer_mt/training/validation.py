@@ -13,9 +13,14 @@ from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluate import evaluate_lines
 from flaxformer_mt.evaluation.metrics import choose_tokenizer
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
+from flaxformer_mt.evaluation.translation_files import Translations
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, replicate_locally
+from flaxformer_mt.tracking import Sample
 from flaxformer_mt.translation.translator import Translator
+
+# Number of sentences of an evaluation that are shown and recorded.
+_SAMPLES = 3
 
 
 class Validation:
@@ -38,6 +43,8 @@ class Validation:
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
         self._unstack = jax.jit(unstack_layers)
+        # Some sentences of the last evaluation, the same ones each time.
+        self.samples: list[Sample] = []
         self._translator = None
         if not prepared.valid_pairs.has_source:
             return
@@ -74,5 +81,14 @@ class Validation:
             tokenize=self._tokenize,
             params=replicate_locally(self._unstack(params) if self._config.model.scan_layers else params),
         )
+        self.samples = choose_samples(evaluation)
         scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
         return values | scores | {"seconds": evaluation.seconds}
+
+
+def choose_samples(translations: Translations) -> list[Sample]:
+    """Three sentences, evenly spread over the set; blank sources are left out."""
+    rows = list(map(Sample, translations.sources, translations.references, translations.hypotheses))
+    rows = [row for row in rows if row.source.strip()]
+    count = min(_SAMPLES, len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]

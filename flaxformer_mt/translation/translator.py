@@ -23,7 +23,7 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally, use_cpu_cores_as_devices
-from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_named, load_trained
+from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
@@ -44,11 +44,18 @@ from flaxformer_mt.vocab import Vocabs
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
+def _ignore(*, lines: int, tokens: int) -> None:
+    pass
+
+
 class Translator:
     """Translates lines with fixed vocabularies and search options, and with its own or given parameters.
 
     Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
     """
+
+    # Receives the numbers of lines and target tokens that a search has just finished.
+    on_found: Callable[..., object] = staticmethod(_ignore)
 
     def __init__(
         self,
@@ -82,7 +89,7 @@ class Translator:
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
             check_search(config.search, model=model)
-        _check_ensemble(vocabs, ensemble)
+        check_same_vocabularies(vocabs, ensemble)
         self.config = config
         self.vocabs = vocabs
         self.checkpoint = checkpoint
@@ -276,7 +283,10 @@ class Translator:
             self.warn(message)
         sentences = self._make_sentences(parts, constraints, first_line)
         share = own_share()
-        translations = self._search(sentences[share], constraints.n_best, all_params)
+        numbers = [part.line for part in parts[share]]
+        translations = self._search(sentences[share], constraints.n_best, all_params, numbers)
+        # Blank lines, and those of other processes.
+        self.on_found(lines=len(lines) - len(set(numbers)), tokens=0)
         if notes != NO_NOTES:
             pairs = zip(parts[share], translations, strict=True)
             items = [Annotated(p.ids, p.text, t) for p, t in pairs]
@@ -289,9 +299,9 @@ class Translator:
         results = self._join(lines, parts, translations, n_best=constraints.n_best, notes=notes)
         results, unsatisfied = mark_unsatisfied(results, constraints, [part.line for part in parts])
         if unsatisfied:
-            numbers = format_line_numbers([first_line + index for index in unsatisfied])
+            named = format_line_numbers([first_line + index for index in unsatisfied])
             self.warn(
-                f"{numbers}: the translation lacks some of the required phrases; require fewer phrases, or "
+                f"{named}: the translation lacks some of the required phrases; require fewer phrases, or "
                 "allow longer translations or a larger beam"
             )
         return results
@@ -314,13 +324,18 @@ class Translator:
                 sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
         return sentences
 
-    def _search(self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...]) -> list[Translation]:
-        """Returns the translation of each sentence; `FAILED` if the model's scores are NaN."""
+    def _search(
+        self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...], lines: Sequence[int]
+    ) -> list[Translation]:
+        """Returns the translation of each sentence of `lines`; `FAILED` if the model's scores are NaN."""
+        parts_left = collections.Counter(lines)
         translations = [FAILED] * len(sentences)
         for index, result in self.search.search_all(sentences, n_best=n_best, params=params):
             hypotheses = [self._detokenize(result, rank) for rank in range(n_best) if result.lengths[rank]]
             best, *others = hypotheses or [FAILED]
             translations[index] = dataclasses.replace(best, alternatives=tuple(others))
+            parts_left[lines[index]] -= 1
+            self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
         return translations
 
     def _join(
@@ -386,14 +401,3 @@ class Translator:
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
     return None if items is None else list(itertools.islice(items, count))
-
-
-def _check_ensemble(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
-    for number, member in enumerate(members, start=2):
-        for side in ("source", "target"):
-            first, other = getattr(vocabs, side), getattr(member.vocabs, side)
-            if first.fingerprint != other.fingerprint:
-                raise UserError(
-                    f"model {number} of the ensemble has another {side} vocabulary ({other.size} pieces, not "
-                    f"the {first.size} of the first model); combine models that share one vocabulary"
-                )

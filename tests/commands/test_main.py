@@ -785,4 +785,4 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     assert f"{sys.executable} -m pip install" in package and "nothing-of-the-sort" in package
     assert "FLAXFORMER_MT_CACHE" in cache and not report["cache"]["writable"]
     assert report["extras"]["test"] == {"for": "tests", "installed": True}
-    assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install '{ROOT}[gpu]'"
+    assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"

@@ -1,6 +1,7 @@
 """What an evaluation reports, from a translator that says what it is told."""
 
 import dataclasses
+import io
 import json
 
 import pytest
@@ -70,6 +71,17 @@ def test_evaluate_lines_scores_what_the_translator_says():
     assert uncased.scores.bleu > cased.scores.bleu
     right = evaluate_lines(translator, SOURCES[1:2], REFERENCES[1:2], lowercase=False, tokenize="13a")
     assert right.scores.bleu == pytest.approx(100)
+
+
+def test_progress_is_said_at_once_and_only_if_asked(capfd):
+    said = io.StringIO()
+    translator = FakeTranslator()
+    translator.on_found = before = object()
+    evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a", progress=said)
+    assert said.getvalue() == "translating 3 sentences with checkpoint best (beam search, beam 5)\n"
+    assert translator.on_found is before
+    evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_greedy_has_no_beam():

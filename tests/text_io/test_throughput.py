@@ -42,7 +42,8 @@ def test_now_and_then_a_line_and_one_at_the_end(clock):
             clock.now += 1.0
             throughput.add(lines=2, tokens=30)
     first, last = stream.getvalue().rstrip("\n").split("\n")
-    assert first == "60/100 lines | 2.0 lines/s | 30 target tokens/s | 0:20 left"
+    # as it was when the last lines before this moment were complete
+    assert first == "58/100 lines | 2.0 lines/s | 30 target tokens/s | 0:21 left"
     assert last == "100/100 lines | 2.0 lines/s | 30 target tokens/s | 0:50 in total"
 
 
@@ -53,9 +54,11 @@ def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
         throughput._listen("/jax/some/other/thing", 99.0)
         clock.now += 40.0
         throughput.add(lines=40, tokens=400)
+        clock.now += 1.0
+        throughput.add(lines=2, tokens=20)
     first, last = stream.getvalue().rstrip("\n").split("\n")
     assert first == "1,040/2,040 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:20 | 8:20 left"
-    assert last.endswith("0:40 in total")
+    assert last.endswith("0:41 in total")
 
 
 def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
@@ -80,6 +83,32 @@ def test_without_a_total_no_time_is_left(clock):
     with Throughput(stream=stream, clock=clock) as throughput:
         clock.now += 6.0
         throughput.add(lines=12, tokens=60)
+        clock.now += 1.0
+        throughput.add(lines=2, tokens=10)
     written = stream.getvalue()
-    assert "12 lines | 2.0 lines/s | 10 target tokens/s" in written and "left" not in written
-    assert written.rstrip("\n").endswith("0:06 in total")
+    assert "14 lines | 2.0 lines/s | 10 target tokens/s" in written and "left" not in written
+    assert written.rstrip("\n").endswith("0:07 in total")
+
+
+def test_the_first_line_of_a_window_does_not_spoil_the_rates(clock):
+    """A window of 2,048 lines arrives at once, after all of its time."""
+    stream = Terminal()
+    with Throughput(total=6144, stream=stream, clock=clock) as throughput:
+        shown = []
+        throughput._show = shown.append
+        for _ in range(3):
+            clock.now += 32.0
+            for _ in range(2048):
+                throughput.add(tokens=10)
+    assert shown == [
+        "2,048/6,144 lines | 64.0 lines/s | 640 target tokens/s | 1:04 left",
+        "4,096/6,144 lines | 64.0 lines/s | 640 target tokens/s | 0:32 left",
+    ]
+
+
+def test_one_line_is_singular(clock):
+    for total, done in [(1, 1), (None, 1)]:
+        throughput = Throughput(total=total, stream=io.StringIO(), clock=clock)
+        throughput.add(lines=done, tokens=3)
+        assert throughput.format(clock.now + 2).split(" | ")[0] in ("1/1 line", "1 line")
+    assert Throughput(total=2, stream=io.StringIO(), clock=clock).format(clock.now).startswith("0/2 lines")

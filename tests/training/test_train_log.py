@@ -26,6 +26,14 @@ class Lines(list):
 
     def __init__(self) -> None:
         self.clocks: list[dict[str, float]] = []
+        self.silent, self.shown = False, list[int]()
+
+    def is_silent(self) -> bool:
+        return self.silent
+
+    def show_step(self, step: int) -> None:
+        self.shown.append(step)
+        self.silent = False
 
     def log(self, step: int, split: str, values: dict[str, Any]) -> None:
         self.append((step, split, {name: v for name, v in values.items() if name not in CLOCKS}))
@@ -105,6 +113,15 @@ def test_each_epoch_ends_with_the_means_over_its_tokens():
     assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "accuracy": 4 / 7, "target_tokens": 7}
     assert lines[2][2] == {"epoch": 2, "loss": 6 / 6, "accuracy": 2 / 6, "target_tokens": 6}
     assert (lines[1][2]["loss"], lines[1][2]["accuracy"]) == (24 / 12, 5 / 12)
+
+
+def test_a_long_silence_before_the_first_line_ends_with_the_number_of_the_step():
+    lines = Lines()
+    log = make_log(lines, make_config())
+    run(log, UPDATES[:1], [0])
+    lines.silent = True
+    run(log, UPDATES[:3], [0, 0, 0], first=1)
+    assert lines.shown == [2] and [step for step, _, _ in lines] == [4]
 
 
 def test_accuracy_is_logged_only_where_it_is_counted():

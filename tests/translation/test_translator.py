@@ -328,6 +328,15 @@ def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, 
     assert [warning.split(":")[0] for warning in warnings] == ["line 7", "line 14", "line 21"]
 
 
+def test_lines_are_counted_as_they_are_found(translator, monkeypatch):
+    found = []
+    monkeypatch.setattr(translator, "on_found", lambda *, lines, tokens: found.append((lines, tokens)))
+    lines = ["eins zwei", "", "drei"]
+    translations = translator.translate(lines)
+    assert sum(count for count, _ in found) == len(lines)
+    assert sorted(tokens for _, tokens in found) == sorted(len(t.tokens) for t in translations)
+
+
 def test_a_stream_of_nothing(translator):
     assert list(translator.translate_stream([])) == []
     with pytest.raises(UserError, match="window is 0"):

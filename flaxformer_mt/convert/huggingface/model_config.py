@@ -152,12 +152,12 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
         if facts[name] >= sizes[1]
     ]
     layers = facts["encoder_layers"] + facts["decoder_layers"]
-    least, stored = max(*sizes, layers * facts["encoder_ffn_dim"]) * facts["d_model"], stored_bytes(folder)
-    if least > stored:
+    least, size = max(*sizes, layers * facts["encoder_ffn_dim"]) * facts["d_model"], stored_bytes(folder)
+    if least > size:
         problems.append(
             f"{path}: vocab_size {max(sizes)}, d_model {facts['d_model']}, {layers} layers and "
             f"encoder_ffn_dim {facts['encoder_ffn_dim']} make at least {least} parameters, but the files "
-            f"have {stored} bytes"
+            f"have {size} bytes"
         )
     if facts["decoder_start_token_id"] == facts["eos_token_id"]:
         problems.append(f"{path}: decoder_start_token_id equals eos_token_id; the search needs two symbols")

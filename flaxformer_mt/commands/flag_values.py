@@ -1,0 +1,61 @@
+"""Values of flags: from text to a typed value, and the spelling of a type in `--help`."""
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
+
+from flaxformer_mt.config.files import LARGEST_INT
+
+_BOOLS = {"true": True, "false": False}
+_NOUNS = {int: "whole number", float: "number"}
+
+
+def read_value(text: str, kind: Any) -> Any:
+    """Converts a flag's text to a value of the field's type: "1,2" for tuple[float, ...] is (1.0, 2.0).
+
+    Raises:
+      ValueError: the text is not a value of the type; the message continues the flag's name and gives the
+        text and, for a choice, the allowed values.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        wanted = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if text.lower() == "none" else read_value(text, wanted)
+    if origin is Literal:
+        return text if text in arguments else _refuse_choice(text, arguments)
+    if origin is tuple:
+        return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
+    if kind is bool:
+        return _refuse_choice(text, ("True", "False")) if text.lower() not in _BOOLS else _BOOLS[text.lower()]
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}") from None
+    if kind is int and abs(value) > LARGEST_INT:
+        raise ValueError(f"is {value}; the largest accepted value is {LARGEST_INT}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}")
+    return value
+
+
+def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
+    near = difflib.get_close_matches(text.lower(), choices, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"is {text!r}{hint} (allowed: {', '.join(choices)})")
+
+
+def describe_type(kind: Any) -> str:
+    """Spells a type for `--help`: INT, {bucket,pack}, FLOAT|none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return "|".join(
+            "none" if argument is types.NoneType else describe_type(argument) for argument in arguments
+        )
+    if origin is Literal:
+        return "{" + ",".join(arguments) + "}"
+    if origin is tuple:
+        return f"{describe_type(arguments[0])},..."
+    return "{True,False}" if kind is bool else str(kind.__name__).upper()

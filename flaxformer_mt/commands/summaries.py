@@ -1,0 +1,139 @@
+"""Summaries for people: what `prepare` and `show` print on a terminal instead of JSON.
+
+Takes the JSON values of the commands and lays them out as tables; computes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Problem of a pair, as the report names it -> words.
+_PROBLEMS = {
+    "invalid_utf8": "not UTF-8",
+    "empty": "empty or blank side",
+    "too_long": "too many characters",
+    "length_ratio": "lengths differ too much",
+    "duplicates": "exact duplicates",
+}
+_MORE = "All values: --json."
+
+
+def summarize_preparation(report: Mapping[str, Any]) -> str:
+    """The report of `prepare`: what became of the pairs of each split, the vocabulary, and the batches."""
+    rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
+    for split in ("train", "valid", "test"):
+        if report[split] is not None:
+            for part in report[split]["parts"]:
+                rows += _describe_part(split, part)
+    vocabulary = report["vocabulary"]
+    sides = [f"{vocabulary[f'{side}_size']:,} {side}" for side in ("source", "target")]
+    size = f"{vocabulary['target_size']:,}, shared by both languages"
+    if not vocabulary["source_size"]:
+        size = f"{vocabulary['target_size']:,}"
+    elif not vocabulary["joint"]:
+        size = " and ".join(sides)
+    lines = [
+        "Pairs",
+        *align(rows),
+        "",
+        *_describe_overlap(report.get("overlap")),
+        f"Vocabulary: {vocabulary['kind']} pieces, {size}",
+        "",
+        *_describe_batches(report["batches"]),
+        "",
+        _MORE,
+    ]
+    return "\n".join(lines)
+
+
+def summarize_experiment(result: Mapping[str, Any]) -> str:
+    """The result of `show`: parameters, the shapes, the memory and the time of a step."""
+    parameters, step, batch = result["parameters"], result["step"], result["longest_batch"]
+    vocabulary = result["vocabulary"]
+    memory, peak = step["memory_mib"], result["at_peak"]
+    total = memory["without_activations"]
+    parts = [[name.replace("_", " "), f"{memory[name]:,.1f}"] for name in memory]
+    lines = [
+        f"Parameters: {parameters['total']:,}, of which {parameters['embeddings']:,} in embeddings",
+        *align([[name, f"{count:,}"] for name, count in parameters["modules"].items()]),
+        "",
+        f"Vocabulary: {vocabulary['source_size']:,} source and {vocabulary['target_size']:,} target entries"
+        + ("" if result["batches"] else " (by the config; the data is not prepared)"),
+        f"Longest batch: {batch['rows']} rows of {batch['source_length']} source and "
+        f"{batch['target_length']} target tokens",
+        f"A step: {step['target_tokens']:,} target tokens, {step['teraflops']:.4g} teraflops "
+        f"({step['megaflops_a_target_token']:,.1f} megaflops a token)",
+        "",
+        f"Memory on each device: {total:,.1f} MiB and what activations need",
+        *align(parts[:-1]),
+        "",
+    ]
+    if peak is None:
+        lines.append("Time: the peak rate of this device is unknown; give --config.train.peak_flops=NUMBER")
+    else:
+        lines.append(
+            f"Time at the peak rate of {peak['device']} ({peak['teraflops_a_second']:g} teraflops/s): "
+            f"{peak['seconds_a_step']:g} s a step, {peak['device_hours']:g} device hours in all"
+        )
+    if result["batches"]:
+        lines += ["", *_describe_batches(result["batches"])]
+    return "\n".join([*lines, "", f"{_MORE[:-1]} (the whole config too)."])
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table in columns, indented by two; numbers are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    number = [
+        all(cell == "" or cell[0].isdigit() for cell in column[len(rows) > 1 :])
+        for column in zip(*rows, strict=True)
+    ]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, number, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
+    """A row with the numbers of pairs, and a row for each problem."""
+    head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
+    problems = [
+        [_PROBLEMS.get(name, name), f"{found['count']:,}", _ACTIONS[found["action"]], _first(found)]
+        for name, found in part["problems"].items()
+    ]
+    problems = problems or [[""] * 4]
+    return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
+
+
+_ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
+
+
+def _first(found: Mapping[str, Any]) -> str:
+    return found["examples"][0]["where"] if found["examples"] else ""
+
+
+def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
+    if not overlap:
+        return []
+    rows = [["also in the training set", "pairs", "sources", "of"]]
+    rows += [
+        [name, f"{found['pairs']:,}", f"{found['sources']:,}", f"{found['of']:,}"]
+        for name, found in overlap.items()
+    ]
+    return ["Overlap", *align(rows), ""]
+
+
+def _describe_batches(plan: Mapping[str, Any]) -> list[str]:
+    axes = ["rows", "source", "target", "batches"]
+    rows = [axes, *([f"{shape[axis]:,}" for axis in axes] for shape in plan["shapes"])]
+    skipped = (
+        [f"  {plan['skipped']:,} pairs have too many tokens and are left out"] if plan["skipped"] else []
+    )
+    return [
+        f"Batches: {plan['batches']:,} an epoch, {plan['padding']:.1%} padding; "
+        f"{plan['pairs']:,} pairs, {plan['target_tokens']:,} target tokens",
+        *skipped,
+        *align(rows),
+    ]

@@ -1,0 +1,219 @@
+"""The progress of training as a human sees it: one line, updated in place on a terminal, and messages.
+
+Owns rich's progress bar of training. Contains the values that a line shows, and those that a narrow terminal
+does without.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TextIO
+
+# Seconds without a line after which the number of the step is shown: on a terminal, and elsewhere.
+_SILENT_LIVE, _SILENT_PLAIN = 5.0, 20.0
+# Seconds after which work of unknown length is announced.
+_SLOW = 2.0
+# Values that a progress line shows, in this order; other values are only recorded.
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "perplexity": "perplexity {:.2f}",
+    "accuracy": "accuracy {:.1%}",
+    "learning_rate": "lr {:.1e}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "padding": "padding {:.1%}",
+    "utilization": "MFU {:.1%}",
+    "data_wait": "data wait {:.1%}",
+    "bleu": "BLEU {:.2f}",
+    "chrf": "chrF {:.2f}",
+}
+
+# Values that a narrow terminal does without, the least important first.
+_OMITTED = (
+    "padding",
+    "perplexity",
+    "learning_rate",
+    "accuracy",
+    "data_wait",
+    "utilization",
+    "tokens_per_second",
+)
+# Columns that the bar takes.
+BAR = 16
+
+# Values that are shown only above a threshold; values below it are normal.
+_SHOWN_ABOVE = {"data_wait": 0.01}
+
+
+class Sample(NamedTuple):
+    """One sentence of an evaluation."""
+
+    source: str
+    reference: str
+    translation: str
+
+
+@contextlib.contextmanager
+def announce_if_slow(text: str, say: Callable[[str], object], *, seconds: float = _SLOW) -> Iterator[None]:
+    """Call `say` with `text` if what the context does takes longer than `seconds`."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def format_train_line(
+    step: int,
+    total_steps: int,
+    values: Mapping[str, Any],
+    seconds_left: float,
+    *,
+    width: int | None = None,
+) -> str:
+    """Format a progress line: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`.
+
+    In `width` columns, the less important values are left out before the time left is.
+    """
+    left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
+    for omitted in range(len(_OMITTED) + 1):
+        kept = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
+        line = " | ".join([f"step {step:>5}/{total_steps}", *format_values(kept), *left])
+        if width is None or len(line) <= width:
+            break
+    return line
+
+
+def format_sample(sample: Sample, *, width: int | None = None) -> str:
+    """Format a translated sentence as `  source -> translation`, cut to `width` columns."""
+    line = " ".join(f"  {sample.source} -> {sample.translation}".split("\n"))
+    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
+    seconds = round(seconds)
+    if seconds < 3600:
+        return f"{seconds // 60}:{seconds % 60:02}"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600:02} h"
+
+
+def format_values(values: Mapping[str, Any]) -> list[str]:
+    """The values that a line shows, formatted, in their order."""
+    return [
+        template.format(values[name])
+        for name, template in _SHOWN.items()
+        if isinstance(values.get(name), int | float) and not values[name] <= _SHOWN_ABOVE.get(name, -math.inf)
+    ]
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    # Seconds without a line after which the number of the step is shown.
+    silent_seconds: float
+
+    def width(self) -> int | None:
+        """The columns for a line that is updated in place; None where every line stays."""
+
+    def show(self, line: str, step: int) -> None:
+        """Shows the progress line."""
+
+    def say(self, text: str) -> None:
+        """Shows a message above the progress line."""
+
+    def close(self) -> None:
+        """Ends the display."""
+
+
+class _SilentDisplay:
+    """Shows nothing, for calls from a library."""
+
+    silent_seconds = math.inf
+
+    def width(self) -> int | None:
+        return None
+
+    def show(self, line: str, step: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _PlainDisplay:
+    """Prints every line, for files and pipes."""
+
+    silent_seconds = _SILENT_PLAIN
+
+    def width(self) -> int | None:
+        return None
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, line: str, step: int) -> None:
+        print(line, file=self._stream, flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class _LiveDisplay:
+    """A bar and a line that are updated in place, and messages above them, for terminals."""
+
+    silent_seconds = _SILENT_LIVE
+
+    def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        one_line = Column(no_wrap=True, overflow="ellipsis")
+        self._progress = Progress(
+            BarColumn(bar_width=BAR),
+            TextColumn("{task.description}", markup=False, table_column=one_line),
+            console=Console(file=stream),
+            auto_refresh=False,  # a refresh thread would slow training down
+            redirect_stdout=False,  # programs may read standard output
+            redirect_stderr=stream is sys.stderr,
+        )
+        self._task = self._progress.add_task(
+            format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
+        )
+        self._progress.start()
+        self._progress.refresh()
+
+    def width(self) -> int | None:
+        """The columns beside the bar and the space that follows it."""
+        return self._progress.console.width - BAR - 1
+
+    def show(self, line: str, step: int) -> None:
+        self._progress.update(self._task, completed=step, description=line, refresh=True)
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
+    """Makes the display for a stream: silent for None, live on a terminal, plain elsewhere."""
+    if stream is None:
+        return _SilentDisplay()
+    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+        return _LiveDisplay(stream, start_step, total_steps)
+    return _PlainDisplay(stream)
