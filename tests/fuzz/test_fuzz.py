@@ -3,7 +3,10 @@
 Seeds are fixed. FLAXFORMER_MT_FUZZ=100 tries a hundred times as many.
 """
 
+import contextlib
+import itertools
 import json
+import os
 import random
 import shutil
 import warnings
@@ -22,7 +25,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten, from_dict, read_config, to_dict
 from flaxformer_mt.convert.format_interface import Given, Weights
 from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus import cache_use, read_pairs
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.model import make_model
@@ -182,3 +185,48 @@ def test_damage_is_damage(tmp_path):
     assert len(kinds) == 13
     assert mutate(to_dict(Config()), random.Random(1)) == mutate(to_dict(Config()), random.Random(1))
     assert read_config  # configs on disk are damaged with the runs
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of ours catches it."""
+
+
+def test_a_preparation_killed_at_any_moment_is_repeated_alike(tiny_config, tmp_path, monkeypatch):
+    """At a rename, a folder being made, or a file being flushed: the next run gives the same and sweeps."""
+    draw = random.Random(7)
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    config = change(tiny_config, data={"cache_dir": str(cache)})
+    expected = prepare(tiny_config).train.base
+    for _ in range(3 * SIZE):
+        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+        last = draw.randrange(40)
+        with monkeypatch.context() as patch:
+            die_at(patch, last)
+            with contextlib.suppress(Killed):
+                prepare(config, run)
+        for descriptor in cache_use._held.values():
+            os.close(descriptor)
+        cache_use._held.clear()
+        store = prepare(config, run).train.base
+        for side in ("source", "target"):
+            ours, theirs = getattr(store, side), getattr(expected, side)
+            assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True)), last
+        left = [path for path in cache.rglob("*") if path.name.startswith(("incomplete.", ".tokens-"))]
+        assert not left, last
+
+
+def die_at(patch, last: int) -> None:
+    """Ends the process, so to speak, at the last of so many changes that it makes to the disk."""
+    calls = itertools.count()
+
+    def mortal(change):
+        def call(*arguments, **options):
+            if next(calls) == last:
+                raise Killed
+            return change(*arguments, **options)
+
+        return call
+
+    for name in ("rename", "replace", "fsync", "mkdir"):
+        patch.setattr(os, name, mortal(getattr(os, name)))
