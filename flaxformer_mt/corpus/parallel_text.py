@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
+from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
@@ -113,6 +114,7 @@ def open_parallel_text(
     stamps = tuple(text_files.read_stamp(path) for path in files)
     present = tuple(filter(None, languages))
     columns = 1 + len(present) - len(files)
+    use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
     config = ParallelTextConfig(

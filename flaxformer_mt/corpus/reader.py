@@ -35,7 +35,6 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
         raise UserError(
             f"data.source_language and data.target_language are both {config.source_language}; change one"
         )
-    use_cache(cache_dir(config))
     names = _names(config)
     weights = config.weights or (1.0,) * len(names)
     if len(weights) != len(names):
@@ -49,6 +48,7 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
     splits, kept, reports = [], [], []
     for name in names:
         raw = _open(name, config, split)
+        use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
             rows, report = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder)

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import gzip
-import json
 import os
 import resource
 import tracemalloc
@@ -13,6 +12,7 @@ import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, has_split, read_pairs, text_files
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import BLOCK, Scan, cut_into_blocks, read_lines, scan
@@ -299,9 +299,9 @@ def test_a_file_just_written_is_not_remembered(tmp_path):
     os.utime(path, (1e9, 1e9))
     first = text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans")
     (memory,) = (tmp_path / "scans").iterdir()
-    known = json.loads(memory.read_text())
+    known = read_cached(memory)
     known["scan"]["lines"] = 99
-    memory.write_text(json.dumps(known))
+    write_cached(memory, known)
     assert first.lines == 1
     assert text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans").lines == 99
     os.utime(path, (2e9 - 1e9 + 5, 1e9 + 5))

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
+from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split
 from flaxformer_mt.corpus.toy.grammar import make_pairs
@@ -67,6 +68,7 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
         )
     if match_split(split, SIZES) is None:
         raise UserError(f"toy_de_en has no split {split}; it has {', '.join(SIZES)}")
+    use_cache(cache)
     builder = build_once(
         lambda: ToyDeEn(data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD)
     )
