@@ -24,8 +24,10 @@ from flaxformer_mt.search import (
     State,
     StateLayout,
     Symbols,
+    align_prefixes,
     append_rows,
     begin_lines,
+    begin_prefixed_lines,
     empty_rows,
     ensemble,
     ensemble_caches,
@@ -181,11 +183,21 @@ class SearchPrograms:
         self, params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines, *, n_best: int
     ) -> State:
         task, members = self._make_task(params, 1, n_best)
-        cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
-        return begin_lines(task, cache, members.add_source_mask(Sources(ids, mask, lines)))
+        sources = members.add_source_mask(Sources(ids, mask, lines))
+        if lines.prefixes is None:
+            cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
+            return begin_lines(task, cache, sources)
+        capacity = lines.prefixes.shape[1] + 1
+        symbols = {"bos_id": self._symbols.bos_id, "pad_id": self._symbols.pad_id}
+        _, tokens, starts = align_prefixes(lines.prefixes, **symbols)
+        cache = members.encode(ids, mask, 1, capacity)._replace(start_steps=starts)
+        logits, cache = members.read_prefix(tokens, cache)
+        attention = members.attention(cache) if members.covers else None
+        task, _ = self._make_task(params, capacity, n_best)
+        return begin_prefixed_lines(task, members.keep_last_attention(cache), sources, logits, attention)
 
     def _begin_rows(self, params: tuple[Any, ...], state: State, *, n_best: int) -> State:
-        return take_first_step(self._make_task(params, 1, n_best)[0], state)
+        return take_first_step(self._make_task(params, state.tokens.shape[2], n_best)[0], state)
 
     def _search_rows(
         self,
@@ -220,17 +232,21 @@ class _Members:
     ) -> None:
         self._models = models
         self._variables = [{"params": unstack_layers(member_params)} for member_params in params]
-        self._coverage = options.method == "beam" and options.coverage_penalty > 0
+        self.covers = options.method == "beam" and options.coverage_penalty > 0
         several = len(models) > 1
-        members = [
-            _next_logits_and_attention(model, variables, options.coverage_layer % config.num_decoder_layers)
-            if self._coverage
-            else _next_logits(model, variables)
-            for model, variables, config in zip(models, self._variables, configs, strict=True)
-        ]
-        self.next_logits: NextLogits = (
-            ensemble(members, mean=options.ensemble_mean) if several else members[0]
-        )
+
+        def combine(method: str) -> NextLogits:
+            members = [
+                _next_logits_and_attention(
+                    model, variables, options.coverage_layer % config.num_decoder_layers, method
+                )
+                if self.covers
+                else _next_logits(model, variables, method)
+                for model, variables, config in zip(models, self._variables, configs, strict=True)
+            ]
+            return ensemble(members, mean=options.ensemble_mean) if several else members[0]
+
+        self.next_logits, self.read_prefix = combine("decode_step"), combine("read_prefix")
         self.attention = _mean_attention if several else _attention
 
     def encode(self, ids: Array, mask: Array, beams: int, capacity: int) -> Cache:
@@ -238,15 +254,26 @@ class _Members:
         caches = []
         for model, variables in zip(self._models, self._variables, strict=True):
             cache = model.apply(variables, ids, mask, beams, capacity, method="start_decoding")
-            if self._coverage:
+            if self.covers:
                 attention = jnp.zeros((ids.shape[0], beams, ids.shape[1]), jnp.float32)
                 cache = cache._replace(per_beam={"model": cache.per_beam, "attention": attention})
             caches.append(cache)
         return ensemble_caches(caches) if len(caches) > 1 else caches[0]
 
+    def keep_last_attention(self, cache: Cache) -> Cache:
+        """Returns the cache after `read_prefix` with the attention of its last token alone."""
+        if not self.covers:
+            return cache
+        several = isinstance(cache.per_beam, tuple)
+        kept = [
+            member | {"attention": member["attention"][:, -1:]}
+            for member in (cache.per_beam if several else [cache.per_beam])
+        ]
+        return cache._replace(per_beam=tuple(kept) if several else kept[0])
+
     def add_source_mask(self, sources: Sources) -> Lines:
         """Returns the search inputs of the sources, with the source mask if there is a coverage penalty."""
-        return sources.lines._replace(source_mask=sources.mask) if self._coverage else sources.lines
+        return sources.lines._replace(source_mask=sources.mask) if self.covers else sources.lines
 
 
 # The functions below use no parameters, but `compile_by_rows` passes parameters as the first argument: ().
@@ -268,20 +295,20 @@ def _empty_rows(params: Any, dummy_rows: Array, *, layout: StateLayout, size: Si
     return empty_rows(layout, size)
 
 
-def _next_logits(model: Any, variables: Any) -> NextLogits:
+def _next_logits(model: Any, variables: Any, method: str) -> NextLogits:
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        return model.apply(variables, tokens, cache, method="decode_step")
+        return model.apply(variables, tokens, cache, method=method)
 
     return next_logits
 
 
-def _next_logits_and_attention(model: Any, variables: Any, layer: int) -> NextLogits:
+def _next_logits_and_attention(model: Any, variables: Any, layer: int, method: str) -> NextLogits:
     """Like `_next_logits`; also stores a layer's cross-attention [B, W, S], mean over heads, in the cache."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         model_cache = cache._replace(per_beam=cache.per_beam["model"])
         (logits, after), collections = model.apply(
-            variables, tokens, model_cache, method="decode_step", mutable=["intermediates"]
+            variables, tokens, model_cache, method=method, mutable=["intermediates"]
         )
         block = collections["intermediates"]["decoder"][f"layers_{layer}"]
         (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, W, S]

@@ -208,10 +208,12 @@ class SearchEngine:
                 seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
             lines = lines._replace(seeds=seeds)
         if longest := max(len(sentence.prefix) + sentence.prefix_ends_word for sentence in sentences):
-            prefixes = np.full((rows, round_up(longest)), NO_TOKEN, np.int32)
+            # At least one position is left for the token after a prefix.
+            width = min(round_up(longest), (self.longest_target or longest * 2) - 1)
+            prefixes = np.full((rows, width), NO_TOKEN, np.int32)
             for row, sentence in enumerate(sentences):
                 prefixes[row, : len(sentence.prefix)] = sentence.prefix
-                if sentence.prefix_ends_word:
+                if sentence.prefix_ends_word and len(sentence.prefix) < width:
                     prefixes[row, len(sentence.prefix)] = WORD_START
             lines = lines._replace(prefixes=prefixes)
         if phrases := [phrase for sentence in sentences for phrase in sentence.required]:

@@ -65,7 +65,7 @@ class Scheduler:
           lengths: lengths of the sources.
           needed: minimum number of tokens of each sentence's translation.
           sizes: the rule for the sizes of states.
-          block_tokens: number of source tokens that a device encodes at a time.
+          block_tokens: number of tokens of sources and prefixes that a device reads at a time.
         """
         self._programs = programs
         self._params = params
@@ -74,6 +74,8 @@ class Scheduler:
         self._needed = needed
         self._sizes = sizes
         self._block_tokens = block_tokens
+        prefixes = sources.lines.prefixes  # read together with the sources
+        self._prefix_tokens = 0 if prefixes is None else prefixes.shape[1]
         self._n_best = n_best
         self._waiting = deque(sorted(range(len(lengths)), key=lambda index: -lengths[index]))
         self._layout = programs.find_layout(params, sources, n_best=n_best)
@@ -182,7 +184,9 @@ class Scheduler:
         def fit(first: int) -> tuple[int, int]:
             length = max(self._lengths[indices[first]] for indices in lines if len(indices) > first)
             length = min(round_up(max(length, SHORTEST)), size.source_length)
-            return length, min(round_down(max(1, self._block_tokens // length)), num_lines)
+            return length, min(
+                round_down(max(1, self._block_tokens // (length + self._prefix_tokens))), num_lines
+            )
 
         first, end = 0, max(map(len, lines))
         while first < end:

@@ -226,3 +226,17 @@ def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
     # the row if it is at most as old as that sentence.
     is_current = (cache.index - slots) % length <= cache.prefix_lengths()  # [B or 1, T]
     return (writers[..., None] == beam_ids) & is_current[:, None, :, None]
+
+
+def make_prefix_inputs(cache: Cache, *, length: int, capacity: int) -> tuple[Array, Array]:
+    """Make the positions [B, P] and the mask [B, P, T] of the P tokens that `read_prefix` feeds at once.
+
+    Row b has tokens from step start_steps[b] on: with start_steps [0 2] and P = 3, rows have the positions
+    [0 1 2] and [0 0 0], and the last token of the second row attends to itself alone. T = `capacity` of the
+    cache, whose slots from P on are empty.
+    """
+    assert cache.start_steps is not None
+    steps, slots = jnp.arange(length), jnp.arange(capacity)
+    starts = cache.start_steps[:, None]
+    mask = (slots <= steps[:, None]) & (slots >= starts[..., None])
+    return jnp.maximum(steps - starts, 0), mask

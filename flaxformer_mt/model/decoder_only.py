@@ -4,11 +4,13 @@ Row 7 of the data path: token ids to logits, with the interface of EncoderDecode
 target separates source and target. Padding arrives as masks or segments; losses.py contains the losses.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask
+from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -78,13 +80,27 @@ class DecoderOnly(nn.Module):
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
-        source_mask = cache.shared["source_mask"]
-        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + cache.prefix_lengths()
         capacity = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
-        length = source_mask.shape[1] + capacity
-        embedded = self.token_embedding(tokens)
-        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
-        ancestry_mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=capacity)
+        mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=capacity)
+        slot = cache.index % capacity
+        logits, per_beam = self._step(tokens, cache, cache.prefix_lengths(), mask, slot=slot, length=capacity)
+        return logits, cache._replace(per_beam=per_beam, index=cache.index + 1)
+
+    def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Feed the first tokens of one beam at once, [B, P]; see `EncoderDecoder.read_prefix`."""
+        length, capacity = tokens.shape[1], cache.per_beam[0]["keys"].shape[3]
+        positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
+        logits, per_beam = self._step(tokens, cache, positions, mask, slot=cache.index, length=length)
+        return logits, cache._replace(per_beam=per_beam, index=cache.index + length)
+
+    def _step(
+        self, tokens: Array, cache: Cache, positions: Array, mask: Array, *, slot: Array, length: int
+    ) -> tuple[Array, list[Any]]:
+        """Run tokens [B, W] at their positions after the source, all < length; return logits and caches."""
+        source_mask = cache.shared["source_mask"]
+        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + positions
+        length += source_mask.shape[1]
+        x = self.decoder.start(self.token_embedding(tokens), positions, length=length, deterministic=True)
         per_beam = []
         for block, block_cache, prefix in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
@@ -93,13 +109,13 @@ class DecoderOnly(nn.Module):
                 x,
                 block_cache,
                 prefix,
-                index=cache.index % capacity,
+                index=slot,
                 prefix_mask=make_padding_mask(source_mask),
                 positions=self.decoder.rotary(positions),
-                ancestry_mask=ancestry_mask,
+                ancestry_mask=mask,
             )
             per_beam.append(updated)
-        return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
+        return self.logits(self._finish(x)), per_beam
 
     def logits(self, x: Array) -> Array:
         """Compute float32 logits [..., V] of hidden states x [..., D]."""

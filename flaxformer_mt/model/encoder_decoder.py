@@ -4,12 +4,14 @@ Row 7 of the data path: token ids to logits. Padding arrives as masks or segment
 losses.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask
+from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
@@ -115,12 +117,29 @@ class EncoderDecoder(nn.Module):
 
     def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
-        positions = cache.prefix_lengths()
         length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
-        embedded = self._embed_target(tokens)
-        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+        mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=length)
+        slot = cache.index % length
+        logits, per_beam = self._step(tokens, cache, cache.prefix_lengths(), mask, slot=slot, length=length)
+        return logits, cache._replace(per_beam=per_beam, index=cache.index + 1)
+
+    def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Feed the first tokens of one beam at once, [B, P]; return the logits after each, and the cache.
+
+        The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
+        """
+        length, capacity = tokens.shape[1], cache.per_beam[0]["keys"].shape[3]
+        positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
+        # The slots of P tokens of one beam are those of one token of P beams: a single step writes them.
+        logits, per_beam = self._step(tokens, cache, positions, mask, slot=cache.index, length=length)
+        return logits, cache._replace(per_beam=per_beam, index=cache.index + length)
+
+    def _step(
+        self, tokens: Array, cache: Cache, positions: Array, mask: Array, *, slot: Array, length: int
+    ) -> tuple[Array, list[Any]]:
+        """Run tokens [B, W] at their positions, all < length; return logits [B, W, V] and the new caches."""
+        x = self.decoder.start(self._embed_target(tokens), positions, length=length, deterministic=True)
         cross_mask = self._padding(cache.shared["source_mask"])
-        ancestry_mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=length)
         per_beam = []
         for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
@@ -129,13 +148,13 @@ class EncoderDecoder(nn.Module):
                 x,
                 block_cache,
                 memory,
-                index=cache.index % length,
+                index=slot,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
-                ancestry_mask=ancestry_mask,
+                ancestry_mask=mask,
             )
             per_beam.append(updated)
-        return self.logits(self._finish(x)), cache._replace(per_beam=per_beam, index=cache.index + 1)
+        return self.logits(self._finish(x)), per_beam
 
     def logits(self, x: Array) -> Array:
         """Compute float32 logits [..., V] of hidden states x [..., D]."""

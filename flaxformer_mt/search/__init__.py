@@ -15,6 +15,7 @@ from flaxformer_mt.search.continuous_batching import (
     take_first_step,
 )
 from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
+from flaxformer_mt.search.prefill import align_prefixes, begin_prefixed_lines
 from flaxformer_mt.search.search_loop import Search, search
 from flaxformer_mt.search.state_rows import (
     Size,
@@ -50,8 +51,10 @@ __all__ = [
     "State",
     "Symbols",
     "WORD_START",
+    "align_prefixes",
     "append_rows",
     "begin_lines",
+    "begin_prefixed_lines",
     "empty_rows",
     "ensemble",
     "ensemble_caches",

@@ -164,19 +164,37 @@ def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> S
 
 
 def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
-    """Write lines [N], which have at most one token each, into the rows [N] of an unpacked state.
+    """Write lines [N], which may have tokens already, into the rows [N] of an unpacked state.
 
     Row indices out of range are dropped. If the lines' cache has one beam and the state's has more, the
-    lines' token is the same for all beams and is written to the first beam.
+    lines' tokens are the same for all beams and are written to the first beam.
     """
-    first = (state.step - 1) % state.tokens.shape[2]
+    capacity, line_capacity = state.tokens.shape[2], lines.tokens.shape[2]
+    first = (state.step - 1) % capacity
+    # Of each slot of the state: the step of its token, counted as in the lines, whose last step comes now.
+    steps = lines.step - 1 - (first - jnp.arange(capacity)) % capacity
+    available = (steps >= 0) & (steps >= lines.step - line_capacity)
+
+    def place(line: Array, spec: Leaf) -> Array:
+        """Return the line's tokens in the slots of the state, each in the first of the state's beams."""
+        axis, unit = spec.time, spec.shape[spec.time - 1]
+        own = line.shape[axis] // line_capacity
+        split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
+        moved = jnp.take(split, steps % line_capacity, axis=axis)
+        mask = available.reshape(-1, *(1,) * (moved.ndim - axis - 1))
+        moved = jnp.where(mask, moved, jnp.asarray(spec.blank, line.dtype))
+        widths = [(0, unit - own if number == axis + 1 else 0) for number in range(moved.ndim)]
+        moved = jnp.pad(moved, widths, constant_values=spec.blank)
+        return moved.reshape(*line.shape[:axis], capacity * unit, *line.shape[axis + 1 :])
 
     def put(leaf: Array, line: Array, spec: Leaf) -> Array:
         if leaf.ndim == 0:
             return leaf
         start: list[Array | int] = [0] * leaf.ndim
-        if spec.time is not None:
+        if spec.time is not None and line_capacity == 1:
             start[spec.time] = first * spec.shape[spec.time - 1]
+        elif spec.time is not None:
+            line = place(line, spec)
         blank = jnp.full((len(rows), *leaf.shape[1:]), spec.blank, leaf.dtype)
         return leaf.at[rows].set(jax.lax.dynamic_update_slice(blank, line, start), mode="drop")
 

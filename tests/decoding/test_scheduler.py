@@ -9,6 +9,7 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import sizes
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.sizes import (
     LengthRule,
@@ -20,7 +21,7 @@ from flaxformer_mt.decoding.sizes import (
 )
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
-from flaxformer_mt.search import Size, Symbols
+from flaxformer_mt.search import Size, Symbols, begin_lines
 
 # Users would see a warning for each size.
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
@@ -46,11 +47,13 @@ class Searcher:
     Sources of up to 8 tokens have arrays of one length.
     """
 
-    def __init__(self, models, options: SearchConfig, *, longest_source=8, spread: bool = False) -> None:
+    def __init__(
+        self, models, options: SearchConfig, *, longest_source=8, spread: bool = False, word_starts=()
+    ) -> None:
         self.engine = SearchEngine(
             models,
             options,
-            Symbols(0, 1, 2),
+            Symbols(0, 1, 2, word_starts=word_starts),
             sizes=(VOCAB, VOCAB),
             source_pad_id=0,
             longest_source=longest_source,
@@ -133,6 +136,43 @@ def test_a_sentence_with_a_long_prefix_has_a_state_of_its_own(model, options):
     at_once, ran = searcher.search(sentences, AT_ONCE)
     assert [rows for rows, _, _ in ran] == [16]
     assert_same_translations(found, at_once)
+
+
+def step_by_step(self, params, ids, mask, lines, *, n_best):
+    """Replaces `SearchPrograms._read_rows`: prefixes are not read in advance, but forced in the search."""
+    task, members = self._make_task(params, 1, n_best)
+    cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
+    return begin_lines(task, cache, members.add_source_mask(Sources(ids, mask, lines)))
+
+
+@pytest.mark.parametrize(
+    ("options", "required"),
+    [
+        ({"coverage_penalty": 0.3, "no_repeat_ngram": 2, "ensemble_mean": "probs"}, ((5, 6), (9,), (17, 3))),
+        ({"method": "sample", "temperature": 2.0}, ()),
+    ],
+    ids=["ensemble", "samples"],
+)
+def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, required, monkeypatch):
+    models = [MODEL] if "method" in options else [MODEL, dataclasses.replace(MODEL, positions="rotary")]
+    sentences = make_sentences([4, 8, 3, 8, 6, 7], required=required)
+    prefixes = [(), (4,), (5, 6, 7), tuple(range(3, 18)), (9, 5, 6), (8, 17)]
+    sentences = [
+        dataclasses.replace(sentence, prefix=prefix, prefix_ends_word=len(prefix) == 3, stream=(number,))
+        for number, (sentence, prefix) in enumerate(zip(sentences, prefixes, strict=True))
+    ]
+    found = {}
+    for name in ("at once", "step by step"):
+        if name == "step by step":
+            monkeypatch.setattr(SearchPrograms, "_read_rows", step_by_step)
+        searcher = Searcher(models, SearchConfig(beam_size=3, **options, **FEW), word_starts=(3, 12, 13))
+        found[name], _ = searcher.search(sentences, AT_ONCE, n_best=3)
+    for result, prefix in zip(found["at once"], prefixes, strict=True):
+        assert tuple(result.tokens[0, : len(prefix)]) == prefix
+    assert_same_translations(found["at once"], found["step by step"])
+    if required:
+        satisfied = [[one.satisfied.tolist() for one in results] for results in found.values()]
+        assert satisfied[0] == satisfied[1] and np.ravel(satisfied[0]).any()
 
 
 def test_sentences_that_exceed_the_default_capacity_are_searched_again(monkeypatch):
