@@ -175,9 +175,9 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     steps = lines.step - 1 - (first - jnp.arange(capacity)) % capacity
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
-    def place(line: Array, spec: Leaf) -> Array:
+    def place(line: Array, axis: int, spec: Leaf) -> Array:
         """Return the line's tokens in the slots of the state, each in the first of the state's beams."""
-        axis, unit = spec.time, spec.shape[spec.time - 1]
+        unit = spec.shape[axis - 1]
         own = line.shape[axis] // line_capacity
         split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
         moved = jnp.take(split, steps % line_capacity, axis=axis)
@@ -194,7 +194,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
         if spec.time is not None and line_capacity == 1:
             start[spec.time] = first * spec.shape[spec.time - 1]
         elif spec.time is not None:
-            line = place(line, spec)
+            line = place(line, spec.time, spec)
         blank = jnp.full((len(rows), *leaf.shape[1:]), spec.blank, leaf.dtype)
         return leaf.at[rows].set(jax.lax.dynamic_update_slice(blank, line, start), mode="drop")
 

@@ -7,7 +7,7 @@ itself is in resumable_output.py.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def write_record(record: Record, file: Path) -> None:
     """Replaces the file by this record, on the disk, completely or not at all."""
     new = file.with_name(file.name + ".new")
     with new.open("w", encoding="utf-8") as stream:
-        stream.write(json.dumps(asdict(record), indent=1) + "\n")
+        stream.write(json.dumps(vars(record)) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(new, file)
