@@ -48,8 +48,10 @@ def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
 
 
 def describe_type(kind: Any) -> str:
-    """Spells a type for `--help`: INT, {bucket,pack}, FLOAT|none."""
+    """Spells a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return describe_type(arguments[0])
     if origin in (types.UnionType, typing.Union):
         return "|".join(
             "none" if argument is types.NoneType else describe_type(argument) for argument in arguments

@@ -17,8 +17,7 @@ BARE_FLAGS = {"--alignments": "words"}
 class ExperimentOptions:
     """Options of all commands that start from a config."""
 
-    # Run directory: config, checkpoints, logs and results. Without --config, the config of an existing run is
-    # used.
+    # Run directory: config, checkpoints and results. Without --config, the config of an existing run is used.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)

@@ -116,8 +116,6 @@ def _data_problems(config: Config) -> Iterator[str]:
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     sizes = {"size": vocab.size} | ({} if vocab.source_size is None else {"source_size": vocab.source_size})
     for name, size in sizes.items():
-        if size < 0:
-            yield f"vocab.{name} is {size}; it must be at least 0"
         if size == 0 and vocab.kind not in ("word", "char"):
             yield f"vocab.{name} 0 means all words or characters, but vocab.kind is {vocab.kind}; give a size"
     if vocab.joint and vocab.source_size is not None:

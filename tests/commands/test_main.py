@@ -21,6 +21,7 @@ from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import flatten, save_config
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.training import loop as trainer
 from flaxformer_mt.training import report as training_report
 from flaxformer_mt.translation.result import Translation
@@ -64,7 +65,7 @@ class FakeTranslator:
     def pieces(self, tokens):
         return [f"p{token}" for token in tokens]
 
-    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, **constraints):
+    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, is_ready=None, **constraints):
         self.window, self.notes, self.first_line = window, notes, first_line
         self.constraints = {name: list(items) for name, items in constraints.items()}
         for line in lines:
@@ -567,20 +568,17 @@ def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, m
     """Also where the error itself names no file: that of a write to an open file."""
     (tmp_path / "in").write_bytes(b"a\nb\n")
     code = getattr(errno, reason)
-    opened = Path.open
 
-    class Full(io.BytesIO):
+    class Full(io.FileIO):
         def write(self, data):
             raise OSError(code, os.strerror(code))
 
-    def open_full(path, mode="r", **options):
-        if path.name != "out.partial":
-            return opened(path, mode, **options)
+    def open_full(path):
         if reason == "ENOSPC":
-            return Full()
+            return Full(path, "w+")
         raise OSError(code, os.strerror(code), str(path))
 
-    monkeypatch.setattr(Path, "open", open_full)
+    monkeypatch.setattr(resumable_output, "open_locked", open_full)
     said = fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
     assert re.search(rf"out(\.partial)?: {os.strerror(code)}; ", said)
 
@@ -648,8 +646,8 @@ def test_paths_that_are_not_utf8_are_printed_as_json(capfd, monkeypatch):
     """Python reads such a byte of a path as a lone surrogate, which UTF-8 cannot encode."""
     from flaxformer_mt.data import prepare
 
-    report = {"folder": "a\udcff\ud800/ä"}
-    monkeypatch.setattr(prepare, "prepare", lambda config, run: SimpleNamespace(report=report))
+    report = {"folder": "a\udcff\ud800/ä", "overlap": {}}
+    monkeypatch.setattr(prepare, "prepare", lambda config, run, **options: SimpleNamespace(report=report))
     assert main(["prepare", CONFIG]) == 0
     out = capfd.readouterr().out
     assert json.loads(out) == report and "ä" in out

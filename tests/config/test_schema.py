@@ -209,7 +209,7 @@ def test_flatten_and_compare_name_fields_with_dots():
         (Config(vocab=VocabConfig(pad_id=1)), ["four different numbers"]),
         (Config(vocab=VocabConfig(eos_id=8000)), ["from 0 to 7999"]),
         (Config(vocab=VocabConfig(size=0)), ["vocab.size 0", "vocab.kind is bpe"]),
-        (Config(vocab=VocabConfig(source_size=-1)), ["source_size is -1", "no effect with vocab.joint=True"]),
+        (Config(vocab=VocabConfig(source_size=9)), ["source_size 9 has no effect with vocab.joint=True"]),
         (Config(vocab=VocabConfig(joint=False)), ["tying all", "joint is False"]),
         (Config(vocab=VocabConfig(kind="char", sampling=0.1)), ["vocab.sampling", "char"]),
         (Config(optim=OptimConfig(learning_rate=0.0)), ["learning_rate is 0.0", "above 0"]),
