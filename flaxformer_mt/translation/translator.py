@@ -29,13 +29,7 @@ from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
-from flaxformer_mt.translation.result import (
-    EMPTY,
-    FAILED,
-    TranslatedPart,
-    Translation,
-    combine_parts,
-)
+from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.vocab import Vocabs
