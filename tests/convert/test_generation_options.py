@@ -111,7 +111,9 @@ def test_options_of_theirs_that_we_lack_are_named(vocab, tmp_path):
 
 
 def test_damaged_options_are_refused(vocab, tmp_path):
-    for settings in ({"num_beams": "many"}, {"bad_words_ids": [["a"]]}, {"bad_words_ids": [[99]]}):
+    with pytest.raises(UserError, match="num_beams is 'many'; it must be a whole number from 1 to 1000"):
+        read(vocab, tmp_path, num_beams="many")
+    for settings in ({"bad_words_ids": [["a"]]}, {"bad_words_ids": [[99]]}):
         with pytest.raises(UserError, match="value of a wrong type"):
             read(vocab, tmp_path, **settings)
     (tmp_path / "generation_config.json").write_text("[1]")

@@ -388,7 +388,7 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
     assert "encoder.layers.0.feedforward.gate.weight: missing, expected shape [12, 8]" in str(error.value)
     assert "decoder.final_norm.weight: unexpected, has shape [8]" in str(error.value)
     assert "output.weight: has shape [23, 7], expected [23, 8]" in str(error.value)
-    (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
+    (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors" * 50)
     with pytest.raises(UserError, match="cannot be read as safetensors"):
         TORCH.read(tmp_path / "model.safetensors", given)
     with pytest.raises(UserError, match="does not exist"):

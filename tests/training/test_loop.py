@@ -353,15 +353,15 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, re
 
 
 def test_process_0_decides_where_to_resume(base, reference, monkeypatch):
-    """This process, the second of two, sees step 12 on the disk, but follows the first one to step 8."""
+    """This process, the second of two, sees step 48 on the disk, but follows the first one to step 32."""
     monkeypatch.setattr(processes, "process_count", lambda: 2)
     monkeypatch.setattr(processes, "is_first", lambda: False)
-    monkeypatch.setattr(processes, "exchange", lambda message: [b'{"value": 8}', message])
-    assert Checkpoints(reference[0]).newest_undamaged() == 12
+    monkeypatch.setattr(processes, "exchange", lambda message: [b'{"value": 32}', message])
+    assert Checkpoints(reference[0]).newest_undamaged() == 48
     state, progress = setup.load_state(
         Checkpoints(reference[0]), make_parallel(base), functools.partial(make_state, base, reference[0])
     )
-    assert (int(state.step), progress.step) == (8, 8)
+    assert (int(state.step), progress.step) == (32, 32)
 
 
 # ---- other ends ----

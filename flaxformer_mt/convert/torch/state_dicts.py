@@ -109,8 +109,8 @@ class StateDictFormat:
         """The model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-        check_network(config, folder)
         self.check_config(config)
+        check_network(config, folder)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
