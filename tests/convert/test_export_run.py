@@ -427,7 +427,11 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
         ),
         ("model", {"max_positions": 10**12}, "model.max_positions is 1000000000000"),
         ("model", {"num_heads": "2"}, "config.model.num_heads should be int, got '2' (str)"),
-        ("data", {"max_source_length": 10**12}, "the maximum length 1000000000000"),
+        (
+            "data",
+            {"max_source_length": 10**12},
+            "data.max_source_length is 1000000000000; it must be from 2 to",
+        ),
     ]:
         facts = copy.deepcopy(stored)
         facts["flaxformer_mt"]["config"][section] |= changes
