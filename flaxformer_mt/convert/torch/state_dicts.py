@@ -86,9 +86,8 @@ class StateDictFormat:
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         arguments = self.arguments(config, vocabs)
-        stored = None if given.config is not None else read_config_json(folder).get("arguments")
-        if stored is not None:
-            check_equal(stored, arguments, folder / CONFIG_NAME)
+        if given.config is None:
+            check_equal(read_config_json(folder).get("arguments"), arguments, folder / CONFIG_NAME)
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
