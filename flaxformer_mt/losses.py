@@ -24,7 +24,8 @@ def smoothed_cross_entropy(
     Returns the sum over real tokens and the number of real tokens.
     """
     weights = jnp.asarray(mask, jnp.float32)
-    return (_entropies(jnp.asarray(logits), jnp.asarray(target), smoothing) * weights).sum(), weights.sum()
+    entropies = _entropies(jnp.asarray(logits), jnp.asarray(target), smoothing)
+    return jnp.sum(entropies * weights), jnp.sum(weights)
 
 
 class Output(NamedTuple):

@@ -72,7 +72,7 @@ def _pack_windows(
         source_left[windows, row] -= source_lengths[:, k]
         target_left[windows, row] -= target_lengths[:, k]
         placed[:, k] = row
-        used = max(used, int(row.max()) + 1)
+        used = max(used, int(np.max(row)) + 1)
     in_window = np.empty_like(placed)
     np.put_along_axis(in_window, order, placed, axis=1)
     # Padding has length 0 and goes to row 0: exactly the rows with real pairs have used target capacity.

@@ -5,7 +5,7 @@ Contains the choice by name (`model.initializer`) and the fans of arrays with mo
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class Initializers(NamedTuple):
 def uniform(bound: float) -> Initializer:
     """Make an initializer that draws uniformly between -bound and bound."""
 
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
@@ -83,7 +83,7 @@ def make_initializers(config: ModelConfig) -> Initializers:
     )
 
 
-def _linear(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+def _linear(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Initialise a kernel [input, output] as PyTorch's nn.Linear does: uniform within 1 / sqrt(input)."""
     return uniform(math.prod(shape[:-1]) ** -0.5)(key, shape, dtype)
 

@@ -5,6 +5,7 @@ The names and shapes of a projection's arrays are those that checkpoints and con
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +30,13 @@ class Projection(nn.Module):
     def setup(self) -> None:
         matrix = math.prod(self.inputs), math.prod(self.features)
 
-        def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
             return self.kernel_init(key, matrix, dtype).reshape(shape)
 
         self.kernel = self.param("kernel", init, (*self.inputs, *self.features))
         if self.use_bias:
 
-            def init_bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+            def init_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
                 return self.bias_init(key, (math.prod(shape),), dtype).reshape(shape)
 
             self.bias = self.param("bias", init_bias, self.features)
