@@ -14,15 +14,12 @@ from typing import Any
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs import atomic_folder
-from flaxformer_mt.runs.run_directory import IMPORTED_STEP
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
 
 PROGRESS_NAME = "progress.json"
 AVERAGE_NAME = "average"
 
 _KEYWORDS = ("best", "last", AVERAGE_NAME)
-
-# The largest number of digits of a step.
-_STEP_DIGITS = 18
 
 
 class CheckpointIndex:
@@ -97,7 +94,7 @@ class CheckpointIndex:
             name = max(self.steps(), default=None)
         elif word == AVERAGE_NAME:
             name = word
-        elif word.isascii() and word.isdigit() and len(word) <= _STEP_DIGITS:
+        elif word.isascii() and word.isdigit() and len(word) <= STEP_DIGITS:
             name = int(word)
         else:
             near = difflib.get_close_matches(word, _KEYWORDS, n=1)
@@ -192,11 +189,6 @@ class CheckpointIndex:
         if word in _KEYWORDS or not steps:
             return f"there is no checkpoint {word}"
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"
-
-
-def is_step(name: str) -> bool:
-    """Whether an entry of the checkpoints folder is named as a step, in digits and without leading zeros."""
-    return name.isascii() and name.isdigit() and len(name) <= _STEP_DIGITS and name == str(int(name))
 
 
 def _name_undamaged(step: int | None) -> str:

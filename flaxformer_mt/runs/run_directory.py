@@ -50,6 +50,8 @@ _CHANGEABLE_FIELDS |= {
 
 # The step of the checkpoint that `import` writes.
 IMPORTED_STEP = 0
+# The largest number of digits of a step.
+STEP_DIGITS = 18
 # Groups of fields that `import` fixes; all other fields may change until the first update.
 _FIXED_BY_IMPORT = ("model.", "vocab.")
 # Fields of these groups that may change as well: they choose how the layers are run.
@@ -160,7 +162,12 @@ def _newest_step(run_dir: Path) -> int | None:
     """The step of the newest checkpoint, damaged ones included; None if there is none."""
     checkpoints = run_dir / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    return max((int(name) for name in names if is_step(name)), default=None)
+
+
+def is_step(name: str) -> bool:
+    """Whether an entry of the checkpoints folder is named as a step, in digits and without leading zeros."""
+    return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 
 def sweep_run(run_dir: Path) -> None:

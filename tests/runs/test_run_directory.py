@@ -250,3 +250,11 @@ def test_every_free_field_is_a_field_and_is_tried_above():
 
     assert set(_CHANGEABLE_FIELDS) == set(FREE)
     assert set(FREE) <= set(flatten(Config()))
+
+
+def test_odd_names_among_the_checkpoints_are_no_steps(tmp_path):
+    open_run(tmp_path, Config())
+    for name in ("007", "²", "1" * 30, "-5", "12a"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    open_run(tmp_path, change(Config(), "model.ffn_dim", 1024))  # nothing has been trained
+    assert read_config(tmp_path / "config.json").model.ffn_dim == 1024
