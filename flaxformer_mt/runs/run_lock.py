@@ -5,8 +5,6 @@ A file that a killed owner left behind therefore locks nothing, and the next own
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -15,10 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.runs.file_lock import FileHasNoLock, open_locked
 
 _NAME = ".lock"
-# Answers of a file system that has no locks.
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -48,43 +45,28 @@ def lock_run(run_dir: Path) -> Iterator[None]:
 
 
 def _take(path: Path) -> BinaryIO:
-    while True:
-        file = path.open("a+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                raise UserError(
-                    f"{path.parent} is being trained by {_read_owner(file)}; wait until it ends, or give "
-                    "another --run=DIR"
-                ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                file.close()
-                raise
-            warn_user(f"the file system of {path.parent} has no locks; train only once in it at a time")
-        if _is_at(path, file):
-            break
-        file.close()  # its owner has removed it meanwhile
+    try:
+        file = open_locked(path)
+    except BlockingIOError:
+        raise UserError(
+            f"{path.parent} is being trained by {_read_owner(path)}; wait until it ends, or give another "
+            "--run=DIR"
+        ) from None
+    except FileHasNoLock as error:
+        warn_user(f"the file system of {path.parent} has no locks; train only once in it at a time")
+        file = error.stream
     file.truncate(0)
     file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())
     file.flush()
     return file
 
 
-def _is_at(path: Path, file: BinaryIO) -> bool:
+def _read_owner(path: Path) -> str:
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _read_owner(file: BinaryIO) -> str:
-    file.seek(0)
-    try:
-        owner = json.loads(file.read(1000))
+        with path.open("rb") as file:
+            owner = json.loads(file.read(1000))
         return f"process {owner['process']} on host {owner['host']}"
-    except (ValueError, KeyError, TypeError):  # the owner has not written it yet
+    except (OSError, ValueError, KeyError, TypeError):  # not written yet, or removed since
         return "another process"
 
 

@@ -8,7 +8,6 @@ is complete.
 import collections
 import contextlib
 import difflib
-import fcntl
 import itertools
 import os
 import select
@@ -19,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
+from flaxformer_mt.runs import file_lock
 
 STANDARD = "-"
 
@@ -200,21 +200,17 @@ def open_locked(path: Path) -> BinaryIO:
     Raises:
       UserError: another process has locked the file.
     """
-    while True:
-        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
-                return stream
-        except BlockingIOError as error:
-            stream.close()
-            raise UserError(
-                f"another process is writing {path}; wait until it has ended, or give another --output"
-            ) from error
-        except BaseException:
-            stream.close()
-            raise
-        stream.close()  # finished and renamed by the other process in between: begin anew
+    try:
+        return file_lock.open_locked(path)
+    except BlockingIOError:
+        raise UserError(
+            f"another process is writing {path}; wait until it has ended, or give another --output"
+        ) from None
+    except file_lock.FileHasNoLock as error:
+        warn_user(
+            f"the file system of {path.parent} has no locks; only one command at a time may write {path.name}"
+        )
+        return error.stream
 
 
 def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:

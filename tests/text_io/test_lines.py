@@ -1,10 +1,12 @@
 """Lines that arrive in their own time, and the windows that they are read in."""
 
+import errno
+import fcntl
 import os
 
 import pytest
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.text_io import lines as module
 from flaxformer_mt.text_io.lines import open_output, read_lines, take_window, watch_arrival
 
@@ -57,3 +59,16 @@ def test_one_output_file_has_one_writer(tmp_path):
         write("c")
     assert (tmp_path / "out").read_bytes() == b"c\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_output_on_a_file_system_without_locks_is_written_and_said(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.warns(FlaxformerWarning, match=f"file system of {tmp_path} has no locks"),
+        open_output(str(tmp_path / "out")) as write,
+    ):
+        write("a")
+    assert (tmp_path / "out").read_text() == "a\n"
