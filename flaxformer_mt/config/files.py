@@ -2,10 +2,14 @@
 
 import dataclasses
 import difflib
+import errno
+import hashlib
 import importlib.util
 import json
 import math
+import os
 import reprlib
+import stat
 import sys
 import types
 import typing
@@ -20,6 +24,9 @@ LARGEST_INT = (1 << 63) - 1
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
+
+# The entry of config.json with the digest of all others.
+_DIGEST = "blake2b"
 
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
@@ -116,15 +123,34 @@ def _read_value(value: Any, hint: Any, where: str) -> Any:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes a config as JSON."""
+    """Writes a config as JSON, with a digest of its values: a changed number would go unnoticed."""
+    values = to_dict(config)
+    text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
     with name_full_disk(path):
-        path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def _digest_of(values: dict[str, Any]) -> str:
+    # By way of JSON, so that tuples and lists, and the numbers as they are written, count alike.
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def read_config(path: Path) -> Config:
-    """Reads a config that `save_config` wrote. Raises UserError if the file is missing or damaged."""
+    """Reads a config that `save_config` wrote; files of earlier versions have no digest to verify.
+
+    Raises:
+      UserError: the file is missing or damaged, or its values are not those that were written.
+    """
     try:
-        return from_dict(read_json_object(path))
+        values = read_json_object(path)
+        digest = values.pop(_DIGEST, None)
+        config = from_dict(values)
+        if digest is not None and digest != _digest_of(values):
+            raise UserError(
+                f"{path} has changed since it was written (its digest differs); restore the file, or, if it "
+                f"was changed on purpose, remove its entry {_DIGEST}"
+            )
+        return config
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
     except ValueError as error:
@@ -138,11 +164,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
       ValueError: the file is too large, not UTF-8, not JSON, nested too deeply, or another kind of value.
       OSError: the file is absent or cannot be read.
     """
-    size = path.stat().st_size
-    if size > _JSON_BYTES:
-        raise ValueError(f"it has {size} bytes, more than the {_JSON_BYTES} bytes of any config")
+    content = read_file(path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 text (byte {error.start})") from error
     except RecursionError:
@@ -152,6 +176,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it must contain a JSON object, not {_SHORT.repr(value)}")
     return value
+
+
+def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
+    """The content of a file that should be small, such as JSON: of no pipe or device, which may never end.
+
+    Raises:
+      ValueError: it is not a file, or has more than `most` bytes.
+      OSError: it is absent or cannot be read.
+    """
+    # A pipe that nobody writes to would keep an ordinary `open` waiting.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a file, but a pipe or a device")
+        if facts.st_size > most:
+            raise ValueError(f"it has {facts.st_size} bytes, more than the accepted {most}")
+        return file.read()
 
 
 def flatten(config: Config) -> dict[str, Any]:

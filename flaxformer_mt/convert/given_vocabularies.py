@@ -7,6 +7,7 @@ unknown words get one id, as in every such model.
 
 from pathlib import Path
 
+from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs
@@ -47,9 +48,10 @@ def _read_vocab(path: Path) -> Vocab:
 
 def _read_words(path: Path) -> Vocab:
     try:
-        words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path, most=1 << 30).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a list of words that can be read: {error}") from error
+    words = text.removesuffix("\n").split("\n")
     numbers: dict[str, int] = {}
     for number, word in enumerate(words):
         if not word or SPACE in word:

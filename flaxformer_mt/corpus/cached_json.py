@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.config.files import read_file
+
 
 def digest(values: Any) -> str:
     """Hex digest of JSON values, 32 digits, the same in every process."""
@@ -16,7 +18,7 @@ def digest(values: Any) -> str:
 def read_cached(path: Path) -> dict[str, Any] | None:
     """The values that `write_cached` wrote; None if the file is absent, damaged, or of an older version."""
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_file(path))
         values = record["values"]
         return values if isinstance(values, dict) and record["blake2b"] == digest(values) else None
     except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, RecursionError):

@@ -127,7 +127,8 @@ def open_parallel_text(
     builder = build_once(
         lambda: ParallelText(
             config=config, data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD
-        )
+        ),
+        root=cache / "tfds" / ParallelText.name,
     )
     return RawSplit(
         name=name,

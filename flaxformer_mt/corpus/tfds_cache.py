@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import DISK_FULL, UserError, warn_user
+
+# The files that describe a set have some kilobytes.
+_DESCRIPTION_BYTES = 1 << 26
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -95,13 +99,18 @@ def quiet() -> Iterator[None]:
             logging.set_verbosity(before)
 
 
-def build_once(make_builder: Callable[[], Any]) -> Any:
+def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> Any:
     """Returns the TFDS builder of a data set, preparing the set first if it is missing or incomplete.
 
     TFDS writes to a temporary folder and renames it at the end, so an existing set is complete. A lock makes
     a second process wait for the first; the holder of the lock removes the folders of killed processes.
+
+    Args:
+      root: the folder of all sets of this builder, if only this package writes there.
     """
     with quiet():
+        if root is not None:
+            _remove_endless(root)
         builder = _open_undamaged(make_builder)
         if builder.is_prepared():
             return builder
@@ -157,6 +166,19 @@ def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
     _record(folder).unlink()
     shutil.rmtree(folder)
     return make_builder()
+
+
+def _remove_endless(root: Path) -> None:
+    """Removes what TFDS would wait for, or read until memory ends; the set then counts as damaged."""
+    for path in list(root.rglob("*")):
+        try:
+            facts = path.stat()
+        except OSError:
+            continue  # a link to nowhere, or removed meanwhile
+        is_huge = path.suffix == ".json" and facts.st_size > _DESCRIPTION_BYTES
+        if is_huge or not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
+            warn_user(f"{path} is no file of a prepared data set, but a pipe, a device or too large; removed")
+            path.unlink()
 
 
 def _first_line(error: Exception) -> str:

@@ -7,13 +7,13 @@ building a set does. Imports TFDS, so import this module late.
 import difflib
 import hashlib
 import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
 
+from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
 from flaxformer_mt.errors import UserError, command_line, install_command
@@ -84,7 +84,7 @@ def _open_builder(name: str, folder: Path) -> Any:
     prepared = _find_prepared(folder, match)
     if prepared is None:
         return _build(name, folder)
-    facts = json.loads((prepared / _INFO).read_text(encoding="utf-8"))
+    facts = _read_info(prepared)
     formats = [facts.get("fileFormat", "tfrecord"), *facts.get("alternativeFileFormats", [])]
     if "array_record" not in formats:
         raise UserError(
@@ -94,6 +94,15 @@ def _open_builder(name: str, folder: Path) -> Any:
         )
     with quiet():
         return tfds.builder_from_directory(prepared, file_format="array_record")
+
+
+def _read_info(prepared: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(prepared / _INFO)
+    except ValueError as error:
+        raise UserError(
+            f"{prepared / _INFO} is damaged: {error}; remove {prepared}, and prepare the set again"
+        ) from error
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
@@ -158,7 +167,7 @@ def _unknown(name: str, folder: Path) -> str:
 
 def _identify(folder: Path) -> str:
     """Digest of a prepared set, wherever it is stored: its info, and size, start and end of each shard."""
-    content = hashlib.blake2b((folder / _INFO).read_bytes(), digest_size=16)
+    content = hashlib.blake2b(read_file(folder / _INFO), digest_size=16)
     for path in sorted(folder.glob("*.array_record-*")):
         size = path.stat().st_size
         with path.open("rb") as shard:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.pairs import Pair, Pairs
 
 
@@ -23,8 +24,8 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs], folder: Path) -> d
     """
     prints = [train.fingerprint, *(f"{name} {pairs.fingerprint}" for name, pairs in held_out.items())]
     path = folder / f"{hashlib.blake2b(json.dumps(prints).encode(), digest_size=16).hexdigest()}.json"
-    if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+    if (stored := read_cached(path)) is not None:
+        return stored
     wanted = {_digest_pair(pair) for pairs in held_out.values() for pair in pairs}
     wanted_sources = {pair.source for pairs in held_out.values() for pair in pairs} - {""}
     found: set[bytes] = set()
@@ -42,10 +43,7 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs], folder: Path) -> d
         }
         for name, pairs in held_out.items()
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result), encoding="utf-8")
-    temporary.replace(path)
+    write_cached(path, result)
     return result
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.config.files import read_file
+
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 
@@ -143,7 +145,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError("it is not a folder")
     changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
-        text = (folder / MANIFEST_NAME).read_bytes()
+        text = read_file(folder / MANIFEST_NAME)
         body = json.loads(text)
         digest = body.pop("blake2b")
     except FileNotFoundError:

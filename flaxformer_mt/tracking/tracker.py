@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.tracking.progress_display import (
     BAR,
@@ -31,6 +32,8 @@ from flaxformer_mt.tracking.progress_display import (
 )
 
 _METRICS_NAME = "metrics.jsonl"
+# A larger file is not one of metrics: a line has about 300 bytes.
+_METRICS_BYTES = 1 << 32
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
 # Values that TensorBoard compares runs by, and the types of hyperparameters that it knows.
@@ -244,7 +247,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = Path(run_dir) / _METRICS_NAME
     if not path.is_file():
         raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")
-    *lines, tail = path.read_bytes().split(b"\n")
+    *lines, tail = _read_lines(path)
     records = []
     for number, line in enumerate(lines, start=1):
         record = _parse_line(line)
@@ -253,6 +256,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         records.append(record)
     last = _parse_line(tail)
     return records if last is None else [*records, last]
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    try:
+        return read_file(path, most=_METRICS_BYTES).split(b"\n")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}; remove it") from error
 
 
 def _spell(value: Any) -> str:
@@ -288,7 +298,7 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
     if not path.exists():
         return 0
     kept, unreadable = [], 0
-    lines = path.read_bytes().split(b"\n") if start_step else []
+    lines = _read_lines(path) if start_step else []
     for number, line in enumerate(lines, start=1):
         record = _parse_line(line)
         if record is None:

@@ -19,6 +19,7 @@ import numpy as np
 import sentencepiece
 
 from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
@@ -30,6 +31,8 @@ _TRAINING_CHARACTERS = 1000
 _TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
 # The unigram trainer's sums depend on the number of threads; a fixed number gives one model on every machine.
 _TRAINING_THREADS = 16
+# Larger files are not read: protocol buffers end at 2 GiB, and models have a few MiB.
+_MODEL_BYTES = 1 << 30
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
 
@@ -97,9 +100,10 @@ class Vocab:
           UserError: the file is absent or unreadable, is not a model, or has no pad or eos symbol.
         """
         try:
-            model = Path(path).read_bytes()
-        except OSError as error:
-            raise UserError(f"{name} {path} cannot be read: {error.strerror}; check the path") from error
+            model = read_file(path, most=_MODEL_BYTES)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{name} {path} cannot be read: {reason}; check the path") from error
         return cls(model, name=f"{name} {path}")
 
     def save(self, path: Path) -> None:

@@ -1,15 +1,25 @@
-"""Damage to files and values, drawn from a seeded generator."""
+"""Damage to files and values, each a function of a seed and a number, so that a failure can be repeated."""
 
 import copy
+import json
 import os
+import pickle
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # How many times more than in the usual test session: FLAXFORMER_MT_FUZZ=100 is the large size.
 SIZE = int(os.environ.get("FLAXFORMER_MT_FUZZ", "1"))
+
+
+def draw_for(seed: str, number: int) -> random.Random:
+    """The generator of one input."""
+    return random.Random(f"{seed} {number}")
+
+
+# ---- bytes ----
 
 
 def _truncate(content: bytes, draw: random.Random) -> bytes:
@@ -34,48 +44,88 @@ def _insert(content: bytes, draw: random.Random) -> bytes:
     return content[:index] + draw.randbytes(draw.choice([1, 7, 300])) + content[index:]
 
 
-BYTES: list[Callable[[bytes, random.Random], bytes]] = [
-    _truncate,
-    lambda content, draw: content[:-1],
-    _zero,
-    _flip,
-    _flip,
-    _insert,
-    lambda content, draw: b"",
-    lambda content, draw: draw.randbytes(100),
-    lambda content, draw: b"[" * 50_000,
-    lambda content, draw: b"\xff\xfe" + content,
-]
+BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "truncated": _truncate,
+    "last byte lost": lambda content, draw: content[:-1],
+    "zeroed in part": _zero,
+    "all zeroed": lambda content, draw: bytes(len(content)),
+    "flipped bit": _flip,
+    "another flipped bit": _flip,
+    "bytes inserted": _insert,
+    "empty": lambda content, draw: b"",
+    "random": lambda content, draw: draw.randbytes(100),
+    "nested": lambda content, draw: b"[" * 50_000,
+    "mark of UTF-16": lambda content, draw: b"\xff\xfe" + content,
+}
 
 
-def damage_file(path: Path, draw: random.Random) -> str:
+# ---- entries of another kind ----
+
+
+class Payload:
+    """A pickle of it creates the file `path` when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def _other_file(path: Path, harm: Path) -> None:
+    others = sorted(other for other in path.parent.iterdir() if other.is_file())
+    path.symlink_to(others[0] if others else path.parent / "absent")
+
+
+def _sparse(path: Path, harm: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+KINDS: dict[str, Callable[[Path, Path], object]] = {
+    "missing": lambda path, harm: None,
+    "a folder": lambda path, harm: path.mkdir(),
+    "a folder with files": lambda path, harm: (path.mkdir(), (path / "x").write_bytes(b"x")),
+    "a dangling link": lambda path, harm: path.symlink_to(path.parent / "absent"),
+    "a link to itself": lambda path, harm: path.symlink_to(path),
+    "a link to its folder": lambda path, harm: path.symlink_to(path.parent),
+    "a link to another file": _other_file,
+    "a link to an endless device": lambda path, harm: path.symlink_to("/dev/zero"),
+    "a pipe": lambda path, harm: os.mkfifo(path),
+    "a terabyte of nothing": _sparse,
+    "a pickle": lambda path, harm: path.write_bytes(pickle.dumps(Payload(harm))),
+}
+DAMAGES = [*BYTES, *KINDS]
+
+
+def damage_file(path: Path, draw: random.Random, *, harm: Path) -> str:
     """Changes, removes or replaces a file by an entry of another kind; returns what was done."""
-    kind = draw.randrange(len(BYTES) + 3)
-    if kind < len(BYTES):
-        path.write_bytes(BYTES[kind](path.read_bytes(), draw))
-        return f"bytes {kind}"
+    name = draw.choice(DAMAGES)
+    if name in BYTES:
+        path.write_bytes(BYTES[name](path.read_bytes(), draw))
+        return name
     path.unlink()
-    if kind == len(BYTES):
-        path.mkdir()
-        return "a folder"
-    if kind == len(BYTES) + 1:
-        path.symlink_to(path.parent / "absent")
-        return "a dangling link"
-    return "missing"
+    KINDS[name](path, harm)
+    return name
 
 
-def damaged_copies(folder: Path, copies: Path, count: int, seed: int) -> Iterator[tuple[Path, str]]:
-    """Copies of a folder, each with damage to one of its files, and a description of it."""
-    draw = random.Random(seed)
+def damaged_copy(folder: Path, target: Path, seed: str, number: int, *, only: str = "") -> str:
+    """Makes `target` a copy of a folder with damage to one of its files; returns what was done.
+
+    Consecutive numbers damage all files in turn, or all whose path contains `only`. A pickle in the place of
+    a file would create the file HARM beside `target`.
+    """
+    draw = draw_for(seed, number)
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    draw.shuffle(files)
-    for number in range(count):
-        target = copies / "copy"
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(folder, target)
-        name = files[number % len(files)]
-        yield target, f"{number}: {name}, {damage_file(target / name, draw)}"
+    files = [path for path in files if only in str(path)]
+    random.Random(seed).shuffle(files)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, symlinks=True)
+    name = files[number % len(files)]
+    return f"{name}: {damage_file(target / name, draw, harm=target.parent / 'HARM')}"
 
+
+# ---- values ----
 
 VALUES = [
     None, True, False, 0, -1, 1, 2, 7, 10**12, -(10**12), 10**400, 0.5, -0.5, 1e30, 1e-300, float("nan"),
@@ -98,8 +148,16 @@ def mutate(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
             del node[name]
         elif change < 0.2:
             node[f"{name}s"] = draw.choice(VALUES)
+        elif change < 0.4 and type(node[name]) in (int, float):
+            node[name] = draw.choice([node[name] + 1, node[name] - 1, -node[name], 2 * node[name]])
         else:
             node[name] = draw.choice(VALUES)
         if not node:
             node["x"] = 1
     return values
+
+
+def mutate_json(path: Path, draw: random.Random) -> str:
+    """Mutates a JSON file whose top level is an object."""
+    path.write_text(json.dumps(mutate(json.loads(path.read_bytes()), draw)), encoding="utf-8")
+    return f"{path.name}: mutated"

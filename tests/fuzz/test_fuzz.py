@@ -1,232 +1,283 @@
 """Damaged files and senseless values: one message of the user's, or the same result; never a traceback.
 
-Seeds are fixed. FLAXFORMER_MT_FUZZ=100 tries a hundred times as many.
+Seeds are fixed. In the usual test session a few inputs of each kind run in the test's own process. With
+FLAXFORMER_MT_FUZZ=100 there are thousands, each in a process with limits of time and memory, and a hundred
+real kills; docs/testing.md says how to run that, and FLAXFORMER_MT_FUZZ_LOG=FILE collects all outcomes.
 """
 
-import contextlib
-import itertools
 import json
 import os
-import random
 import shutil
-import warnings
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import jax
-import numpy as np
+import isolation
 import pytest
-from damage import SIZE, VALUES, damage_file, damaged_copies, mutate
-from tiny_experiment import change, random_params
+from damage import DAMAGES, SIZE, damage_file, draw_for, mutate
+from foreign_models import MODELS, TENSORS, make_foreign_models
+from isolation import LONGEST, MOST_MEMORY, Server, open_server
+from kills import MOMENTS, OF_PREPARATION, OF_TRAINING, leftovers
+from probes import attempt
+from tiny_experiment import change, quick_environment
 
-from flaxformer_mt.commands.flags import parse_flags
-from flaxformer_mt.commands.main import _REMEDIES
-from flaxformer_mt.commands.options import EvaluateOptions, TrainOptions, TranslateOptions
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import flatten, from_dict, read_config, to_dict
-from flaxformer_mt.convert.format_interface import Given, Weights
-from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.corpus import cache_use, read_pairs
-from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.model import make_model
-from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.config.files import save_config, to_dict
 from flaxformer_mt.vocab import load_vocabs
 
-
-@pytest.fixture(autouse=True)
-def warnings_are_messages():
-    """A warning of ours is for the user, as an error is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FlaxformerWarning)
-        yield
+LARGE = SIZE > 1
+large_only = pytest.mark.skipif(not LARGE, reason="FLAXFORMER_MT_FUZZ=100 runs it")
 
 
-def check_message(error: Exception, what: object) -> None:
-    """The command line prints these errors as one message."""
-    assert isinstance(error, UserError) or error.errno in _REMEDIES, what
-    assert len(str(error)) < 20_000, what
+def numbers(small: int, large: int) -> range:
+    """The inputs of this session: so many in the usual one, so many with FLAXFORMER_MT_FUZZ=100."""
+    return range(large * SIZE // 100 if LARGE else small)
 
 
-def contents(trained) -> tuple:
-    """What translations depend on, besides the search options."""
-    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(trained.params)]
-    return trained.config.model, trained.vocabs.source.fingerprint, trained.vocabs.target.fingerprint, leaves
+def log(kind: str, outcomes: Sequence[dict[str, Any]], **facts: Any) -> None:
+    """Appends to the log what became of the inputs of a kind."""
+    if path := os.environ.get("FLAXFORMER_MT_FUZZ_LOG"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            for outcome in outcomes:
+                file.write(json.dumps({"of": kind, **outcome}) + "\n")
+            counts = Counter(outcome["kind"] for outcome in outcomes)
+            file.write(json.dumps({"summary": kind, "inputs": len(outcomes), **counts, **facts}) + "\n")
 
 
-def test_damage_to_any_file_of_a_run(tiny_run, tmp_path):
-    """The parameters and vocabularies are those that were trained, or the user is told."""
-    expected = contents(load_trained(tiny_run))
-    refused = 0
-    for run, what in damaged_copies(tiny_run, tmp_path, 60 * SIZE, seed=1):
-        try:
-            found = contents(load_trained(run))
-        except (UserError, OSError) as error:
-            check_message(error, what)
-            refused += 1
-        else:
-            # A config that is still a config describes another network only if its parameters fit it.
-            same = found[1:] == expected[1:]
-            assert same and (found == expected or "config.json" in what), what
-    assert refused > 2
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """In the large size, the server that forks a process for every few inputs; None in the small one."""
+    if not LARGE:
+        yield None
+        return
+    cache = str(tmp_path_factory.mktemp("compiled"))
+    with open_server(isolation.HEAVY, **quick_environment(FLAXFORMER_MT_CACHE=cache)) as running:
+        yield running
 
 
-def test_damage_to_any_file_of_the_cache(tiny_config, tiny_text, tmp_path):
-    cache = tmp_path / "cache"
-    shutil.copytree(tiny_config.data.cache_dir, cache)
-    config = change(tiny_config, data={"cache_dir": str(cache)})
+def try_all(
+    server: Server | None, probe: str, which: range, settings: dict[str, Any], *, name: str = ""
+) -> list[dict[str, Any]]:
+    """The outcomes of these inputs; each is a result, equal to that of the undamaged input, or refused."""
+    name = name or probe
+    if server is None:
+        outcomes = [attempt(probe, number, settings) for number in which]
+    else:
+        (whole,) = server.attempt_all(probe, [-1], settings, normal=0) if "scratch" in settings else [None]
+        normal = whole or server.attempt_all(probe, [0], settings, normal=0)[0]
+        assert normal["kind"] != "killed", normal
+        outcomes = server.attempt_all(probe, which, settings, normal=normal["virtual"])
+        peak = max(outcome["memory"] for outcome in outcomes)
+        slowest = max(outcome["seconds"] for outcome in outcomes)
+        log(name, outcomes, slowest=slowest, peak=peak, normal=normal["memory"])
+        assert peak < normal["memory"] + MOST_MEMORY and slowest < LONGEST, (peak, slowest)
+    bad = [outcome for outcome in outcomes if outcome["kind"] not in ("result", "refused")]
+    assert not bad, "\n".join(f"{name} {o['number']}: {o['what']}: {o['kind']} {o['value']}" for o in bad[:8])
+    return outcomes
 
-    def ids():
-        prepared = prepare(config)
-        store = prepared.train.base
-        pairs = [*read_pairs(config.data, "test")]
-        return prepared.vocabs.target.fingerprint, store.target.tokens.tolist(), pairs
 
-    expected = ids()
-    whole = shutil.copytree(cache, tmp_path / "whole")
+def check_same(outcomes: list[dict[str, Any]], expected: Any) -> None:
+    """All results are those of the undamaged input."""
+    other = [o for o in outcomes if o["kind"] == "result" and o["value"] != expected["value"]]
+    assert expected["kind"] == "result", expected
+    assert not other, "\n".join(f"{o['number']}: {o['what']}: {o['value']}" for o in other[:8])
+    assert any(outcome["kind"] == "refused" for outcome in outcomes)
+
+
+def undamaged(server: Server | None, probe: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The outcome without damage."""
+    if server is None:
+        return attempt(probe, -1, settings)
+    return server.attempt_all(probe, [-1], settings, normal=0)[0]
+
+
+# ---- runs and the cache ----
+
+
+def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
+    """The config, parameters and vocabularies are those that were trained, or the user is told."""
+    settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": "runs"}
+    expected = undamaged(server, "load_run", settings)
+    check_same(try_all(server, "load_run", numbers(40, 700), settings), expected)
+
+
+COMMANDS = {
+    "train": (80, ["train", "--run={run}"]),
+    "translate": (60, ["translate", "--run={run}", "--input={text}/test.xx"]),
+    "score": (30, ["score", "--run={run}", "--source={text}/test.xx", "--target={text}/test.yy"]),
+    "evaluate": (30, ["evaluate", "--run={run}"]),
+    "average": (30, ["average", "--run={run}", "--last=2"]),
+    "export": (30, ["export", "--run={run}", "--format=torch", "--output={output}"]),
+    "show": (30, ["show", "--run={run}"]),
+    "plot": (30, ["plot", "--run={run}", "--output={output}"]),
+}
+
+
+@large_only
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_on_damaged_runs(server, tiny_run, tiny_text, tmp_path, name):
+    """One message and status 2, or what the command prints of the undamaged run; train: the same arrays."""
+    count, flags = COMMANDS[name]
+    flags = [flag.replace("{text}", str(tiny_text)) for flag in flags]
+    settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": f"command {name}", "flags": flags}
+    expected = undamaged(server, "command", settings)
+    check_same(try_all(server, "command", numbers(0, count), settings, name=name), expected)
+
+
+def test_damage_to_any_file_of_the_cache(server, tiny_config, tmp_path):
+    whole, cache, config = tmp_path / "whole", tmp_path / "cache", tmp_path / "config.json"
+    shutil.copytree(tiny_config.data.cache_dir, whole)
     shutil.rmtree(whole / "compiled", ignore_errors=True)  # JAX's own, outside of what a run chooses
-    for copy, what in damaged_copies(whole, tmp_path / "copies", 25 * SIZE, seed=2):
-        shutil.rmtree(cache)
-        shutil.copytree(copy, cache, symlinks=True)
-        try:
-            assert ids() == expected, what
-        except (UserError, OSError) as error:
-            check_message(error, what)
+    save_config(change(tiny_config, data={"cache_dir": str(cache)}), config)
+    settings = {"whole": whole, "cache": cache, "config": config, "scratch": tmp_path}
+    settings = {name: str(path) for name, path in settings.items()} | {"seed": "cache"}
+    expected = undamaged(server, "use_damaged_cache", settings)
+    outcomes = try_all(server, "use_damaged_cache", numbers(10, 300), settings)
+    check_same([*outcomes, {"kind": "refused"}], expected)
 
 
-def test_mutated_configs():
-    draw, accepted = random.Random(3), 0
-    for number in range(500 * max(1, SIZE // 10)):
-        try:
-            validate(from_dict(mutate(to_dict(Config()), draw)))
-            accepted += 1
-        except UserError as error:
-            check_message(error, number)
-    assert accepted > 3
+# ---- configs and flags ----
 
 
-def test_mutated_flags(tmp_path):
-    draw, names = random.Random(4), sorted(flatten(Config()))
-    flags = [
-        "--run=x",
-        "--method=beam",
-        "--beam_size=4",
-        "--checkpoint=last",
-        "--input=-",
-        "--config=toy_de_en",
-    ]
-    for _ in range(20 * SIZE):
-        kind = draw.choice([TrainOptions, TranslateOptions, EvaluateOptions])
-        given = draw.sample(flags, 2)
-        for _ in range(draw.randint(1, 3)):
-            name = draw.choice([f"config.{draw.choice(names)}", "beam_size", "seed", "", "config"])
-            given.append(
-                draw.choice([f"--{name}={draw.choice(VALUES)}", f"--{name}", str(draw.choice(VALUES))])
-            )
-        try:
-            parse_flags(kind, given, prog="x")
-        except (UserError, OSError) as error:
-            check_message(error, given)
+def test_mutated_configs(server, tmp_path):
+    outcomes = try_all(server, "read_mutated_config", numbers(200, 600), {"folder": str(tmp_path)})
+    assert sum(outcome["kind"] == "result" for outcome in outcomes) > 2
+
+
+def test_mutated_flags(server):
+    try_all(server, "parse_mutated_flags", numbers(20, 600), {})
+
+
+# ---- foreign models ----
 
 
 @pytest.fixture(scope="module")
 def foreign(tiny_config, tiny_run, tmp_path_factory):
-    """Folders of three formats, with random parameters."""
+    """A folder of each format that can be imported, with random parameters."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    vocabs = load_vocabs(tiny_run / "vocab")
-    folders = {}
-    post = {"norm_position": "post", "max_positions": 40}
-    handbuilt = {
-        **post,
-        "first_position": 1,
-        "embedding_scale": False,
-        "tying": "none",
-        "padding_mask": "both",
-    }
-    for name, model in [("torch", {}), ("marian", post), ("handbuilt", handbuilt)]:
-        config = change(tiny_config, model=model)
-        network = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-        folder = tmp_path_factory.mktemp(name) / name
-        folder.mkdir()
-        leaves = {path: np.asarray(leaf) for path, leaf in flatten_tree(random_params(network)).items()}
-        find_format(name).write(Weights(config, vocabs, leaves), folder, "none")
-        folders[name] = folder
-    return folders
+    return make_foreign_models(
+        tiny_config, load_vocabs(tiny_run / "vocab"), tmp_path_factory.mktemp("foreign")
+    )
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, about the kinds of damaged files
-def test_damaged_and_mutated_foreign_files(foreign, tmp_path):
-    draw = random.Random(5)
-    for name, folder in foreign.items():
-        source = find_format(name)
-        stored = json.loads((folder / "config.json").read_text())
-        for copy, what in damaged_copies(folder, tmp_path / name, 12 * SIZE, seed=6):
-            try:
-                source.read(copy, Given())
-            except (UserError, OSError) as error:
-                check_message(error, (name, what))
-        mutated = shutil.copytree(folder, tmp_path / f"{name} mutated")
-        for number in range(12 * SIZE):
-            text = json.dumps(mutate(stored, draw))
-            (mutated / "config.json").write_text(text)
-            try:
-                validate(source.read(mutated, Given()).config)
-            except UserError as error:
-                check_message(error, (name, number))
+@pytest.mark.parametrize("name", MODELS)
+def test_damaged_foreign_models(server, foreign, tmp_path, name):
+    """An importer refuses a damaged model, or imports one that computes what the foreign system computes."""
+    settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}
+    if server is not None:
+        assert undamaged(server, "import_damaged", settings)["kind"] == "result"
+    try_all(server, "import_damaged", numbers(4, 160), settings, name=f"import {name}")
+
+
+# ---- the generators, and the isolation ----
 
 
 def test_damage_is_damage(tmp_path):
     """The generator draws every kind, the same each time."""
     kinds = set()
-    for seed in range(200):
-        (tmp_path / str(seed)).write_bytes(b"0123456789" * 20)
-        kinds.add(damage_file(tmp_path / str(seed), random.Random(seed)))
-    assert len(kinds) == 13
-    assert mutate(to_dict(Config()), random.Random(1)) == mutate(to_dict(Config()), random.Random(1))
-    assert read_config  # configs on disk are damaged with the runs
+    for seed in range(400):
+        path = tmp_path / str(seed) / "file"
+        path.parent.mkdir()
+        path.write_bytes(b"0123456789" * 20)
+        kinds.add(damage_file(path, draw_for("x", seed), harm=tmp_path / "HARM"))
+    assert kinds == set(DAMAGES) and len(TENSORS) > 20
+    assert mutate(to_dict(Config()), draw_for("x", 1)) == mutate(to_dict(Config()), draw_for("x", 1))
+    with pytest.raises(OSError, match="Is a directory"):
+        path.write_bytes(b"") if path.is_dir() else (tmp_path).write_bytes(b"")
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: nothing of ours catches it."""
+@large_only
+def test_the_isolation_notices_what_it_is_for(monkeypatch):
+    """Tracebacks, crashes, hangs and memory, each named with its input; the inputs after them run."""
+    with open_server() as server:
+        outcomes = server.attempt_all("crash", range(6), {}, normal=1 << 30)
+    kinds = [(outcome["kind"], outcome["number"]) for outcome in outcomes]
+    bad = {1: "bug", 2: "killed", 3: "killed", 4: "bug"}
+    assert kinds == [(bad.get(number, "result"), number) for number in range(6)]
+    assert outcomes[3]["value"] == "SIGALRM"
 
 
-def test_a_preparation_killed_at_any_moment_is_repeated_alike(tiny_config, tmp_path, monkeypatch):
-    """At a rename, a folder being made, or a file being flushed: the next run gives the same and sweeps."""
-    draw = random.Random(7)
-    cache, run = tmp_path / "cache", tmp_path / "run"
-    config = change(tiny_config, data={"cache_dir": str(cache)})
-    expected = prepare(tiny_config).train.base
-    for _ in range(3 * SIZE):
-        shutil.rmtree(cache, ignore_errors=True)
-        shutil.rmtree(run, ignore_errors=True)
-        last = draw.randrange(40)
-        with monkeypatch.context() as patch:
-            die_at(patch, last)
-            with contextlib.suppress(Killed):
-                prepare(config, run)
-        for descriptor in cache_use._held.values():
-            os.close(descriptor)
-        cache_use._held.clear()
-        store = prepare(config, run).train.base
-        for side in ("source", "target"):
-            ours, theirs = getattr(store, side), getattr(expected, side)
-            assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True)), last
-        left = [path for path in cache.rglob("*") if path.name.startswith(("incomplete.", ".tokens-"))]
-        assert not left, last
+# ---- kills ----
 
 
-def die_at(patch, last: int) -> None:
-    """Ends the process, so to speak, at the last of so many changes that it makes to the disk."""
-    calls = itertools.count()
+class Killer:
+    """Acts on one run and one cache in processes of the server, which are killed where the caller says."""
 
-    def mortal(change):
-        def call(*arguments, **options):
-            if next(calls) == last:
-                raise Killed
-            return change(*arguments, **options)
+    def __init__(self, server: Server, config: Config, folder: Path) -> None:
+        self.cache, self.run = folder / "cache", folder / "run"
+        self._server, self._config = server, folder / "config.json"
+        folder.mkdir(parents=True)
+        save_config(change(config, data={"cache_dir": str(self.cache)}), self._config)
+        self.kills: Counter[str] = Counter()
 
-        return call
+    def act(self, action: str, moment: str = "", at: int = -1, delay: float = 0.0) -> Any:
+        """What the action leaves, and the changes of the disk in the moment; None if it was killed."""
+        answer = self._server.run(
+            {"kill": {"action": action, "config": str(self._config), "run": str(self.run)}
+             | {"moment": moment, "at": at, "delay": delay}}
+        )[0]  # fmt: skip
+        if answer["ended"]:
+            assert answer["ended"] == signal.SIGKILL.name, (moment, at, answer)
+            self.kills[moment] += 1
+            return None
+        assert "error" not in answer["answer"], (moment, at, answer["answer"]["error"])
+        return answer["answer"]
 
-    for name in ("rename", "replace", "fsync", "mkdir"):
-        patch.setattr(os, name, mortal(getattr(os, name)))
+
+def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_path):
+    """The next preparation sweeps what the killed ones left, and gives the same data."""
+    imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.parallel_text")
+    with open_server(imports, **quick_environment()) as server:
+        expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
+        for number in numbers(1, 12):
+            killer, draw = Killer(server, tiny_config, tmp_path / str(number)), draw_for("kills", number)
+            for moment in OF_PREPARATION:
+                at = draw.randrange(12)
+                while killer.act("prepare", moment, at, delay=0.0) is not None and at:
+                    at //= 2  # the moment has fewer changes
+                    if moment != "the run's config":
+                        shutil.rmtree(killer.cache)
+                    shutil.rmtree(killer.run, ignore_errors=True)
+            assert killer.act("prepare")["left"] == expected, number
+            assert not leftovers(killer.cache), number
+            assert killer.kills.total() >= 4, killer.kills
+
+
+@large_only
+def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path):
+    """After any number of kills, all arrays of all checkpoints are those of an undisturbed run."""
+    config = change(
+        tiny_config,
+        train={
+            "steps": 24,
+            "checkpoint_every": 2,
+            "evaluate_every": 8,
+            "keep_checkpoints": 2,
+            "log_every": 5,
+        },
+        search={"method": "greedy", "beam_size": 1},
+    )
+    expected = Killer(server, config, tmp_path / "undisturbed").act("train")["left"]
+    changes = {}
+    for moment in MOMENTS:
+        counted = Killer(server, config, tmp_path / "counted").act("train", moment)
+        assert counted["left"] == expected, moment
+        changes[moment] = counted["changes"]
+        shutil.rmtree(tmp_path / "counted")
+    assert all(changes.values()), changes
+    kills: Counter[str] = Counter()
+    for number in numbers(0, 12):
+        killer, draw = Killer(server, config, tmp_path / f"{number}"), draw_for("training", number)
+        for moment in (*OF_PREPARATION, *OF_TRAINING):
+            repeated = moment in OF_TRAINING and changes[moment] > 60
+            at = draw.randrange(max(1, changes[moment] // (6 if repeated else 1)))
+            killer.act("train", moment, at, draw.choice([0.0, 0.0, 0.001, 0.004]))
+        assert killer.act("train")["left"] == expected, (number, killer.kills)
+        assert not leftovers(killer.cache), number
+        kills += killer.kills
+        shutil.rmtree(tmp_path / str(number))
+    log("kills", [], changes=changes, kills=kills)
+    assert kills.total() >= 100 * SIZE // 100 and set(kills) == set(MOMENTS), kills

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.convert.foreign_limits import check_tensors
 from flaxformer_mt.convert.name_table import Tensors
-from flaxformer_mt.convert.torch.state_dicts import save_tensors, to_arrays
+from flaxformer_mt.convert.torch.state_dicts import load_safely, save_tensors, to_arrays
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
 
@@ -96,17 +97,14 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises:
       UserError: the file is damaged, or contains anything but tensors, plain values and the settings.
     """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        raise UserError(f"{path} is not a checkpoint that loads safely: {error}".split("\n")[0]) from error
+    checkpoint = load_safely(path, what="a checkpoint", classes=[argparse.Namespace])
     state = checkpoint.get("model") if isinstance(checkpoint, dict) else None
     settings = checkpoint.get("settings") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not isinstance(settings, argparse.Namespace):
         raise UserError(f"{path} is not a checkpoint of that project: it must have `model` and `settings`")
     if not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise UserError(f"{path} is not a checkpoint of that project: `model` must contain named tensors")
+    check_tensors(state, path)
     return to_arrays(state), vars(settings)
 
 
@@ -121,8 +119,9 @@ def make_model_config(
 
     def setting(name: str, kind: type, default: Any = None) -> Any:
         value = settings.get(name, default)
-        if not isinstance(value, kind):
-            raise UserError(f"{path}: settings have {name} {value!r}; it must be of type {kind.__name__}")
+        if type(value) is not kind:  # True is an int
+            shown = repr(value)[:80]
+            raise UserError(f"{path}: settings have {name} {shown}; it must be of type {kind.__name__}")
         return value
 
     shares = setting("proj_share_weight", bool, False)

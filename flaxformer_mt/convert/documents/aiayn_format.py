@@ -22,6 +22,7 @@ from flaxformer_mt.convert.documents.aiayn_checkpoint import (
     write_checkpoint,
 )
 from flaxformer_mt.convert.documents.aiayn_module import AiaynTransformer
+from flaxformer_mt.convert.foreign_limits import check_network
 from flaxformer_mt.convert.format_interface import (
     OUR_KEY,
     Given,
@@ -206,6 +207,7 @@ def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]
         known = OUR_KEY in read_config_json(path.parent)
         base = find_config(path.parent, given) if known else fit_vocabulary(Config(), vocabs)
         config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
+    check_network(config, path.parent)
     STATE_DICT.check_config(config)
     return tensors, config, vocabs
 

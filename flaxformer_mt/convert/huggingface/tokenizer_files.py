@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import read_json_object
+from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -175,9 +175,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, most=1 << 30)
     except OSError as error:
         raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:

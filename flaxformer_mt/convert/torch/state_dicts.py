@@ -6,7 +6,7 @@ arrays in a module of its own.
 """
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,8 @@ class StateDictFormat:
         """The model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-        self.check_config(config)
         check_network(config, folder)
+        self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
@@ -159,6 +159,21 @@ def load_tensors(path: Path) -> Tensors:
     Raises:
       UserError: the file is absent or damaged, or contains anything but named tensors.
     """
+    state = load_safely(path, what="a state dict")
+    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
+    check_tensors(state, path)
+    return to_arrays(state)
+
+
+def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
+    """Reads a file of torch.save that contains tensors, plain values and instances of `classes` only.
+
+    Executes no code from the file, and takes little more memory than the file has bytes.
+
+    Raises:
+      UserError: the file is absent or damaged, or contains anything else; `what` says what it should be.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
@@ -167,15 +182,12 @@ def load_tensors(path: Path) -> Tensors:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
             if unpacked > 2 * path.stat().st_size + (1 << 20):
                 raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(list(classes)):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        raise UserError(f"{path} is not a state dict that loads safely: {error}".split("\n")[0]) from error
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
-    check_tensors(state, path)
-    return to_arrays(state)
+        raise UserError(f"{path} is not {what} that loads safely: {error}".split("\n")[0]) from error
 
 
 def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:

@@ -70,7 +70,8 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
         raise UserError(f"toy_de_en has no split {split}; it has {', '.join(SIZES)}")
     use_cache(cache)
     builder = build_once(
-        lambda: ToyDeEn(data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD)
+        lambda: ToyDeEn(data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD),
+        root=cache / "tfds" / ToyDeEn.name,
     )
     real_split, rows = open_split(builder, "toy_de_en", split)
     side = f"toy_de_en {real_split}"
