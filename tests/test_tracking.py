@@ -165,6 +165,10 @@ def test_damaged_lines_are_named_when_read_and_counted_when_removed(tmp_path):
     with make_tracker(tmp_path, start_step=9, stream=stream):
         assert [record["step"] for record in read_metrics(tmp_path)] == [1, 5]
     assert "removed 4 unreadable lines" in stream.getvalue()
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="damaged: it is not a file, but a pipe or a device; remove it"):
+        make_tracker(tmp_path, start_step=9)
     with pytest.raises(UserError, match="metrics.jsonl does not exist; train in"):
         read_metrics(tmp_path / "elsewhere")
 

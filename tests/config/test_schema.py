@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import os
 import re
 import typing
 
@@ -26,6 +27,7 @@ from flaxformer_mt.config.files import (
     from_dict,
     load_config,
     read_config,
+    read_file,
     save_config,
     to_dict,
 )
@@ -116,6 +118,37 @@ def test_a_config_of_any_contents_is_one_message(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(UserError, match="has 1099511627776 bytes, more than"):
         read_config(path)
+
+
+def test_a_config_that_was_changed_after_it_was_written_is_noticed(tmp_path):
+    """A flipped bit can make another network of the same shapes; files of earlier versions have no digest."""
+    path = tmp_path / "config.json"
+    save_config(Config(), path)
+    assert read_config(path) == Config()
+    text = path.read_text()
+    path.write_text(text.replace('"norm_epsilon": 1e-05', '"norm_epsilon": 1e-07'))
+    assert path.read_text() != text
+    with pytest.raises(UserError, match=re.escape(f"{path} has changed since it was written")):
+        read_config(path)
+    values = json.loads(path.read_text())
+    del values["blake2b"]
+    path.write_text(json.dumps(values))
+    assert read_config(path).model.norm_epsilon == 1e-07
+
+
+def test_pipes_and_devices_are_not_read_as_files(tmp_path):
+    """A pipe would never answer, and a device never end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(UserError, match="damaged; restore the file: it is not a file, but a pipe"):
+            read_config(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        read_file(tmp_path)
+    (tmp_path / "file").write_bytes(b"123")
+    assert read_file(tmp_path / "file", most=3) == b"123"
+    with pytest.raises(ValueError, match="it has 3 bytes, more than the accepted 2"):
+        read_file(tmp_path / "file", most=2)
 
 
 def test_config_files_run(tmp_path):

@@ -731,7 +731,8 @@ def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
 
 def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_path):
     path, given = tmp_path / "model.chkpt", Given(vocabs=vocabs[True])
-    wrong = argparse.Namespace(d_model="8", d_inner_hid=12, n_layers=1, n_head=2)
+    sizes = {"d_model": 8, "d_inner_hid": 12, "n_layers": 1, "n_head": 2, "d_k": 4, "d_v": 4}
+    wrong = argparse.Namespace(**sizes | {"d_model": "8"})
     for content, message in [
         ({"model": {}}, "must have `model` and `settings`"),
         ({"model": {"x": 1}, "settings": argparse.Namespace()}, "`model` must contain named tensors"),
@@ -741,6 +742,20 @@ def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_pat
         ),
         ({"model": {}, "settings": wrong}, "settings have d_model '8'; it must be of type int"),
         ({"model": {}, "settings": Path("x")}, "is not a checkpoint that loads safely"),
+        ({"model": {}, "settings": argparse.Namespace(d_model=True)}, "settings have d_model True; it must"),
+        (
+            {"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
+            "has 4000000000000 bytes, but the file has",
+        ),
+        ({"model": {"x": torch.eye(2).to_sparse()}, "settings": wrong}, "x has the layout torch.sparse_coo"),
+        (
+            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
+            "model.num_encoder_layers is 1000000000; the largest accepted value is 1000",
+        ),
+        (
+            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
+            "model.num_heads is 0; it must be at least 1",
+        ),
     ]:
         torch.save(content, path)
         with pytest.raises(UserError, match=message):

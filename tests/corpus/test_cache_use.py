@@ -13,6 +13,7 @@ from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import cache_use, read_pairs
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.errors import FlaxformerWarning
 
 OWNER = """
 import sys
@@ -120,6 +121,9 @@ def test_damaged_json_counts_as_absent(tmp_path):
         path.write_bytes(damaged)
         assert read_cached(path) is None
     path.unlink()
+    os.mkfifo(path)
+    assert read_cached(path) is None
+    path.unlink()
     path.mkdir()
     assert read_cached(path) is None
 
@@ -147,3 +151,24 @@ def test_damaged_results_of_cleaning_are_computed_again(tmp_path):
         damage()
         assert list(read_pairs(config, "train")) == expected
         assert np.load(rows).tolist() == [0, 1, 3]
+
+
+def test_a_prepared_set_with_pipes_or_devices_is_prepared_again(tmp_path):
+    """TFDS would wait for the pipe, and read the device until memory ends."""
+    (tmp_path / "text").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / "text" / f"train.{language}").write_text("a\nb\nc\n")
+    config = DataConfig(
+        dataset="parallel_text", text_dir=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache")
+    )
+    expected = list(read_pairs(config, "train"))
+    for name, replace in [
+        ("dataset_info.json", os.mkfifo),
+        ("features.json", lambda path: path.symlink_to("/dev/zero")),
+        ("*.array_record*", os.mkfifo),
+    ]:
+        (path,) = (tmp_path / "cache" / "tfds").rglob(name)
+        path.unlink()
+        replace(path)
+        with pytest.warns(FlaxformerWarning, match=r"pipe, a device|is damaged"):
+            assert list(read_pairs(config, "train")) == expected

@@ -29,3 +29,7 @@ def test_shared_pairs_and_sources_are_counted_and_warned_of(tmp_path):
     changed = Split([Pair("new", "x")])
     changed.fingerprint = "2"
     assert find_overlap(changed, held_out, tmp_path / "new")["valid"]["pairs"] == 1
+    # a stored result that was damaged is computed again
+    for path in (tmp_path / "new").iterdir():
+        path.write_bytes(path.read_bytes().replace(b": 5", b": 7")[:-1])
+    assert find_overlap(train, held_out, tmp_path / "new") == found

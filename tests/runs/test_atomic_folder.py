@@ -176,13 +176,15 @@ def test_another_format_is_not_read_as_if_it_were_ours(tmp_path, monkeypatch):
 
 def test_entries_of_another_kind_are_damage_and_can_be_replaced_and_removed(tmp_path):
     write_folder(tmp_path / "real", "text")
-    names = ["file", "dangling", "nested", "folder as manifest"]
+    names = ["file", "dangling", "nested", "folder as manifest", "pipe as manifest"]
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     (tmp_path / "nested").mkdir()
     (tmp_path / "nested" / "manifest.json").write_text("[" * 100_000)
     (tmp_path / "folder as manifest" / "manifest.json").mkdir(parents=True)
-    for name, damage in zip(names, ["it is not a folder"] * 2 + ["not readable"] * 2, strict=True):
+    (tmp_path / "pipe as manifest").mkdir()
+    os.mkfifo(tmp_path / "pipe as manifest" / "manifest.json")
+    for name, damage in zip(names, ["it is not a folder"] * 2 + ["not readable"] * 3, strict=True):
         assert damage in manifest.find_damage(tmp_path / name), name
         write_folder(tmp_path / name, "text")
         assert manifest.find_damage(tmp_path / name) == ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import os
 import re
 from typing import NamedTuple
 
@@ -355,6 +356,10 @@ def test_a_given_model_that_is_none_is_refused(tmp_path):
         (tmp_path / "absent.model").write_bytes(content)
         with pytest.raises(UserError, match="SentencePiece model; give a .model file"):
             make_vocabs(config, [], tmp_path / "vocab")
+    (tmp_path / "absent.model").unlink()
+    os.mkfifo(tmp_path / "absent.model")
+    with pytest.raises(UserError, match="cannot be read: it is not a file, but a pipe"):
+        make_vocabs(config, [], tmp_path / "vocab")
     with pytest.raises(UserError, match=r"vocab\.target_model is x"):
         make_vocabs(small_config(target_model="x"), [], tmp_path / "vocab")
 
