@@ -62,7 +62,9 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raises UserError if the run was made with another config; the message names each differing field.
+    """Raises UserError if the run was made with another config, or has lost its own.
+
+    The message names each differing field.
 
     Writes nothing; accepts a run directory that is absent.
     """
@@ -70,6 +72,11 @@ def check_run(run_dir: Path, config: Config) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, not a directory; give another --run=DIR")
     if not path.exists():
+        if _newest_step(run_dir) is not None:
+            raise UserError(
+                f"{run_dir} has checkpoints, but no {path.name} that says what they are; restore the file, "
+                "or give another --run=DIR"
+            )
         return
     old, newest = read_config(path), _newest_step(run_dir)
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, config, newest)]

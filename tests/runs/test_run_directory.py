@@ -205,6 +205,14 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     assert not is_complete(tmp_path, config, {"step": 50, "stopped_early": False})
 
 
+def test_checkpoints_without_their_config_are_not_trained_further(tmp_path):
+    """`train --run=RUN` would go on with the default config, and write that into the run."""
+    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
+    with pytest.raises(UserError, match="has checkpoints, but no config.json that says what they are; resto"):
+        open_run(tmp_path, Config())
+    assert not (tmp_path / "config.json").exists()
+
+
 def test_places_that_cannot_be_a_run(tmp_path):
     file = tmp_path / "file"
     file.write_text("not a directory", encoding="utf-8")
