@@ -77,7 +77,13 @@ def replace_file(final: Path, name: str, text: str) -> None:
     """Replaces one text file of a sealed folder by way of a copy; all other files stay byte for byte."""
     facts = read_facts(final)
     temporary = begin_folder(final)
-    shutil.copytree(final, temporary, dirs_exist_ok=True)
+    # shutil.copytree gathers the errors of all files in one that has no errno, such as that of a full disk.
+    for path in sorted(final.rglob("*")):
+        copy = temporary / path.relative_to(final)
+        if path.is_dir():
+            copy.mkdir()
+        else:
+            shutil.copy2(path, copy)
     (temporary / MANIFEST_NAME).unlink()
     (temporary / name).write_text(text, encoding="utf-8")
     seal_folder(temporary, facts)

@@ -9,12 +9,14 @@ places the arrays that it reads according to the sharding of the target; accepts
     RUN/checkpoints/average/                       the mean of several checkpoints, in the same layout
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,8 @@ class Checkpoints:
         if jax.process_index() == 0:
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
-            atomic_folder.replace_file(folder, PROGRESS_NAME, json.dumps(progress, indent=1) + "\n")
+            with self._explain_failed_write():
+                atomic_folder.replace_file(folder, PROGRESS_NAME, json.dumps(progress, indent=1) + "\n")
 
     def wait(self) -> None:
         """Waits until the last `save` is on disk; with several processes, on all of them."""
@@ -184,7 +187,9 @@ class Checkpoints:
             read = _read_leaves if allow_nonfinite else _read_finite_leaves
             tables = (read(self._index.folder(step), name, specs) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
-            _write_checkpoint(final, {"params": average_leaves(tables)}, json.dumps(progress, indent=1))
+            trees = {"params": average_leaves(tables)}
+            with self._explain_failed_write():
+                _write_checkpoint(final, trees, json.dumps(progress, indent=1))
         return final
 
     def steps(self) -> list[int]:
@@ -229,14 +234,21 @@ class Checkpoints:
             self._writer.join()
             self._writer = None
         error, self._error = self._error, None
-        if isinstance(error, OSError):
+        if error is not None:
+            with self._explain_failed_write():
+                raise error
+
+    @contextlib.contextmanager
+    def _explain_failed_write(self) -> Iterator[None]:
+        """Turns the error of a disk that is full, out of inodes or read-only into a UserError."""
+        try:
+            yield
+        except OSError as error:
             raise UserError(
                 f"a checkpoint could not be written: {error}; "
                 "free disk space or make the folder writable, and run the command again; "
                 f"{self._index.describe()}"
             ) from error
-        if error is not None:
-            raise error
 
     def _write_and_prune(self, step: int, trees: dict[str, Leaves], progress_text: str) -> None:
         try:
@@ -298,7 +310,7 @@ def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str)
 def _save_item(folder: Path, leaves: Leaves) -> None:
     try:
         _make_checkpointer().save(folder, nest_leaves(leaves))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         # the storage library below orbax reports a full or read-only disk only in the text of its message
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if code is None:

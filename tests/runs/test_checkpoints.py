@@ -1,6 +1,7 @@
 """Checkpoints: bits come back, a crash or damage is never silent, and the right ones are kept."""
 
 import asyncio
+import errno
 import json
 import math
 import os
@@ -367,6 +368,62 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
     save_steps(tmp_path, {2: 1.0})
     assert checkpoints.newest_undamaged() == 2
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+    assert capfd.readouterr() == ("", "")
+
+
+def refuse_writes(patch, place: str) -> None:
+    """From now on the disk is full, or out of inodes, at one of the places where a checkpoint is written."""
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    owner, _, name = place.rpartition(".")
+    if owner == "storage":
+        kind, make = (
+            {"value": ValueError, "runtime": RuntimeError}[name],
+            checkpoint_module._make_checkpointer,
+        )
+
+        def save(folder, tree):
+            raise kind(f"generic::unknown: writing {folder} failed [os_error_code='{errno.ENOSPC}']")
+
+        storage = SimpleNamespace(
+            save=save, restore=lambda *given, **options: make().restore(*given, **options)
+        )
+        patch.setattr(checkpoint_module, "_make_checkpointer", lambda: storage)
+    else:
+        patch.setattr({"Path": Path, "os": os, "shutil": shutil}[owner], name, full)
+
+
+def test_a_full_disk_at_any_write_costs_one_message(tmp_path, monkeypatch, capfd):
+    """Inodes have the errno of blocks. Earlier checkpoints stay, and the next save works."""
+    checkpoints = save_steps(tmp_path, {1: 1.0, 2: 2.0})
+    places = ["Path.mkdir", "Path.write_text", "os.fsync", "os.replace", "os.rename"]
+    storage = ["storage.value", "storage.runtime"]
+    writes = {
+        lambda: (checkpoints.save(3, {"params": {"w": jnp.ones(2)}}, {}), checkpoints.wait()): [
+            *places,
+            *storage,
+        ],
+        lambda: checkpoints.average(2): [*places, *storage],
+        lambda: checkpoints.record_metrics(1, {"bleu": 3.0}): [*places, "shutil.copy2"],
+    }
+    for write, failing in writes.items():
+        for place in failing:
+            with monkeypatch.context() as patch:
+                refuse_writes(patch, place)
+                message = "a checkpoint could not be written: .*No space left.*; free disk space .* has 1, 2"
+                with pytest.raises(UserError, match=message) as caught:
+                    write()
+            assert "\n" not in str(caught.value), place
+            # A folder that was renamed to be replaced comes back before the next save, or at the next start.
+            checkpoints = Checkpoints(tmp_path)
+            assert checkpoints.newest_undamaged() == 2 and checkpoints.steps() == [1, 2], place
+            assert not (tmp_path / "checkpoints" / "average").exists()
+        write()
+        shutil.rmtree(tmp_path / "checkpoints" / "3", ignore_errors=True)
+        shutil.rmtree(tmp_path / "checkpoints" / "average", ignore_errors=True)
+    assert checkpoints.best() == 1
     assert capfd.readouterr() == ("", "")
 
 
