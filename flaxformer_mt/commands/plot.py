@@ -16,7 +16,7 @@ from flax import linen as nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.figures import (
     Curve,
     TokenAxis,
@@ -32,6 +32,7 @@ from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
@@ -63,7 +64,7 @@ def plot(
 
     Raises:
       UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
-        a file.
+        a file or cannot be written to.
     """
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
@@ -99,7 +100,7 @@ def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
       output: the folder for the files, created if necessary. None: plots.
 
     Raises:
-      UserError: the width is less than 1, or the output is a file.
+      UserError: the width is less than 1, or the output is a file or cannot be written to.
     """
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
@@ -112,12 +113,14 @@ def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
 def _check_folder(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
+    check_writable(output)
 
 
 def _save(figures: Figures, output: Path, titles: Mapping[str, str]) -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        save_figure(figure, output / name, title=titles.get(name, ""))
+        with name_full_disk(output / name):
+            save_figure(figure, output / name, title=titles.get(name, ""))
     return [str(output / name) for name in figures]
 
 

@@ -219,7 +219,8 @@ def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
     inputs: paths of the files that are read while the output is written; `-` is skipped.
 
     Raises:
-      UserError: the path is a folder, its parent is absent, or it or FILE.partial is one of the inputs.
+      UserError: the path is a folder, its parent is absent or cannot be written to, or it or FILE.partial is
+        one of the inputs.
     """
     file = Path(path).expanduser()
     if is_device(path):
@@ -230,6 +231,7 @@ def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
         raise UserError(f"output folder {file.parent} does not exist; create it with mkdir -p {file.parent}")
     if file.is_dir():
         raise UserError(f"output {file} is a folder; give a file, or - for standard output")
+    check_writable(file.parent)
     partial = partial_of(file)
     if os.path.lexists(partial) and not partial.is_file():
         raise UserError(f"output {file} is written as {partial}, which exists and is not a file; remove it")
@@ -239,6 +241,22 @@ def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
                 f"output {path} would overwrite the input {name} while it is read; give another --output=FILE"
             )
     return file
+
+
+def check_writable(folder: Path) -> None:
+    """Checks, before work begins, that files can be made in an output folder, which may be created first.
+
+    Raises:
+      UserError: the folder, or the nearest existing one above it, cannot be written to or is a file.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"output folder {folder}: {existing} is a file; give another path")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"output folder {existing} cannot be written to: it is read-only, or another user's; give "
+            "another folder, or change its permissions"
+        )
 
 
 def is_device(path: str) -> bool:

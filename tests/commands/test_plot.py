@@ -1,8 +1,10 @@
 """The command plot on tiny untrained runs: which files it writes, and that their numbers are the run's."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +275,30 @@ def test_the_encoding_of_a_width_is_plotted_without_a_run(tmp_path, capfd):
     files = json.loads(capfd.readouterr().out)["files"]
     assert [Path(file).name for file in files] == ["positions.png", "position_table.png"]
     assert all(Path(file).stat().st_size > 1000 for file in files)
+
+
+def test_a_folder_that_cannot_be_written_to_costs_one_message(run, tmp_path, capfd, monkeypatch):
+    """Before the run is loaded; a disk that fills up is told with the file."""
+    plots = [["--positions=8"], [f"--run={run}", f"--source={SOURCE}"]]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: path not in (tmp_path, run))
+        patch.setattr(plot_module, "load_trained", pytest.fail)
+        for flags in [*plots, [f"--run={run}"]]:
+            output = [] if flags == [f"--run={run}"] else [f"--output={tmp_path / 'new'}"]
+            assert main(["plot", *flags, *output]) == 2
+            folder = tmp_path if output else run
+            told = capfd.readouterr().err
+            assert told.startswith(f"error: output folder {folder} cannot be written to: it is read-only")
+            assert told.count("\n") == 1
+
+    def fill(figure, path, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(plot_module, "save_figure", fill)
+    assert main(["plot", "--positions=8", f"--output={tmp_path}"]) == 2
+    assert capfd.readouterr().err.startswith(
+        f"error: {tmp_path}/positions.png: No space left on device; free"
+    )
 
 
 def test_a_checkpoint_whose_scores_are_not_numbers_is_named(run, monkeypatch, capfd):

@@ -1,5 +1,6 @@
 """`translate` and `score` on files, with a tiny run: options together, and what a kill leaves behind."""
 
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, 
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.text_io import lines as lines_module
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
@@ -311,6 +313,38 @@ def test_what_score_refuses(untrained, capfd, flags, words):
     write_lines("a", ["x"])
     assert main(["score", f"--run={untrained}", *flags]) == 2
     assert words in capfd.readouterr().err
+
+
+def test_an_output_that_score_cannot_write_costs_one_message(run_dir, tmp_path, capfd, monkeypatch):
+    """A read-only folder before the run is loaded; one that becomes so, or a full disk, with the file."""
+    write_lines("a", ["der Hund"])
+    score = ["score", f"--run={run_dir}", "--source=a", "--target=a", "--output=out"]
+    same = ["score", f"--run={run_dir}", "--source=a", "--target=a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        patch.setattr(Scorer, "load", pytest.fail)
+        assert main(score) == 2
+        assert capfd.readouterr().err.startswith(
+            "error: output folder . cannot be written to: it is read-only"
+        )
+
+    class Full(io.FileIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for opened, said in (
+        (lambda path: Full(path, "w+"), "error: out.partial: No space left on device; free some space"),
+        (refuse, "error: out.partial: Read-only file system; give a folder that can be written to"),
+    ):
+        monkeypatch.setattr(lines_module, "open_locked", opened)
+        assert main(score) == 2
+        told = capfd.readouterr().err
+        assert told.startswith(said) and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert main(same) == 0  # to standard output
 
 
 def test_a_language_model_has_no_source(tmp_path, capfd):

@@ -8,7 +8,7 @@ import pytest
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.text_io import lines as module
-from flaxformer_mt.text_io.lines import open_output, read_lines, take_window, watch_arrival
+from flaxformer_mt.text_io.lines import check_output, open_output, read_lines, take_window, watch_arrival
 
 
 @pytest.fixture
@@ -72,3 +72,23 @@ def test_an_output_on_a_file_system_without_locks_is_written_and_said(tmp_path, 
     ):
         write("a")
     assert (tmp_path / "out").read_text() == "a\n"
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_told_before_work_begins(tmp_path, monkeypatch):
+    """Whatever the user is: a file system that is read-only refuses root too."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UserError, match=f"^output folder {tmp_path} cannot be written to: it is read-only"):
+        check_output(str(tmp_path / "out"))
+    for folder in (tmp_path, tmp_path / "new" / "folder"):  # the second would be created
+        with pytest.raises(
+            UserError, match=f"^output folder {tmp_path} cannot be written to: .*; give another"
+        ):
+            module.check_writable(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"output folder .*/file/folder: .*/file is a file; give another path"
+    ):
+        module.check_writable(tmp_path / "file" / "folder")
+    (tmp_path / "own").mkdir()
+    assert check_output(str(tmp_path / "own" / "out")) == tmp_path / "own" / "out"
+    assert not list((tmp_path / "own").iterdir())
