@@ -18,6 +18,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
 from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
 from flaxformer_mt.vocab import Vocabs
@@ -59,6 +60,9 @@ def load_trained(
 ) -> TrainedModel:
     """Loads a trained model from a run directory.
 
+    Several processes call it together: the first one chooses the checkpoint that all of them read, because
+    training may write another one meanwhile.
+
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if that
         checkpoint is absent (training is still running, or was interrupted), best or last, with a warning.
@@ -71,8 +75,13 @@ def load_trained(
     config = read_config(run_dir / "config.json")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
-    which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-    params, progress = checkpoints.restore_params(which, allow_nonfinite=allow_nonfinite)
+
+    def choose() -> list[str]:
+        which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
+        return [which, checkpoints.resolve(which).name]
+
+    which, folder_name = decide_once(choose)
+    params, progress = checkpoints.restore_params(folder_name, allow_nonfinite=allow_nonfinite)
     if is_stacked(params):
         params = unstack_layers(params)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
