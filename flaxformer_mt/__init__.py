@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.scorer import Scorer
+    from flaxformer_mt.translation.text_generator import generate_text
     from flaxformer_mt.translation.translator import Translator
 
 __version__ = "0.2.0"
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate_run",
     "export_run",
     "fit",
+    "generate_text",
     "import_run",
     "load_config",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",
+    "generate_text": "translation.text_generator",
     "import_run": "convert.import_run",
     "load_config": "config.find_config",
 }

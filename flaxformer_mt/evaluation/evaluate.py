@@ -165,7 +165,7 @@ def evaluate_run(
     loading: dict[str, Any] = {"checkpoint": checkpoint, "allow_nonfinite": allow_nonfinite}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, loading)
+        return _evaluate_language_model(run_dir, config, split, reference, loading | {"progress": progress})
     resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     score_options = _choose_score_options(config, lowercase, tokenize)
     scored = read_set(config, split, source=source, reference=reference)
@@ -298,14 +298,14 @@ def _evaluate_language_model(
     config: Config,
     split: Literal["test", "valid"],
     reference: str | None,
-    loading: dict[str, Any],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     if reference is None:
         check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    scored = score_text(run_dir, sentences, **loading)
+    scored = score_text(run_dir, sentences, **options)
     return {
         "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,

@@ -7,7 +7,7 @@ run.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.vocab import Vocab
 
 
@@ -49,12 +50,22 @@ def measure(
     batches: Iterable[Batch],
     *,
     put: Callable[[Batch], Any] = jax.device_put,
+    on_batch: Callable[[Batch], None] | None = None,
 ) -> Likelihood:
-    """Sums the results of an evaluation step over all batches; `put` copies a batch to the devices."""
+    """Sums the results of an evaluation step over all batches.
+
+    Args:
+      put: copies a batch to the devices.
+      on_batch: is called with each batch once it has been computed. None: batches are not waited for.
+    """
     sums = MetricSums()
     for batch in batches:
-        for name, (value_sum, weight) in evaluation_step(params, put(batch)).items():
+        found = evaluation_step(params, put(batch))
+        for name, (value_sum, weight) in found.items():
             sums.add(name, value_sum=value_sum, weight=weight)
+        if on_batch is not None:
+            jax.block_until_ready(found)
+            on_batch(batch)
     totals = sums.result()
     return Likelihood(int(totals["loss_weight"]), totals["loss_mean"], totals["accuracy_mean"])
 
@@ -72,6 +83,7 @@ def score_text(
     *,
     checkpoint: str | None = None,
     allow_nonfinite: bool = False,
+    progress: TextIO | None = None,
     warn: Warn = warn_user,
 ) -> ScoredText:
     """Scores sentences with the language model in `run_dir`.
@@ -80,6 +92,7 @@ def score_text(
       sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
       allow_nonfinite: whether parameters may be NaN or infinite.
+      progress: the stream that shows progress to a human; None: nothing is shown.
 
     Raises:
       UserError: the run or checkpoint is absent, there are no sentences, or one is longer than the positions
@@ -91,7 +104,21 @@ def score_text(
     enable_compilation_cache(compiled_dir())
     step = jax.jit(make_evaluation_step(trained.make_model(), trained.config.train))
     batches = _batch(sentences, trained.vocabs.target, trained.config)
-    return ScoredText(measure(step, jax.device_put(trained.params), batches), trained.checkpoint)
+    params = jax.device_put(trained.params)
+    if progress is None:
+        return ScoredText(measure(step, params, batches), trained.checkpoint)
+    noun = "sentence" if len(sentences) == 1 else "sentences"
+    print(
+        f"scoring {len(sentences):,} {noun} with checkpoint {trained.checkpoint}", file=progress, flush=True
+    )
+    with Throughput(total=len(sentences), stream=progress) as throughput:
+
+        def count(batch: Batch) -> None:
+            lines = int(batch.target_mask.any(axis=-1).sum())
+            throughput.add(lines=lines, tokens=int(batch.target_mask.sum()))
+
+        likelihood = measure(step, params, batches, on_batch=count)
+    return ScoredText(likelihood, trained.checkpoint)
 
 
 def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
-from flaxformer_mt.corpus.tfds_cache import cache_dir
+from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained
@@ -74,7 +74,7 @@ def generate_text(
             f"the prompt has {len(prefix)} tokens and the text at most {length}, with its end symbol; "
             "shorten the prompt, or raise --length"
         )
-    enable_compilation_cache(cache_dir(trained.config.data) / "compiled")
+    enable_compilation_cache(compiled_dir())
     result = _search(trained, options, prefix, length, n_best)
     return _read(result, trained)
 

@@ -1,6 +1,7 @@
 """A language model from end to end: it trains on targets alone, and says how probable it finds text."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -28,9 +29,11 @@ from flaxformer_mt.evaluation.perplexity import Likelihood, measure
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.text_io import throughput
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.translation import text_generator
 from flaxformer_mt.translation.text_generator import generate_text
 from flaxformer_mt.vocab import load_vocabs
 
@@ -156,6 +159,18 @@ def test_a_file_is_scored_as_it_stands(run, tmp_path):
     assert json.loads(json.dumps(found)) == found
 
 
+def test_its_evaluation_shows_progress(run, monkeypatch):
+    """At once what it does, then lines and tokens; nothing if it is not asked for."""
+    run_dir, _, report = run
+    monkeypatch.setattr(throughput, "_SILENT_SECONDS", 0.0)
+    said = io.StringIO()
+    found = evaluate_run(run_dir, progress=said)
+    first, *_, last = said.getvalue().splitlines()
+    assert first == f"scoring 9 sentences with checkpoint {found['checkpoint']}"
+    assert re.match(r"9/9 lines \| [\d.,]+ lines/s \| [\d.,]+ target tokens/s", last)
+    assert found == report["test"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -241,6 +256,23 @@ def test_it_writes_texts(run, capfdbinary):
     banned = np.isin(np.arange(vocab.size), [vocab.pad_id, vocab.bos_id])
     best = np.where(banned, -np.inf, np.asarray(log_probs)).argmax(axis=-1)
     assert best[2:].tolist() == tokens[3:]  # after the prompt
+
+
+def test_its_programs_are_kept_where_no_run_chooses(run, tmp_path, monkeypatch):
+    """Compiled programs are executed, so a foreign run must not bring a folder of them in data.cache_dir."""
+    run_dir, config, _ = run
+    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "own"))
+
+    class StopHereError(Exception):
+        pass
+
+    def stop(folder):
+        raise StopHereError(folder)
+
+    monkeypatch.setattr(text_generator, "enable_compilation_cache", stop)
+    with pytest.raises(StopHereError, match=f"^{tmp_path}/own/compiled$"):
+        generate_text(run_dir)
+    assert config.data.cache_dir
 
 
 def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
