@@ -1,0 +1,246 @@
+"""Runs every command and every example of README.md and of docs/, literally, as a reader would.
+
+    .ci/docs [--work=DIR] [--list] [PAGE ...]
+
+The pages are read from a fresh copy of the files that git knows. README.md comes first: its own commands make
+the environment, with the Python that is called python3, and train the run that the other pages use. Those run
+with that environment activated. A block that a page marks as needing another machine, a network or data of
+others is left out; GIVEN makes what a page takes as given, and ADDED shortens what would take long. It fails
+with the page, the line, the command and its output if a command ends with a status other than 0 or prints a
+traceback.
+"""
+
+import argparse
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from documentation.pages import README, ROOT, Block, Command, find_pages, read_blocks, split_commands
+
+_FLAXFORMER = "python -m flaxformer_mt"
+_FEW_UPDATES = "--config.train.steps=4"
+# A model after a few updates translates to the length limit: at this one, sooner.
+_SHORT = "--config.search.max_length_ratio=1 --config.search.max_length_offset=4"
+
+# Page -> the commands that make the files and runs that it takes as given.
+GIVEN = {
+    README: ["python -m documentation.write_words my_data --languages=cs,en"],
+    "docs/api.md": ["python -m documentation.write_words my_data --languages=de,en --words=8 --pairs=64"],
+    "docs/evaluation.md": [
+        f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
+        "cp runs/toy_de_en/translations/test.hypothesis other.txt",
+    ],
+    "docs/export.md": [
+        "python -m documentation.write_words my_data --languages=de,en",
+        "cp runs/toy_de_en/translations/test.source test.de",
+        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+        "cp configs/handbuilt.py my_config.py",
+        f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
+        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
+    ],
+    "docs/translating.md": [
+        "cp runs/toy_de_en/translations/test.source test.de",
+        "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
+    ],
+}
+
+# Pages whose Python blocks are one program. Elsewhere each block is one of its own.
+ONE_PROGRAM = frozenset({"docs/api.md", "docs/translating.md"})
+
+
+class Added(NamedTuple):
+    """What is added to the end of the commands of a page that match a pattern, and why."""
+
+    page: str
+    command: str
+    words: str
+
+    def matches(self, page: str, text: str) -> bool:
+        """Whether the words are added to this command."""
+        return page == self.page and re.search(self.command, text) is not None
+
+
+ADDED = [
+    # The tests run in .ci/run, with this very command.
+    Added(README, r"-m pytest -q$", "--collect-only"),
+    # Trainings whose result no other command needs.
+    Added(README, r"--run=runs/post$", f"{_FEW_UPDATES} {_SHORT}"),
+    Added(README, r"--config=parallel_text", f"{_FEW_UPDATES} {_SHORT}"),
+    Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
+    # Benchmarks, which take an hour.
+    Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
+]
+
+# Commands that are not run here -> why not.
+ELSEWHERE = {".ci/run": "the job ci of .github/workflows/ci.yml runs it", ".ci/docs": "it is this script"}
+
+
+class PageError(Exception):
+    """A command of a page that does not do what the page says."""
+
+
+class Tree:
+    """A fresh copy of the files that git knows, and the environment in which its commands run."""
+
+    def __init__(self, work: Path, *, python: str) -> None:
+        self.folder = work / "tree"
+        self._work = work
+        for name in ("tree", "bin", "home"):
+            (work / name).mkdir(parents=True, exist_ok=True)
+        launcher = work / "bin" / "python3"
+        launcher.write_text(f'#!/bin/sh\nexec "{python}" "$@"\n')
+        launcher.chmod(0o755)
+
+    def copy_files(self) -> None:
+        """Copies the files that git knows, as they are now; files of earlier commands stay."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).exists():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+
+    def run(self, command: Command, *, given: str = "", program: str = "") -> str:
+        """Runs one command and returns its output.
+
+        Args:
+          given: what runs instead of the text: the text with what is added.
+          program: Python to give to the command as its standard input.
+
+        Raises:
+          PageError: its status is not 0, or it prints a traceback.
+        """
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", given or command.text],
+            cwd=self.folder,
+            env=self._environment(activated=command.page != README),
+            input=program.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output = done.stdout.decode(errors="replace")
+        problem = f"status {done.returncode}" if done.returncode else ""
+        if not problem and "Traceback (most recent call last)" in output:
+            problem = "a traceback"
+        if problem:
+            text = given or command.text
+            raise PageError(f"{command.page}:{command.line}: {problem}\n    {text}\n{output[-6000:]}")
+        return output
+
+    def _environment(self, *, activated: bool) -> dict[str, str]:
+        kept = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
+        home = self._work / "home"
+        path = [str(self._work / "bin"), kept.get("PATH", "")]
+        if activated:
+            path.insert(0, str(self.folder / ".venv" / "bin"))
+        return kept | {
+            "PATH": os.pathsep.join(path),
+            "FLAXFORMER_MT_CACHE": str(home / "cache"),
+            "TFDS_DATA_DIR": str(home / "tfds"),
+        }
+
+
+class Step(NamedTuple):
+    """A command to run: `given` is what runs, `left_out` why it is not run, `program` its standard input."""
+
+    command: Command
+    given: str
+    left_out: str = ""
+    program: str = ""
+
+    def describe(self) -> str:
+        """The place and the command, with what is added to it, in lines."""
+        place = f"{self.command.page}:{self.command.line}"
+        lines = [f"{place} not run: {self.left_out}" if self.left_out else place, f"    {self.command.text}"]
+        if added := self.given.removeprefix(self.command.text).strip():
+            lines.append(f"    + {added}")
+        return "\n".join(lines)
+
+
+def plan(page: str) -> Iterator[Step]:
+    """The commands of a page in order; Python blocks that are one program run at the end of the page."""
+    program: list[Block] = []
+    for block in read_blocks(page):
+        if block.kind == "sh":
+            for command in split_commands(block):
+                added = [rule.words for rule in ADDED if rule.matches(page, command.text)]
+                given = " ".join([command.text, *added])
+                yield Step(command, given, block.needs or ELSEWHERE.get(command.text, ""))
+        elif block.kind == "python" and page in ONE_PROGRAM:
+            program.append(block)
+        elif block.kind == "python":
+            yield _run_python(page, [block])
+    if program:
+        yield _run_python(page, program)
+
+
+def _run_python(page: str, blocks: list[Block]) -> Step:
+    """A program of the blocks; a block that begins with the name of a file, `# configs/NAME.py`, is it."""
+    text = "\n".join(block.text for block in blocks)
+    named = re.match(r"# (\S+\.py)\n", text)
+    command = f"cat > {named[1]}" if named else "python3 -" if page != README else ".venv/bin/python -"
+    return Step(Command(page, blocks[0].line, command), command, blocks[0].needs, text)
+
+
+def run_page(page: str, tree: Tree) -> None:
+    """Runs the commands of a page after those that make what it takes as given; says which it runs."""
+    say = functools.partial(print, flush=True)
+    activate = 'export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=tests:. &&'
+    made = [Command(page, 0, text) for text in GIVEN.get(page, [])]
+    waiting = made
+    for step in plan(page):
+        # README.md makes the environment with its first command.
+        if (tree.folder / ".venv").exists():
+            for command in waiting:
+                say(f"{page} takes as given\n    {command.text}")
+                tree.run(command, given=f"{activate} {command.text}")
+            waiting = []
+        say(step.describe())
+        if not step.left_out:
+            start = time.monotonic()
+            tree.run(step.command, given=step.given, program=step.program)
+            say(f"    {time.monotonic() - start:.0f} s")
+
+
+def main() -> int:
+    """Runs the pages, or lists their commands; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: README.md and docs/*.md")
+    parser.add_argument(
+        "--work", type=Path, help="folder for the copy of the tree, kept; default: a temporary one"
+    )
+    parser.add_argument("--list", action="store_true", help="print the commands and do not run them")
+    options = parser.parse_args()
+    pages = options.pages or find_pages()
+    if options.list:
+        for page in pages:
+            print("\n".join(step.describe() for step in plan(page)))
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Tree((options.work or Path(temporary)).resolve(), python=sys.executable)
+        tree.copy_files()
+        try:
+            for page in pages:
+                run_page(page, tree)
+        except PageError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    print(f"{len(pages)} pages: every command ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

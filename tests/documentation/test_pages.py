@@ -1,0 +1,103 @@
+"""Every command of README.md and docs/ is one that `run_pages.py` runs, or is marked in its page."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from documentation import run_pages
+from documentation.pages import ROOT, Block, find_hidden_commands, find_pages, read_blocks, split_commands
+
+
+def write_page(folder, text: str) -> str:
+    (folder / "page.md").write_text(text, encoding="utf-8")
+    return "page.md"
+
+
+def test_every_command_of_the_pages_is_known():
+    """It stands in an `sh` block, which is run or says what it needs; all rules of `run_pages` apply."""
+    pages = find_pages()
+    assert len(pages) > 12
+    commands = {}
+    for page in pages:
+        assert not list(find_hidden_commands(page)), "put commands into ```sh blocks, which run_pages.py runs"
+        for block in read_blocks(page):
+            if block.kind == "sh":
+                commands |= {(page, command.text): block.needs for command in split_commands(block)}
+            if block.kind == "python" and not block.needs:
+                ast.parse(block.text)
+    assert len(commands) > 30
+    assert sum(not needs for needs in commands.values()) > 25
+    for rule in run_pages.ADDED:
+        matching = [
+            text for (page, text), needs in commands.items() if not needs and rule.matches(page, text)
+        ]
+        assert matching, f"no command of {rule.page} is {rule.command}"
+    assert set(run_pages.GIVEN) <= set(pages) and run_pages.ONE_PROGRAM <= set(pages)
+
+
+def test_a_page_is_split_into_commands(tmp_path):
+    page = write_page(
+        tmp_path,
+        "# Title\n\n```sh\n# a comment\npython one.py \\\n    --flag\necho two\n```\n\n"
+        "```sh\n# Needs another machine: two of them\npython three.py\n```\n\n    text [--flag]\n\n"
+        "```\nstep 1 | loss 2\n```\n\n```python\nprint(4)\n```\n",
+    )
+    run, elsewhere, output, code = read_blocks(page, tmp_path)
+    assert [(c.line, c.text) for c in split_commands(run)] == [
+        (5, "python one.py \\\n    --flag"),
+        (7, "echo two"),
+    ]
+    assert elsewhere.needs == "Needs another machine: two of them" and not run.needs
+    assert [command.line for command in split_commands(elsewhere)] == [12]
+    assert (output.kind, code) == ("", Block("page.md", 22, "python", "print(4)\n", ""))
+    assert not list(find_hidden_commands(page, tmp_path))
+
+
+def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path):
+    hidden = (
+        "text\n\n    PYTHONPATH=. python x.py --a\n\n```\n$ .venv/bin/python -m flaxformer_mt doctor\n```\n"
+    )
+    found = list(find_hidden_commands(write_page(tmp_path, hidden), tmp_path))
+    assert [line.partition(": ")[0] for line in found] == ["page.md:3", "page.md:6"]
+    for text, message in (("```bash\nls\n```\n", "a block of bash"), ("```sh\nls\n", "a block without end")):
+        with pytest.raises(ValueError, match=f"page.md:1: {message}"):
+            read_blocks(write_page(tmp_path, text), tmp_path)
+
+
+def test_a_command_fails_by_its_status_and_by_a_traceback(tmp_path):
+    """The message has the page, the line, the command and its output."""
+    tree = run_pages.Tree(tmp_path, python=sys.executable)
+    commands = {
+        "echo fine": "",
+        "echo bad; exit 3": "status 3",
+        "echo 'Traceback (most recent call last)'": "a traceback",
+    }
+    for number, (text, problem) in enumerate(commands.items(), start=7):
+        command = run_pages.Command("docs/page.md", number, text)
+        if not problem:
+            assert tree.run(command) == "fine\n"
+            continue
+        with pytest.raises(run_pages.PageError, match=rf"^docs/page.md:{number}: {problem}") as raised:
+            tree.run(command)
+        assert text in str(raised.value) and re.search("^bad$|^Traceback", str(raised.value), re.M)
+
+
+def test_a_list_of_the_commands_is_printed_without_running_them():
+    command = [str(ROOT / ".ci" / "docs"), "--list", "docs/parallel.md", "README.md"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert re.search(
+        r"^docs/parallel.md:\d+ not run: Needs another machine: .*\n    srun python train.py", out, re.M
+    )
+    assert re.search(r"^README.md:\d+\n    python3 -m venv .venv && .*train.py$", out, re.M)
+    assert re.search(r"-m pytest -q\n    \+ --collect-only", out)
+
+
+def test_links_and_pictures_of_the_pages_exist():
+    for page in find_pages():
+        for target in re.findall(r"\]\(([\w./-]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
