@@ -30,15 +30,19 @@ _FEW_UPDATES = "--config.train.steps=4"
 # A model after a few updates translates to the length limit: at this one, sooner.
 _SHORT = "--config.search.max_length_ratio=1 --config.search.max_length_offset=4"
 
-# Page -> the commands that make the files and runs that it takes as given.
+# Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
-    "docs/api.md": ["python -m documentation.write_words my_data --languages=de,en --words=8 --pairs=64"],
+    "docs/api.md": [
+        "rm -rf exported runs/de_en runs/en runs/imported",
+        "python -m documentation.write_words my_data --languages=de,en --words=8 --pairs=64",
+    ],
     "docs/evaluation.md": [
         f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
         "cp runs/toy_de_en/translations/test.hypothesis other.txt",
     ],
     "docs/export.md": [
+        "rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
         "python -m documentation.write_words my_data --languages=de,en",
         "cp runs/toy_de_en/translations/test.source test.de",
         f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
@@ -50,6 +54,7 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
+    "docs/tutorial.md": ["rm -rf exported/tutorial"],
 }
 
 # Pages whose Python blocks are one program. Elsewhere each block is one of its own.
