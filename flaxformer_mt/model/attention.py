@@ -15,6 +15,7 @@ from flaxformer_mt.model.fused_attention import attend_fused, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.positions import rotate
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import Projection, project_together
 from flaxformer_mt.shapes import Array, AttentionMask, Cache, typed
 
@@ -28,7 +29,7 @@ def attention_weights(
     A query whose mask is False everywhere gets uniform weights instead of NaN.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores = jnp.einsum("BQHK,BMHK->BHQM", query, keys).astype(jnp.float32)
+    scores = contract("BQHK,BMHK->BHQM", query, keys)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
@@ -39,7 +40,7 @@ def weighted_values(
     weights: Float[Array, "B H Q M"], values: Float[Array, "B M H E"]
 ) -> Float[Array, "B Q H E"]:
     """Average the values under the weights of each query."""
-    return jnp.einsum("BHQM,BMHE->BQHE", weights.astype(values.dtype), values)
+    return contract("BHQM,BMHE->BQHE", weights, values).astype(values.dtype)
 
 
 class MultiHeadAttention(nn.Module):
@@ -198,13 +199,13 @@ def _scale_query(query: Array) -> Array:
 
 def _score(query: Array, keys: Array, mask: Array | None) -> Array:
     """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] and keys [B, H, K, M]."""
-    scores = jnp.matmul(query, keys).astype(jnp.float32)
+    scores = contract("BHWK,BHKM->BHWM", query, keys)
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
 def _average(weights: Array, values: Array) -> Array:
     """Average values [B, H, M, E] under weights [B, H, W, M]: [B, H, W, E]."""
-    return jnp.matmul(weights.astype(values.dtype), values)
+    return contract("BHWM,BHME->BHWE", weights, values).astype(values.dtype)
 
 
 def make_ancestors(batch: int, beams: int, length: int) -> Array:

@@ -10,6 +10,7 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
+from flaxformer_mt.model.projections import Projection
 from flaxformer_mt.shapes import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -37,15 +38,14 @@ class FeedForward(nn.Module):
         rate = config.ffn_dropout_rate
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
-    def _make_layer(self, features: int, *, fan_in: int) -> nn.Module:
+    def _make_layer(self, features: int, *, fan_in: int) -> Projection:
         """Make a dense layer, kernel [input, output], or an equal convolution, kernel [1, input, output]."""
         config = self.config
         initializers = make_initializers(config)
-        kind = nn.Dense
-        if config.ffn_layer == "convolution":
-            kind = functools.partial(nn.Conv, kernel_size=(1,))
-        return kind(
-            features,
+        taps = (1,) if config.ffn_layer == "convolution" else ()
+        return Projection(
+            (*taps, fan_in),
+            (features,),
             use_bias=config.ffn_bias,
             dtype=jnp.dtype(config.dtype),
             kernel_init=initializers.feedforward,
@@ -54,9 +54,14 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """Map x [..., D] to [..., D] through width F."""
-        hidden = self.input(x)
+        hidden = _run(self.input, x)
         if self.config.activation == "swiglu":
-            hidden = hidden * jax.nn.silu(self.gate(x))
+            hidden = hidden * jax.nn.silu(_run(self.gate, x))
         else:
             hidden = _ACTIVATIONS[self.config.activation](hidden)
-        return self.output(self.dropout(hidden, deterministic=deterministic))
+        return _run(self.output, self.dropout(hidden, deterministic=deterministic))
+
+
+def _run(layer: Projection, x: Array) -> Array:
+    """Apply a layer to x [..., D]; a convolution takes [..., 1, D]."""
+    return layer(x.reshape(*x.shape[:-1], *layer.inputs))

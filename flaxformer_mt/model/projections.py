@@ -13,6 +13,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.shapes import Array
 
 
@@ -45,32 +46,10 @@ class Projection(nn.Module):
         """Map x [..., *inputs] to [..., *features]."""
         leading = x.shape[: x.ndim - len(self.inputs)]
         width = math.prod(self.inputs)  # not -1: a language model's source has no tokens
-        matrix = self.kernel.astype(self.dtype).reshape(width, -1)
-        y = multiply(x.astype(self.dtype).reshape(*leading, width), matrix).reshape(*leading, *self.features)
-        return y + self.bias.astype(self.dtype) if self.use_bias else y
-
-
-@jax.custom_vjp
-def multiply(x: Array, kernel: Array) -> Array:
-    """Multiply x [..., D] by a matrix [D, F], with the matrix gradient computed in the matrix's own layout.
-
-    JAX's rule computes the gradient as [F, D] and transposes it; on CPUs this first transposes the wider of
-    two large arrays in memory.
-    """
-    return jnp.tensordot(x, kernel, axes=1)
-
-
-def _multiply_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.tensordot(x, kernel, axes=1), (x, kernel)
-
-
-def _multiply_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    rows = tuple(range(x.ndim - 1))
-    return jnp.tensordot(gradient, kernel.T, axes=1), jnp.tensordot(x, gradient, axes=(rows, rows))
-
-
-multiply.defvjp(_multiply_forward, _multiply_backward)
+        x = x.astype(self.dtype).reshape(*leading, width)
+        y = contract("...D,DF->...F", x, self.kernel.reshape(width, -1))
+        y = y.reshape(*leading, *self.features)
+        return (y + self.bias if self.use_bias else y).astype(self.dtype)
 
 
 def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]:
@@ -84,10 +63,10 @@ def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]
     if any(other.features != first.features for other in projections):
         return [projection(x) for projection in projections]
     dtype = first.dtype
-    kernels = jnp.stack([projection.kernel.astype(dtype) for projection in projections], axis=1)
-    together = multiply(x.astype(dtype), kernels.reshape(x.shape[-1], -1))
+    kernels = jnp.stack([projection.kernel for projection in projections], axis=1)
+    together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
     together = together.reshape(*x.shape[:-1], len(projections), *first.features)
     if first.use_bias:
-        together = together + jnp.stack([projection.bias.astype(dtype) for projection in projections])
-    parts = jax.lax.split(together, (1,) * len(projections), axis=x.ndim - 1)
+        together = together + jnp.stack([projection.bias for projection in projections])
+    parts = jax.lax.split(together.astype(dtype), (1,) * len(projections), axis=x.ndim - 1)
     return [part.squeeze(x.ndim - 1) for part in parts]

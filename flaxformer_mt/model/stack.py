@@ -14,6 +14,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.initializers import Initializer, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.shapes import Array
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
@@ -152,5 +153,5 @@ def _has_final_norm(config: ModelConfig) -> bool:
 
 def make_logits(x: Array, table: Array, bias: Array | None) -> Array:
     """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
-    scores = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+    scores = contract("...D,VD->...V", x, table)
     return scores if bias is None else scores + bias
