@@ -40,6 +40,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.engine import SearchEngine, Sentence
+    from flaxformer_mt.model.products import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.translation.constraints import make_symbols
     from flaxformer_mt.trees import nest_leaves
@@ -49,7 +50,8 @@ def make_ours(task: dict[str, Any]) -> System:
     config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
     vocabs = load_vocabs(folder / "vocab")
     with np.load(folder / "params.npz") as arrays:
-        params = replicate_locally(nest_leaves({path: arrays[path] for path in arrays.files}))
+        params = nest_leaves({path: arrays[path] for path in arrays.files})
+    params = replicate_locally(cast_kernels(params, config.model.dtype))
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
     def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:

@@ -65,7 +65,11 @@ def doctor() -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages,
         "devices": devices,
-        "host": {"cores": os.cpu_count(), "memory_gib": _host_memory_gib()},
+        "host": {
+            "cores": os.cpu_count(),
+            "memory_gib": _host_memory_gib(),
+            "bfloat16": _describe_bfloat16(),
+        },
         "cache": cache,
         "extras": {name: _describe_extra(name) for name in EXTRAS},
         "problems": problems + found,
@@ -131,6 +135,15 @@ def _host_memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, ValueError, OSError):  # not available on this system
         return None
+
+
+def _describe_bfloat16() -> str:
+    """Whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
+    from flaxformer_mt.parallel.devices import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
+
+    if found := bfloat16_instructions():
+        return f"on this CPU models run in the dtype of their training, since it has {' and '.join(found)}"
+    return f"on this CPU models run in float32, since it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
 
 
 def _check_cache() -> tuple[dict[str, Any], list[str]]:

@@ -122,6 +122,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         search=search,
+        dtype=options.dtype,
         allow_nonfinite=options.allow_nonfinite,
         progress=sys.stderr,
         **({} if language_model else _comparison(options)),

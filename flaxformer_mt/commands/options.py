@@ -44,8 +44,7 @@ class ProcessOptions:
 class TrainOptions(ProcessOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no
-    # trace.
+    # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
     profile: int | None = None
 
 
@@ -158,8 +157,7 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on instead of a split, one a line; needs --reference. None: a
-    # split.
+    # File of source sentences to evaluate on, one a line; needs --reference. None: a split.
     source: str | None = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
@@ -170,17 +168,17 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     lowercase: bool | None = None
     # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None = None
-    # Number of bootstrap samples for 95% confidence intervals and for paired bootstrap tests. 0: no
-    # intervals. None: 1000.
+    # Bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals. None: 1000.
     bootstrap: int | None = None
     # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
     # or a file of translations of the same sentences. Empty: no comparison.
     against: tuple[str, ...] = ()
-    # Significance test with --against: paired bootstrap resampling or approximate randomization. None:
-    # bootstrap.
+    # Test with --against: paired bootstrap resampling, or approximate randomization. None: bootstrap.
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
 
@@ -205,11 +203,9 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     required: str | None = None
     # ---- ensemble ----
 
-    # Further models to translate with, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty:
-    # none.
+    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
     ensemble: tuple[str, ...] = ()
-    # With --ensemble: average log-probabilities (geometric mean) or probabilities. None: as in the run's
-    # config.
+    # With --ensemble: mean of log-probabilities (geometric) or probabilities. None: as in the run's config.
     ensemble_mean: Literal["log_probs", "probs"] | None = None
     # ---- what is written ----
 
@@ -238,6 +234,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
@@ -291,6 +289,8 @@ class ScoreOptions:
     batch_tokens: int | None = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
     # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.

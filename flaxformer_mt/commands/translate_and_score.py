@@ -74,6 +74,7 @@ def translate_file(options: TranslateOptions) -> None:
             search=search,
             ensemble=options.ensemble,
             long_lines=options.long_lines,
+            dtype=options.dtype,
             allow_nonfinite=options.allow_nonfinite,
         )
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
@@ -137,6 +138,7 @@ def score_file(options: ScoreOptions) -> None:
             checkpoint=options.checkpoint,
             search=search,
             long_lines=options.long_lines,
+            dtype=options.dtype,
             allow_nonfinite=options.allow_nonfinite,
         )
         write = files.enter_context(open_output(options.output))

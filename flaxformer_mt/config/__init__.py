@@ -8,6 +8,7 @@ from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.schema import (
     Config,
     DataConfig,
+    Dtype,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -20,6 +21,7 @@ __all__ = [
     "CleanConfig",
     "Config",
     "DataConfig",
+    "Dtype",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",

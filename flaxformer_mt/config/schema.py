@@ -10,6 +10,9 @@ from typing import Annotated, Literal
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
 
+# Data types in which a model can run.
+Dtype = Literal["float32", "bfloat16"]
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -187,9 +190,9 @@ class ModelConfig:
     # jax.nn.dot_product_attention) or cudnn (flash attention, on GPUs in bfloat16). auto: cudnn where it
     # applies, else plain. Dropout and plots of attention weights always use plain.
     attention: Literal["auto", "plain", "xla", "cudnn"] = "auto"
-    # Data type of activations and matrix products, attention scores and gradients of matrices included;
-    # parameters, softmax, norms and loss are always float32.
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
+    # norms, loss, parameters and the gradients of parameters are always float32.
+    dtype: Dtype = "float32"
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
     remat: Literal["none", "full", "dots"] = "none"

@@ -13,6 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.model import make_model
+from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
@@ -231,7 +232,11 @@ class _Members:
         options: SearchConfig,
     ) -> None:
         self._models = models
-        self._variables = [{"params": unstack_layers(member_params)} for member_params in params]
+        # Cast here, outside of the loop over tokens, unless the caller has done it.
+        self._variables = [
+            {"params": cast_kernels(unstack_layers(member_params), jnp.dtype(config.dtype))}
+            for member_params, config in zip(params, configs, strict=True)
+        ]
         self.covers = options.method == "beam" and options.coverage_penalty > 0
         several = len(models) > 1
 

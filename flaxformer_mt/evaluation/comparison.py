@@ -165,12 +165,11 @@ def translate_compared_systems(
     systems: Sequence[ComparedSystem],
     sources: Sequence[str],
     from_files: Mapping[str, tuple[str, ...]],
-    *,
-    allow_nonfinite: bool = False,
+    **options: Any,
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
     """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
-    Keeps the given order. Loads the models one after another.
+    Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
     """
     translations, described = dict[str, tuple[str, ...]](), []
     for system in systems:
@@ -179,10 +178,7 @@ def translate_compared_systems(
             translations[system.name] = from_files[system.name]
         else:
             translator = Translator.load(
-                system.run,
-                checkpoint=system.checkpoint,
-                search=system.search,
-                allow_nonfinite=allow_nonfinite,
+                system.run, checkpoint=system.checkpoint, search=system.search, **options
             )
             texts = tuple(translation.text for translation in translator.translate(sources))
             translations[system.name] = texts

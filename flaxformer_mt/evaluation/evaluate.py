@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config import Config, Dtype, SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
@@ -133,6 +133,7 @@ def evaluate_run(
     search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
+    dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def evaluate_run(
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
-      allow_nonfinite: whether parameters may be NaN or infinite.
+      dtype, allow_nonfinite: see `load_trained`; they apply to the other runs too.
 
     Raises:
       UserError: something named is absent, numbers of lines or the splits of runs differ, or an option has
@@ -162,7 +163,8 @@ def evaluate_run(
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")
-    loading: dict[str, Any] = {"checkpoint": checkpoint, "allow_nonfinite": allow_nonfinite}
+    options: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
+    loading = {"checkpoint": checkpoint, **options}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, loading | {"progress": progress})
@@ -172,9 +174,7 @@ def evaluate_run(
     own_split = split if source is None else None
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
     named, evaluation = _translate_set(run_dir, scored, search, loading, progress=progress, **score_options)
-    others, described = translate_compared_systems(
-        compared, scored.sources, from_files, allow_nonfinite=allow_nonfinite
-    )
+    others, described = translate_compared_systems(compared, scored.sources, from_files, **options)
     if compared:
         lowercase = score_options["lowercase"]
         save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)

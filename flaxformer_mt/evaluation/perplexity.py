@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.config import Config, Dtype, TrainConfig
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
@@ -82,6 +82,7 @@ def score_text(
     sentences: Sequence[str],
     *,
     checkpoint: str | None = None,
+    dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     progress: TextIO | None = None,
     warn: Warn = warn_user,
@@ -91,7 +92,7 @@ def score_text(
     Args:
       sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.
       checkpoint: best, last, average or a step. None: as the run's config says.
-      allow_nonfinite: whether parameters may be NaN or infinite.
+      dtype, allow_nonfinite: see `load_trained`.
       progress: the stream that shows progress to a human; None: nothing is shown.
 
     Raises:
@@ -100,7 +101,8 @@ def score_text(
     """
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
-    trained = load_trained(run_dir, checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn)
+    load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
+    trained = load_trained(run_dir, checkpoint=checkpoint, **load)
     enable_compilation_cache(compiled_dir())
     step = jax.jit(make_evaluation_step(trained.make_model(), trained.config.train))
     batches = _batch(sentences, trained.vocabs.target, trained.config)

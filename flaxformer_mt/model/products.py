@@ -1,18 +1,23 @@
 """Matrix products of the network: operands in the compute dtype, sums in float32, forward and backward.
 
-Every matrix product in model/ is a call of `contract`, in training, decoding and scoring. With
+Every product of activations in model/ is a call of `contract`, in training, decoding and scoring. With
 model.dtype=bfloat16 the operands are bfloat16; results and the gradients of parameters are float32. So no
 score is rounded before the softmax, and no gradient of a kernel before it is summed over devices.
 """
 
 import functools
+import re
 import string
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from flaxformer_mt.shapes import Array
+
+# Paths of the parameters that products multiply.
+_MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
 
 
 def contract(spec: str, x: Array, y: Array) -> Array:
@@ -71,3 +76,22 @@ def _einsum_in_order(result: str, *operands: tuple[str, Array]) -> Array:
 
 def _einsum(spec: str, x: Array, y: Array) -> Array:
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
+    """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
+
+    A program that multiplies a matrix many times, as decoding does, then casts it once. The vectors that are
+    looked up in a table of embeddings become float32 again.
+
+    Args:
+      params: nested dicts of numpy arrays or of JAX arrays, traced or not.
+    """
+
+    dtype = jnp.dtype(dtype)
+
+    def cast(path: tuple[Any, ...], leaf: Array) -> Array:
+        name = "/".join(key.key for key in path)
+        return leaf.astype(dtype) if leaf.dtype != dtype and _MULTIPLIED.search(name) else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)

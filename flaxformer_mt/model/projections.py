@@ -10,11 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
 from flaxformer_mt.model.products import contract
 from flaxformer_mt.shapes import Array
+
+# Name of the results of projections, which `model.remat=dots` keeps.
+PROJECTED = "projected"
 
 
 class Projection(nn.Module):
@@ -49,7 +53,7 @@ class Projection(nn.Module):
         x = x.astype(self.dtype).reshape(*leading, width)
         y = contract("...D,DF->...F", x, self.kernel.reshape(width, -1))
         y = y.reshape(*leading, *self.features)
-        return (y + self.bias if self.use_bias else y).astype(self.dtype)
+        return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
 
 
 def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]:
@@ -68,5 +72,6 @@ def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]
     together = together.reshape(*x.shape[:-1], len(projections), *first.features)
     if first.use_bias:
         together = together + jnp.stack([projection.bias for projection in projections])
-    parts = jax.lax.split(together.astype(dtype), (1,) * len(projections), axis=x.ndim - 1)
+    together = checkpoint_name(together.astype(dtype), PROJECTED)
+    parts = jax.lax.split(together, (1,) * len(projections), axis=x.ndim - 1)
     return [part.squeeze(x.ndim - 1) for part in parts]

@@ -15,9 +15,10 @@ from flaxformer_mt.model.initializers import Initializer, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.products import contract
+from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.shapes import Array
 
-_REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+_REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}
 
 
 class Embedding(nn.Module):
@@ -35,8 +36,8 @@ class Embedding(nn.Module):
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
-        """Look up the vectors [..., D] of ids [...]."""
-        vectors = jnp.take(self.embedding, ids, axis=0)
+        """Look up the float32 vectors [..., D] of ids [...]."""
+        vectors = jnp.take(self.embedding, ids, axis=0).astype(jnp.float32)
         return vectors if self.bias_init is None else vectors + self.bias
 
 

@@ -10,7 +10,12 @@ import jax
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
-from flaxformer_mt.parallel.devices import default_device_kind, default_platform, enable_compilation_cache
+from flaxformer_mt.parallel.devices import (
+    choose_dtype,
+    default_device_kind,
+    default_platform,
+    enable_compilation_cache,
+)
 from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
@@ -23,6 +28,7 @@ from flaxformer_mt.parallel.pmap import PmapParallel
 __all__ = [
     "DeviceLayout",
     "Parallel",
+    "choose_dtype",
     "choose_layout",
     "compile_by_rows",
     "default_device_kind",

@@ -1,4 +1,4 @@
-"""Names of devices, the number of CPU cores, and the compilation cache on disk."""
+"""Names of devices, the CPU's cores and instructions, and the compilation cache on disk."""
 
 import os
 import platform
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import jax
+
+# Instruction sets that multiply bfloat16 numbers, as /proc/cpuinfo names them on x86-64 and on 64-bit Arm.
+BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 
 
 def default_device_kind() -> str:
@@ -33,14 +36,33 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def bfloat16_instructions() -> list[str]:
+    """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
+    facts = _read_processor_facts()
+    names = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # x86-64 and Arm
+    return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
+
+
+def choose_dtype(trained: str) -> str:
+    """Return the dtype in which a trained model is run unless the user names one: that of its training.
+
+    A CPU without bfloat16 instructions converts bfloat16 numbers before each product; float32 is faster.
+    """
+    return "float32" if default_platform() == "cpu" and not bfloat16_instructions() else trained
+
+
 def _processor_name() -> str:
+    return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def _read_processor_facts() -> dict[str, str]:
+    """Read the lines `name : value` of the first processor; {} if the system is not Linux."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().split("\n"):
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in first.split("\n"))
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def enable_compilation_cache(directory: Path) -> None:

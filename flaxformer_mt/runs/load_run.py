@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
-from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parallel import choose_dtype, default_platform
 from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
@@ -30,7 +30,8 @@ Warn = Callable[[str], None]
 class TrainedModel:
     """The parameters of a model, with the config and the vocabularies that they were trained with."""
 
-    # The config of the run, with model.scan_layers False: the parameters are not stacked.
+    # The config of the run, with model.scan_layers False, since the parameters are not stacked, and with
+    # model.dtype as it is to be used.
     config: Config
     vocabs: Vocabs
     # Nested dicts of float32 arrays; the moving average if the checkpoint has one.
@@ -55,6 +56,7 @@ def load_trained(
     run_dir: Path,
     *,
     checkpoint: str | None = None,
+    dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
@@ -66,6 +68,8 @@ def load_trained(
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if that
         checkpoint is absent (training is still running, or was interrupted), best or last, with a warning.
+      dtype: the data type of activations and products. None: that of the run's config, or float32 on a CPU
+        without instructions for bfloat16.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
@@ -84,7 +88,8 @@ def load_trained(
     params, progress = checkpoints.restore_params(folder_name, allow_nonfinite=allow_nonfinite)
     if is_stacked(params):
         params = unstack_layers(params)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
+    changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     trained = TrainedModel(config, vocabs, params, which, progress)
     if problems := compare_shapes(trained.make_model(), params):
         raise UserError(
@@ -94,14 +99,12 @@ def load_trained(
     return trained
 
 
-def load_named(name: str, *, allow_nonfinite: bool = False, warn: Warn) -> TrainedModel:
+def load_named(name: str, **options: Any) -> TrainedModel:
     """Loads the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, _, checkpoint = name.rpartition("@")
     if not run or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         run, checkpoint = name, ""
-    return load_trained(
-        Path(run).expanduser(), checkpoint=checkpoint or None, allow_nonfinite=allow_nonfinite, warn=warn
-    )
+    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, **options)
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:

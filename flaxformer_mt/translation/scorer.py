@@ -15,12 +15,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, Dtype, ModelConfig, SearchConfig
 from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pair, Reading, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
@@ -150,7 +151,7 @@ class Scorer:
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self.is_language_model = not config.data.source_language
         self._long_lines = long_lines
-        self._params = jax.device_put(params)
+        self._params = jax.device_put(cast_kernels(params, config.model.dtype))
         self._longest = find_longest(config)
         self.tokens = TokenScorer([config.model], config.search, vocabs, longest=self._longest, warn=warn)
 
@@ -162,13 +163,13 @@ class Scorer:
         checkpoint: str | None = None,
         search: SearchConfig | None = None,
         long_lines: Literal["refuse", "cut"] = "refuse",
+        dtype: Dtype | None = None,
         allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Scorer":
         """Loads the translation model or the language model of a run directory; see `Translator.load`."""
-        trained = load_trained(
-            Path(run_dir).expanduser(), checkpoint=checkpoint, allow_nonfinite=allow_nonfinite, warn=warn
-        )
+        load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
+        trained = load_trained(Path(run_dir).expanduser(), checkpoint=checkpoint, **load)
         config = trained.config
         enable_compilation_cache(compiled_dir())
         return cls(

@@ -14,6 +14,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained
 from flaxformer_mt.search import Lines, SearchResult, search_width
@@ -88,6 +89,7 @@ def _search(
     width = search_width(options, n_best)
 
     def run(params: dict, lines: Lines) -> SearchResult:
+        params = cast_kernels(params, model.config.dtype)  # once, not in each step
         no_source = jnp.zeros((1, 0), jnp.int32), jnp.zeros((1, 0), bool)
         cache = model.apply({"params": params}, *no_source, width, length, method="start_decoding")
 

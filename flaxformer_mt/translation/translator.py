@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config import Config, Dtype, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally, use_cpu_cores_as_devices
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.search import SearchResult
@@ -90,8 +91,8 @@ class Translator:
         self.warn = warn
         self._long_lines: LongLines = long_lines
         place = replicate_locally if spread else jax.device_put
-        self._params = None if params is None else place(params)
-        self._others = tuple(place(member.params) for member in ensemble)
+        self._params = None if params is None else place(cast_kernels(params, config.model.dtype))
+        self._others = tuple(place(cast_kernels(m.params, m.config.model.dtype)) for m in ensemble)
         self.search = SearchEngine(
             self.models,
             config.search,
@@ -120,6 +121,7 @@ class Translator:
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
         spread: bool = True,
+        dtype: Dtype | None = None,
         allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Translator":
@@ -134,7 +136,7 @@ class Translator:
           long_lines: see `Translator`.
           spread: see `Translator`. On a CPU, each of the first four cores becomes a device that searches a
             part of each batch, unless JAX has computed before. All callers share the programs compiled so.
-          allow_nonfinite: see `load_trained`.
+          dtype, allow_nonfinite: see `load_trained`; they apply to the whole ensemble.
 
         Raises:
           UserError: the run directory or the checkpoint is absent, the parameters do not match the config,
@@ -153,7 +155,7 @@ class Translator:
             )
         enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)
-        load: dict[str, Any] = {"allow_nonfinite": allow_nonfinite, "warn": warn}
+        load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
         trained = load_trained(run_dir, checkpoint=checkpoint, **load)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
         members = [load_named(name, **load) for name in ensemble]

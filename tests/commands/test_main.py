@@ -21,6 +21,7 @@ from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import flatten, save_config
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import devices
 from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.training import loop as trainer
 from flaxformer_mt.training import report as training_report
@@ -768,6 +769,10 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
+    monkeypatch.setattr(devices, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
+    assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
+    monkeypatch.setattr(devices, "_read_processor_facts", lambda: {"flags": "avx avx2"})
+    assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):

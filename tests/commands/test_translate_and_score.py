@@ -18,6 +18,7 @@ from tiny_experiment import quick_environment, random_params
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import save_config
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.text_io import lines as lines_module
@@ -258,6 +259,20 @@ def test_parameters_that_are_not_finite_are_refused(run_dir, tmp_path, capfd):
     command = [*scoring, "--long_lines=cut", "--checkpoint=11"]
     assert main([*command, f"--run={run}", "--allow_nonfinite"]) == 0
     assert "nan" in capfd.readouterr().out
+
+
+def test_dtype_reaches_the_model(run_dir, monkeypatch, capfd):
+    def load(run, **options):
+        raise UserError(f"loaded in {options['dtype']}")
+
+    for module in ("translator", "scorer"):
+        monkeypatch.setattr(f"flaxformer_mt.translation.{module}.load_trained", load)
+    write_lines("in", LINES)
+    for command in (["translate"], ["score", "--source=in", "--target=in"], ["evaluate"]):
+        for flags, dtype in ([], None), (["--dtype=bfloat16"], "bfloat16"):
+            files = ["--source=in", "--reference=in"] if command == ["evaluate"] else []
+            assert main([*command, f"--run={run_dir}", *files, *flags]) == 2
+            assert f"loaded in {dtype}" in capfd.readouterr().err, command
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ import pytest
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding import engine
+from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
+from flaxformer_mt.parallel import devices
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
@@ -414,6 +416,28 @@ def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config
     assert loaded.translate(["der Hund"])[0].tokens == translator.translate(["der Hund"])[0].tokens
     search = SearchConfig(method="greedy")
     assert Translator.load(run_dir, checkpoint="10", search=search).config.search == search
+
+
+def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam, config, monkeypatch):
+    """A search in bfloat16 finds nearly the same, with nearly the same scores as in float32."""
+    narrow = Translator.load(run_dir, checkpoint="10", dtype="bfloat16", spread=False)
+    assert narrow.config.model.dtype == "bfloat16"
+    kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(narrow._params))
+    assert kinds["bfloat16"] > 10 and kinds["float32"] > 10  # matrices; biases and scales of norms
+    found = narrow.translate(SENTENCES)
+    assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
+    sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
+    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
+    exact = translator.scorer.score_all(pairs, params=(translator._params,))
+    for one, two in zip(found, exact, strict=True):
+        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.02)
+    # The default: the dtype of the training, but float32 on a processor that does not multiply bfloat16.
+    trained = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    save_config(trained, run_dir / "config.json")
+    for flags, expected in (("avx2 avx512_bf16 fma", "bfloat16"), ("avx2 fma", "float32")):
+        monkeypatch.setattr(devices, "_read_processor_facts", lambda flags=flags: {"flags": flags})
+        assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
+        assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 
 
 def test_loaded_models_search_on_every_core(run_dir, monkeypatch):

@@ -1,0 +1,172 @@
+"""Matrix products in bfloat16: float32 sums, scores and gradients, and casts outside of loops."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_experiment import random_params
+
+from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.attention import attention_weights
+from flaxformer_mt.model.products import cast_kernels, contract
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.update import make_gradient_step
+
+V = 24
+CONFIG = ModelConfig(
+    model_dim=16,
+    ffn_dim=24,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.0,
+    dtype="bfloat16",
+)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {},
+    "convolution, untied, with biases": {
+        "ffn_layer": "convolution",
+        "tying": "none",
+        "attention_bias": True,
+        "output_bias": True,
+    },
+    "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
+}
+
+
+def equations_in(jaxpr: Any) -> list[Any]:
+    """All equations of a program and of the programs inside it."""
+    inner = [
+        part
+        for equation in jaxpr.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else [value])
+    ]
+    bodies = [getattr(part, "jaxpr", part) for part in inner if hasattr(getattr(part, "jaxpr", part), "eqns")]
+    return list(jaxpr.eqns) + [equation for body in bodies for equation in equations_in(body)]
+
+
+def make(variant: str) -> Any:
+    return make_model(
+        dataclasses.replace(CONFIG, **VARIANTS[variant]), source_size=V, target_size=V, platform="cpu"
+    )
+
+
+def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> Batch:
+    generator = np.random.default_rng(1)
+    draw = lambda length: generator.integers(3, V, (rows, length)).astype(np.int32)  # noqa: E731
+    source_ids, target_ids = draw(source), draw(target)
+    return Batch(
+        source_ids, target_ids, draw(target), np.ones((rows, source), bool), np.ones((rows, target), bool)
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(variant):
+    model, batch = make(variant), make_batch()
+    params = random_params(model)
+    for chunk in (0, 4):
+        step = make_gradient_step(
+            model, Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
+        )
+        traced = jax.make_jaxpr(step)(params, jnp.int32(0), batch)
+        equations = equations_in(traced.jaxpr)
+        products = [equation for equation in equations if equation.primitive.name == "dot_general"]
+        assert len(products) > 20 and not any("conv_general" in e.primitive.name for e in equations)
+        for product in products:
+            assert product.params["preferred_element_type"] == jnp.float32, product
+            assert {operand.aval.dtype for operand in product.invars} == {jnp.dtype("bfloat16")}, product
+
+
+def test_gradients_of_kernels_are_never_rounded_to_bfloat16():
+    """Of float32 numbers, 1 in 65536 is one that bfloat16 can represent."""
+    model, batch = make("convolution, untied, with biases"), make_batch()
+    step = jax.jit(make_gradient_step(model, Config(model=model.config)))
+    gradients = step(random_params(model), jnp.int32(0), batch).gradients
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        rounded = gradient.astype(jnp.bfloat16).astype(jnp.float32) == gradient
+        share = float((rounded & (gradient != 0)).mean())
+        assert gradient.dtype == jnp.float32 and share < 0.2, (jax.tree_util.keystr(path), share)
+
+
+def test_scores_are_not_rounded_before_the_softmax():
+    generator = np.random.default_rng(2)
+    query, keys = (jnp.asarray(8 * generator.standard_normal((2, 5, 3, 16)), jnp.bfloat16) for _ in range(2))
+    exact = attention_weights(query.astype(jnp.float32), keys.astype(jnp.float32))
+    np.testing.assert_allclose(attention_weights(query, keys), exact, atol=1e-4)
+
+
+def test_products_of_any_shape_compile_and_agree_with_float32():
+    """Also those for which the processor has no bfloat16 kernel: XLA multiplies them in float32."""
+    generator = np.random.default_rng(3)
+    specs = ("BQHK,BMHK->BHQM", "BHQM,BMHK->BQHK", "BHQK,BHKM->BHQM", "...K,KM->...M", "...K,MK->...M")
+    sizes = [dict(zip("BQHKM", s, strict=True)) for s in ((1, 1, 1, 1, 1), (2, 1, 3, 8, 9), (2, 9, 1, 16, 8))]
+
+    def gradients(spec: str, x: Any, y: Any) -> Any:
+        result, transposed = jax.vjp(lambda x, y: contract(spec, x, y), x, y)
+        return result, transposed(jnp.cos(result).astype(jnp.bfloat16).astype(jnp.float32))
+
+    cases = []
+    for spec, size in itertools.product(specs, sizes):
+        x, y = (term.replace("...", "BQ") for term in spec.partition("->")[0].split(","))
+        draw = lambda term, s=size: generator.integers(-3, 4, [s[a] for a in term]) / 2  # noqa: E731
+        cases.append((spec, draw(x), draw(y)))
+
+    def run(dtype: Any, other: Any) -> Any:
+        """Compile all cases as one program."""
+        arrays = [(jnp.asarray(x, dtype), jnp.asarray(y, other)) for _, x, y in cases]
+        specs = [spec for spec, _, _ in cases]
+        return jax.jit(lambda arrays: [gradients(s, *a) for s, a in zip(specs, arrays, strict=True)])(arrays)
+
+    narrow, exact = run(jnp.bfloat16, jnp.float32), run(jnp.float32, jnp.float32)
+    for (spec, *_), (result, (dx, dy)), (expected, (dx32, dy32)) in zip(cases, narrow, exact, strict=True):
+        assert (result.dtype, dx.dtype, dy.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+        np.testing.assert_array_equal(result, expected, err_msg=spec)  # such small integers are exact
+        np.testing.assert_allclose(dy, dy32, rtol=1e-5, atol=1e-5, err_msg=spec)
+        np.testing.assert_allclose(dx.astype(jnp.float32), dx32, rtol=1e-2, atol=1e-2, err_msg=spec)
+
+
+def test_cast_kernels_casts_what_is_multiplied():
+    params = random_params(make("convolution, untied, with biases"))
+    kept = {"scale", "bias", "output_bias"}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cast_kernels(params, "bfloat16")):
+        assert (leaf.dtype == jnp.float32) == (path[-1].key in kept), path
+    same = cast_kernels(params, "float32")
+    assert all(one is other for one, other in zip(*map(jax.tree.leaves, (params, same)), strict=True))
+
+
+@pytest.mark.parametrize("variant", ["encoder-decoder", "decoder-only, gated"])
+def test_a_loop_of_decoding_steps_casts_no_matrix(variant):
+    """The kernels, the tied table and the cached keys and values are bfloat16 before the loop and in it."""
+    model, batch = make(variant), make_batch(rows=9, target=11)
+    params = random_params(model)
+
+    def decode(params: Any) -> Any:
+        variables = {"params": cast_kernels(params, model.config.dtype)}
+        cache = model.apply(variables, batch.source, batch.source_mask, 4, 11, method="start_decoding")
+
+        def step(carry: Any) -> Any:
+            tokens, cache = carry
+            logits, cache = model.apply(variables, tokens, cache, method="decode_step")
+            return logits.argmax(-1), cache
+
+        start = jnp.ones((9, 4), jnp.int32), cache
+        return jax.lax.while_loop(lambda carry: carry[1].index < 11, step, start)
+
+    lowered = jax.jit(decode).lower(params)
+    (loop,) = (e for e in equations_in(jax.make_jaxpr(decode)(params).jaxpr) if e.primitive.name == "while")
+    body = equations_in(loop.params["body_jaxpr"].jaxpr)
+    converted = {e.invars[0].aval.shape for e in body if e.primitive.name == "convert_element_type"}
+    caches = jax.eval_shape(decode, params)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves((caches.per_beam, caches.shared))} <= {
+        jnp.dtype("bfloat16"),
+        jnp.dtype("bool"),
+    }
+    large = {leaf.shape for leaf in jax.tree.leaves((params, caches.per_beam)) if leaf.ndim > 1}
+    assert converted and not converted & large
+    print(lowered.compile().as_text())
