@@ -71,6 +71,15 @@ def _show(options: ShowOptions) -> object:
     from flaxformer_mt.commands.show import show
     from flaxformer_mt.commands.summaries import summarize_experiment
 
+    if options.target is not None:
+        from flaxformer_mt.commands.targets.target_report import show_for_target, summarize_target
+
+        result = show_for_target(options.config, options.run, options.target, say=_say)
+
+        def summarize(result: Any) -> str:
+            return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
+
+        return _for_reader(result, summarize, json=options.json)
     return _for_reader(show(options.config, options.run), summarize_experiment, json=options.json)
 
 

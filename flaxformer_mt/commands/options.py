@@ -49,19 +49,19 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class ShowOptions(ExperimentOptions):
-    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
+class PrepareOptions(ExperimentOptions):
+    """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
     # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
     json: bool = False
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ExperimentOptions):
-    """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
+class ShowOptions(PrepareOptions):
+    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
-    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
-    json: bool = False
+    # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
+    target: str | None = None
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_gradient_step
 
 
-def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
+def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
     """Describes the size and cost of an experiment as JSON values.
 
     A step is one update from `optim.accumulation` batches of the longest shape without padding. `teraflops`
     counts the operations of the model, `traced_teraflops` those of the program, which are more if
-    `model.remat` computes layers twice. `at_peak` is the time on a device of the kind in use here at its
-    peak rate, or None if the peak rate is unknown.
+    `model.remat` computes layers twice. `at_peak` is the time on a device of the given kind, or of the kind
+    in use here, at its peak rate, or None if the peak rate is unknown.
     If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
     vocabularies are assumed to have `vocab.size` entries, and `batches` is None. For a language model, the
     source vocabulary has size 0 and the source length is 0.
@@ -83,7 +83,7 @@ def show(config: Config, run_dir: Path | None = None) -> dict[str, Any]:
             "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
             "memory_mib": estimate_memory(config, params),
         },
-        "at_peak": _time_at_peak(config, flops),
+        "at_peak": _time_at_peak(config, flops, device_kind or default_device_kind()),
         "config": to_dict(config),
     }
 
@@ -95,8 +95,7 @@ def _planned_sizes(config: Config) -> tuple[int, int]:
     return source_size if config.data.source_language else 0, vocab.size
 
 
-def _time_at_peak(config: Config, flops: int) -> dict[str, Any] | None:
-    kind = default_device_kind()
+def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | None:
     peak = peak_flops(config, kind)
     if peak is None:
         return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.shapes import Array
 
 Kind = Literal["plain", "xla", "cudnn"]
@@ -32,9 +33,7 @@ def resolve_attention(preferred: Preference, platform: str) -> Preference:
     return "cudnn" if platform in ("gpu", "cuda") else "plain"
 
 
-def choose_attention(
-    preferred: str, query: Array, keys: Array, values: Array, *, needs_weights: bool
-) -> Kind:
+def choose_attention(preferred: str, query: Any, keys: Any, values: Any, *, needs_weights: bool) -> Kind:
     """Choose the kernel for attention of query [B, Q, H, K] over keys [B, M, H, K] and values [B, M, H, E].
 
     Args:
@@ -49,6 +48,39 @@ def choose_attention(
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     fits = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0 and size <= _CUDNN_MAX_HEAD_SIZE
     return "cudnn" if fits and not any(n % _CUDNN_LENGTH_MULTIPLE for n in lengths) else "plain"
+
+
+def explain_attention(config: ModelConfig, platform: str, *, lengths: tuple[int, int]) -> tuple[Kind, str]:
+    """Tell which kernel computes attention in training, and why.
+
+    Args:
+      platform: the platform that programs are compiled for.
+      lengths: source and target length of the batches.
+    """
+    rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+    preferred = resolve_attention(config.attention, platform)
+    asked = f"model.attention={config.attention}"
+    if preferred == "plain":
+        return "plain", asked + ("" if config.attention == "plain" else f" has no fused kernel on {platform}")
+    if rate > 0:
+        return "plain", (
+            f"{asked}, but fused kernels have no attention dropout, and its rate is {rate:g}; "
+            "model.attention_dropout_rate=0 allows one"
+        )
+    dtype = jnp.dtype(config.dtype)
+    sizes = [size or config.model_dim // config.num_heads for size in (config.key_dim, config.value_dim)]
+    kinds = set()
+    for length in {*lengths} - {0}:
+        shapes = [(1, length, config.num_heads, size) for size in sizes]
+        keys, values = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+        kinds.add(choose_attention(preferred, keys, keys, values, needs_weights=False))
+    if kinds == {preferred}:
+        return kinds.pop(), f"{asked} on {platform}"
+    return "plain", (
+        f"{asked}, but the kernel {preferred} needs bfloat16, keys and values of one head size that is a "
+        f"multiple of {_CUDNN_HEAD_MULTIPLE} up to {_CUDNN_MAX_HEAD_SIZE}, and even lengths, not "
+        f"{dtype.name}, head sizes {sizes[0]} and {sizes[1]} and lengths {lengths[0]} and {lengths[1]}"
+    )
 
 
 def attend_fused(query: Any, keys: Any, values: Any, mask: Array | None, kind: str) -> Array:

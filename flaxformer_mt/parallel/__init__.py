@@ -5,6 +5,8 @@ compiles with jit over the axes data, fsdp and tensor, and splits parameters as 
 models (tests enforce this): `sharding_rules` identifies parameters by their paths.
 """
 
+from collections.abc import Sequence
+
 import jax
 
 from flaxformer_mt.config import Config
@@ -41,13 +43,13 @@ __all__ = [
 ]
 
 
-def make_parallel(config: Config) -> Parallel:
-    """Return the backend that the config selects, over the devices of all processes.
+def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:
+    """Return the backend that the config selects, over the given devices or those of all processes.
 
     Raises:
       UserError: axes whose product is not the number of devices, or sizes that are not divisible by them.
     """
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     layout = choose_layout(
         config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
     )

@@ -69,6 +69,10 @@ class Parallel(ABC):
         """Split a batch by rows over the devices; of several processes, each passes its `row_share` only."""
 
     @abstractmethod
+    def put_shapes(self, batch: Any) -> Any:
+        """Return the shapes and shardings of the result of `put` for a batch of these shapes."""
+
+    @abstractmethod
     def compile(
         self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
     ) -> Callable[..., Any]:

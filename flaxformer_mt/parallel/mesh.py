@@ -36,6 +36,11 @@ class MeshParallel(Parallel):
         )
         return jax.tree.map(rows, batch)
 
+    def put_shapes(self, batch: Any) -> Any:
+        """Return [rows, ...] split over data and fsdp."""
+        rows = NamedSharding(self.mesh, _ROWS)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
+
     def compile(
         self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
     ) -> Callable[..., Any]:

@@ -45,6 +45,16 @@ class PmapParallel(Parallel):
         )
         return jax.tree.map(rows, batch)
 
+    def put_shapes(self, batch: Any) -> Any:
+        """Return [devices, rows / devices, ...] split over data."""
+        parts, rows = self.layout.row_parts, NamedSharding(self.mesh, PartitionSpec("data"))
+
+        def stack(x: Any) -> Any:
+            shape = (parts, x.shape[0] // parts, *x.shape[1:])
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=rows)
+
+        return jax.tree.map(stack, batch)
+
     def compile(
         self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
     ) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from flaxformer_mt.model.attention import (
     make_ancestry_mask,
     weighted_values,
 )
-from flaxformer_mt.model.fused_attention import choose_attention, resolve_attention
+from flaxformer_mt.model.fused_attention import choose_attention, explain_attention, resolve_attention
 from flaxformer_mt.model.projections import project_together
 from flaxformer_mt.shapes import Cache
 
@@ -279,6 +279,30 @@ def test_attention_is_chosen_by_what_the_kernel_can_do(
     preferred = resolve_attention(preferred, platform)
     chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights)
     assert chosen == kind
+
+
+def test_the_choice_of_a_kernel_is_explained():
+    """By the platform that is compiled for; the machine at hand is a CPU."""
+    fast = ModelConfig(model_dim=64, num_heads=2, dtype="bfloat16", attention_dropout_rate=0.0)
+
+    def explain(platform: str, lengths: tuple[int, int] = (8, 6), **changes: object) -> tuple[str, str]:
+        return explain_attention(dataclasses.replace(fast, **changes), platform, lengths=lengths)
+
+    assert explain("cuda") == ("cudnn", "model.attention=auto on cuda")
+    assert explain("cuda", (0, 6)) == ("cudnn", "model.attention=auto on cuda")  # a language model
+    assert explain("tpu") == ("plain", "model.attention=auto has no fused kernel on tpu")
+    assert explain("tpu", attention="xla") == ("xla", "model.attention=xla on tpu")
+    assert explain("cuda", attention="plain") == ("plain", "model.attention=plain")
+    for changes, reason in [
+        ({"attention_dropout_rate": 0.1}, "its rate is 0.1; model.attention_dropout_rate=0 allows one"),
+        ({"attention_dropout_rate": None, "dropout_rate": 0.3}, "its rate is 0.3"),
+        ({"dtype": "float32"}, "not float32"),
+        ({"num_heads": 16}, "head sizes 4 and 4"),
+        ({"value_dim": 8}, "head sizes 32 and 8"),
+        ({"lengths": (8, 7)}, "even lengths"),
+    ]:
+        kind, why = explain("cuda", **changes)
+        assert kind == "plain" and reason in why, (changes, why)
 
 
 @pytest.mark.parametrize(

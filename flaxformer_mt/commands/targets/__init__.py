@@ -1,0 +1,1 @@
+"""`show --target`: what compilers make of a config for accelerators that are not at hand."""

@@ -1,0 +1,337 @@
+"""Compiles the update and a decoding step of a config for devices that are not at hand.
+
+Uses the compilers in libtpu (TPUs) and in JAX's CUDA plugin, which need no device: they get a description of
+it. Nothing is computed, and no array is allocated.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flaxformer_mt.commands.targets.hlo_text import Program
+from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import search_width
+from flaxformer_mt.decoding.sizes import LengthRule, SizeRule
+from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
+
+# libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program, or how much memory it would need if the compiler refused it.
+
+    peak: bytes of one device at the program's peak, with its arguments and results. times: how often an
+    update runs it. held: bytes of one device that the update keeps meanwhile for other programs.
+    """
+
+    name: str
+    peak: int
+    program: Program | None
+    seconds: float
+    times: int = 1
+    held: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes of one device that must be free for the program to run."""
+        return self.peak + self.held
+
+
+def find_devices(target: Target) -> list[jax.Device]:
+    """Describes the devices of a target to JAX.
+
+    Raises:
+      UserError: the compiler for them is not installed, or refuses the target.
+    """
+    from jax.experimental import topologies
+
+    platform = target.accelerator.platform
+    _require_compiler(target)
+    if platform == "tpu":
+        for name, value in _TPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        options: dict[str, Any] = {"topology_name": f"{target.kind}:{target.shape}"}
+        if target.groups > 1:
+            options["num_slices"] = target.groups
+        if target.kind == "v4":
+            options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    else:
+        options = {
+            "topology_name": target.kind,
+            "topology": f"1x{target.groups}x{target.shape}",
+            "target_config": describe_gpu(target.kind),
+        }
+    try:
+        return list(topologies.get_topology_desc(platform=platform, **options).devices)
+    except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:
+        raise UserError(
+            f"--target={target.name}: the installed compiler does not know these devices "
+            f"({_first_line(error)}); install its newest version: "
+            f"{install_command(extra=_extra_of(target))} --upgrade"
+        ) from error
+
+
+def _extra_of(target: Target) -> str:
+    return "tpu" if target.accelerator.platform == "tpu" else "gpu"
+
+
+def _require_compiler(target: Target) -> None:
+    if target.accelerator.platform == "tpu":
+        modules, what = ("libtpu",), "the TPU compiler (libtpu)"
+    else:
+        modules, what = ("jax_cuda13_plugin", "jax_cuda12_plugin"), "JAX's CUDA compiler (jax-cuda13-plugin)"
+    if not any(importlib.util.find_spec(module) for module in modules):
+        raise UserError(
+            f"--target={target.name} needs {what}, but not the device itself; install it with: "
+            f"{install_command(extra=_extra_of(target))}"
+        )
+
+
+class TargetCompiler:
+    """Compiles the programs of configs for the devices of one target."""
+
+    def __init__(self, target: Target, *, sizes: tuple[int, int]) -> None:
+        """Describes the devices.
+
+        Args:
+          sizes: number of entries of the source and of the target vocabulary.
+
+        Raises:
+          UserError: see `find_devices`.
+        """
+        self.target = target
+        self._sizes = sizes
+        self._devices = find_devices(target)
+
+    @property
+    def device_kind(self) -> str:
+        """The name of these devices in JAX."""
+        return self._devices[0].device_kind
+
+    def parallel(self, config: Config) -> Parallel:
+        """The backend and the layout that the config selects on these devices.
+
+        Raises:
+          UserError: a layout that does not fit them.
+        """
+        return make_parallel(config, devices=self._devices)
+
+    def compile_update(self, config: Config, batch: Batch) -> list[Compiled]:
+        """Compiles one update for a batch of this shape; with gradient accumulation, its three programs.
+
+        Args:
+          batch: shapes of the whole batch; rows are added until the devices divide them.
+        """
+        parallel = self.parallel(config)
+        model = self._make_model(config)
+        schedule = make_schedule(
+            config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps
+        )
+        optimizer = make_optimizer(config.optim, schedule)
+
+        def make_state(key: Any) -> TrainState:
+            return init_state(init_params(model, key), optimizer, ema=config.optim.ema_decay > 0)
+
+        state = _with_shardings(parallel, jax.eval_shape(make_state, jax.random.key(0)))
+        rows = parallel.put_shapes(_pad_rows(batch, parallel.layout.row_parts))
+        if config.optim.accumulation == 1:
+            step = make_train_step(model, optimizer, config)
+            return [self._compile("update", parallel, step, (state, rows), batch=1, donate=(0,))]
+        number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
+        inputs = (state.params, number, rows, number)
+        gradient_step = make_gradient_step(model, config)
+        sums = _with_shardings(parallel, jax.eval_shape(gradient_step, state.params, number, batch, number))
+        one, held = _bytes_on_device(sums), _bytes_on_device(state)
+        gradient = self._compile(
+            "gradient of a batch",
+            parallel,
+            gradient_step,
+            inputs,
+            batch=2,
+            times=config.optim.accumulation,
+            held=held - _bytes_on_device(state.params) + one,
+        )
+        add = self._compile(
+            "sum of two gradients",
+            parallel,
+            add_sums,
+            (sums, sums),
+            donate=(0,),
+            times=config.optim.accumulation - 1,
+            held=held,
+        )
+        update = make_update(optimizer, config)
+        return [gradient, add, self._compile("update", parallel, update, (state, sums), donate=(0,))]
+
+    def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
+        """Compiles one step of decoding the longest sources on one device, and returns its sizes too.
+
+        A device searches lines of its own with all parameters, in the batches of `search.batch_tokens`.
+        """
+        config = _without_scan(config)
+        model = self._make_model(config)
+        data, search = config.data, config.search
+        longest = data.max_source_length if data.source_language else 1
+        lengths = LengthRule(
+            search.max_length_ratio, search.max_length_offset, longest, config.model.longest_input
+        )
+        width = max(1, search_width(search, 1))
+        size = SizeRule(lengths, width, search.batch_tokens).size(longest, 0)
+        mesh = Mesh(np.asarray(self._devices[:1]), ("data",))
+        one_device = NamedSharding(mesh, PartitionSpec())
+
+        def start(key: Any) -> Any:
+            params = init_params(model, key)
+            ids = jnp.zeros((size.rows, size.source_length), jnp.int32)
+            cache = model.apply(
+                {"params": params}, ids, ids == 0, width, size.capacity, method="start_decoding"
+            )
+            cache = cache._replace(start_steps=jnp.zeros(size.rows, jnp.int32))
+            return params, jnp.zeros((size.rows, width), jnp.int32), cache
+
+        def step(params: Any, tokens: Any, cache: Any) -> Any:
+            return model.apply({"params": unstack_layers(params)}, tokens, cache, method="decode_step")
+
+        inputs = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device),
+            jax.eval_shape(start, jax.random.key(0)),
+        )
+        jitted = jax.jit(step, donate_argnums=(2,))
+        shape = {
+            "rows": size.rows,
+            "beams": width,
+            "source_length": size.source_length,
+            "capacity": size.capacity,
+        }
+        return self._finish("decoding step", jitted, inputs), shape
+
+    def _make_model(self, config: Config) -> Any:
+        source_size, target_size = self._sizes
+        platform = self.target.accelerator.platform
+        return make_model(config.model, source_size=source_size, target_size=target_size, platform=platform)
+
+    def _compile(
+        self,
+        name: str,
+        parallel: Parallel,
+        function: Any,
+        inputs: Sequence[Any],
+        *,
+        batch: int | None = None,
+        donate: tuple[int, ...] = (),
+        **more: int,
+    ) -> Compiled:
+        compiled = parallel.compile(function, batch=batch, donate=donate)
+        # The function around pmap is no jitted one; inside jit, pmap is the program of all devices.
+        jitted = compiled if hasattr(compiled, "trace") else jax.jit(compiled, donate_argnums=donate)
+        return self._finish(name, jitted, inputs, **more)
+
+    def _finish(self, name: str, jitted: Any, inputs: Sequence[Any], **more: int) -> Compiled:
+        start = time.monotonic()
+        lowered = jitted.trace(*inputs).lower(lowering_platforms=(self.target.accelerator.platform,))
+        try:
+            with _without_messages_of_xla():
+                compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            needed = find_needed_memory(str(error))
+            if needed is None:
+                raise UserError(
+                    f"--target={self.target.name}: the {name} does not compile ({_first_line(error)})"
+                    f"{_missing_library(str(error))}"
+                ) from error
+            return Compiled(name, needed, None, time.monotonic() - start, **more)
+        peak = int(compiled.memory_analysis().peak_memory_in_bytes)
+        program = Program(compiled.as_text())
+        return Compiled(name, peak, program, time.monotonic() - start, **more)
+
+
+def find_needed_memory(message: str) -> int | None:
+    """Reads how many bytes a program needs from the error of a compiler that refuses it for lack of memory.
+
+    None for other errors. `Used 20.49G of 15.75G hbm` is 20.49 GiB.
+    """
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    for pattern in (
+        r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm",
+        r"\(([\d.]+)([KMGT]?)\) exceeds available",
+    ):
+        if found := re.search(pattern, message):
+            return int(float(found.group(1)) * _UNITS[found.group(2)])
+    return None
+
+
+def _missing_library(message: str) -> str:
+    if "cudnn" not in message.lower():
+        return ""
+    return f"; cuDNN comes with the extra gpu: {install_command(extra='gpu')}; or set model.attention=xla"
+
+
+@contextlib.contextmanager
+def _without_messages_of_xla() -> Iterator[None]:
+    """Discards what compilers write to standard error, where only errors that JAX raises concern a user."""
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _with_shardings(parallel: Parallel, tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        parallel.shardings(tree),
+    )
+
+
+def _pad_rows(batch: Batch, parts: int) -> Batch:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((-(-leaf.shape[0] // parts) * parts, *leaf.shape[1:]), leaf.dtype),
+        batch,
+    )
+
+
+def _bytes_on_device(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _without_scan(config: Config) -> Config:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]

@@ -1,0 +1,308 @@
+"""What `show --target` reports: the compiled programs of a config, as JSON values and as text for people.
+
+Nothing here has run on the target: memory and operations are the compiler's, the time is an estimate.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from flaxformer_mt.commands.show import longest_batch, show
+from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.commands.targets.compile_for_target import Compiled, TargetCompiler
+from flaxformer_mt.commands.targets.hlo_text import Traffic
+from flaxformer_mt.commands.targets.nearest_fit import Attempt, Changes, find_settings, list_ladders
+from flaxformer_mt.commands.targets.target_names import Target, parse_target
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.flops import padded_work, peak_flops, training_flops
+from flaxformer_mt.model.fused_attention import explain_attention
+from flaxformer_mt.shapes import Batch
+
+# JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+_GPU_MEMORY_SHARE = 0.75
+# A ring sends each byte of an all-reduce twice: once to be added, once as a part of the sum.
+_SENT_TWICE = ("all-reduce",)
+
+# Part of an update -> pattern of the paths of its operations; the first that matches counts.
+_PARTS = (
+    ("attention", r"(self|cross)_attention/"),
+    ("feed-forward", r"feedforward/"),
+    ("norms and residuals", r"layers_|_norm"),
+    ("embeddings", r"embed"),
+    # The loss is computed from hidden states outside of any module.
+    ("logits and loss", r"logits|jvp\(\)"),
+)
+
+
+def show_for_target(
+    config: Config,
+    run_dir: Path | None,
+    target_name: str,
+    *,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:
+    """Adds `target` to the result of `show`: what a compiler makes of the config for these devices.
+
+    Args:
+      target_name: see `parse_target`.
+      say: receives a line before each compilation, which can take minutes.
+
+    Raises:
+      UserError: an unknown target, a missing compiler, or a layout that does not fit the devices.
+    """
+    target = parse_target(target_name)
+    jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
+    result = show(config, run_dir, device_kind=target.accelerator.device_kind)
+    sizes = (result["vocabulary"]["source_size"], result["vocabulary"]["target_size"])
+    return result | {"target": describe_target(config, target, sizes=sizes, say=say)}
+
+
+def describe_target(
+    config: Config, target: Target, *, sizes: tuple[int, int], say: Callable[[str], object]
+) -> dict[str, Any]:
+    """Compiles the update and a decoding step of a config, and describes both as JSON values.
+
+    If the update does not fit, `settings_tried` has the changes that were tried; otherwise it is None.
+    """
+    compiler = TargetCompiler(target, sizes=sizes)
+    layout = compiler.parallel(config).layout
+    batch = longest_batch(config)
+    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    memory = usable_memory(target)
+    say(f"compiling an update of {rows} rows for {target.name}; this can take minutes")
+    programs = compiler.compile_update(config, batch)
+    say(f"compiling a decoding step for {target.name}")
+    decoding, decoding_size = compiler.compile_decoding_step(config)
+    needed = max(program.needed for program in programs)
+    kernel, reason = explain_attention(config.model, target.accelerator.platform, lengths=(source, length))
+    attempts = None
+    if needed > memory:
+        attempts = _try_settings(config, compiler, memory, batch, say)
+    return {
+        "name": target.name,
+        "devices": target.chips,
+        "device_kind": compiler.device_kind,
+        "layout": layout.describe(),
+        "memory_gib": _gib(memory),
+        "batch": {"rows": rows, "source_length": source, "target_length": length},
+        "fits": needed <= memory,
+        "peak_gib": _gib(needed),
+        "attention": {"kernel": kernel, "reason": reason, "calls": _kernels(programs)},
+        "collectives": _describe_traffic(_add_traffic(programs)),
+        "estimate": estimate_time(config, target, programs, batch, target_size=sizes[1]),
+        "programs": [_describe_program(program) for program in programs],
+        "decoding_step": _describe_program(decoding)
+        | decoding_size
+        | {"fits": decoding.needed <= memory, "milliseconds": _milliseconds(decoding, target)},
+        "settings_tried": attempts,
+    }
+
+
+def usable_memory(target: Target) -> int:
+    """Bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves."""
+    memory = target.accelerator.memory
+    if target.accelerator.platform == "tpu":
+        return memory
+    try:
+        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE))
+    except ValueError:
+        share = _GPU_MEMORY_SHARE
+    return int(memory * share)
+
+
+def estimate_time(
+    config: Config, target: Target, programs: Sequence[Compiled], batch: Batch, *, target_size: int
+) -> dict[str, Any] | None:
+    """Estimates the time of an update from the compiler's cycles; None where the compiler gives none.
+
+    The time of collectives is their bytes over the data sheet's rate between devices; nothing overlaps.
+    """
+    cycles: Counter[str] = Counter()
+    for compiled in programs:
+        if compiled.program is None:
+            return None
+        for path, count in compiled.program.cycles_by_path().items():
+            cycles[find_part(path)] += compiled.times * count
+    if not cycles or not target.accelerator.clock:
+        return None
+    computing = cycles.total() / target.accelerator.clock
+    sending = sum(
+        traffic.bytes * (2 if kind in _SENT_TWICE else 1) / target.accelerator.interconnect
+        for kind, traffic in _add_traffic(programs).items()
+    )
+    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    work = padded_work(rows, source, length)
+    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
+    peak = peak_flops(config, target.accelerator.device_kind)
+    seconds = computing + sending
+    return {
+        "milliseconds": round(1e3 * seconds, 3),
+        "computing_milliseconds": round(1e3 * computing, 3),
+        "collectives_milliseconds": round(1e3 * sending, 3),
+        "megacycles": round(cycles.total() / 1e6, 3),
+        "shares": {part: round(count / cycles.total(), 3) for part, count in cycles.most_common()},
+        "target_tokens_a_second": round(rows * length * config.optim.accumulation / seconds),
+        "mfu": round(flops / target.chips / peak / seconds, 3) if peak else None,
+        "loops_counted_once": sum(c.program.loops_of_unknown_length() for c in programs if c.program),
+    }
+
+
+def find_part(path: str) -> str:
+    """Names the part of the update that an operation belongs to, from its path in the traced program."""
+    return next((part for part, pattern in _PARTS if re.search(pattern, path)), "update and rest")
+
+
+def _milliseconds(compiled: Compiled, target: Target) -> float | None:
+    cycles = compiled.program.cycles if compiled.program else 0
+    return round(1e3 * cycles / target.accelerator.clock, 3) if cycles else None
+
+
+def _describe_program(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "name": compiled.name,
+        "times": compiled.times,
+        "peak_gib": _gib(compiled.peak),
+        "compiled": compiled.program is not None,
+        "compile_seconds": round(compiled.seconds, 1),
+    }
+
+
+def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
+    """Calls of kernels that compute attention in an update, by name."""
+    calls: Counter[str] = Counter()
+    for compiled in programs:
+        for name, count in compiled.program.kernels().items() if compiled.program else ():
+            if re.search(r"fmha|attention|attn|splash|tpu_custom_call", name, re.I):
+                calls[name] += count * compiled.times
+    return dict(calls)
+
+
+def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
+    total: dict[str, Traffic] = {}
+    for compiled in programs:
+        for kind, traffic in compiled.program.collectives().items() if compiled.program else ():
+            before = total.get(kind, Traffic(0, 0))
+            total[kind] = Traffic(
+                before.count + traffic.count * compiled.times, before.bytes + traffic.bytes * compiled.times
+            )
+    return total
+
+
+def _describe_traffic(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
+    return {kind: found._asdict() for kind, found in traffic.items()}
+
+
+def _try_settings(
+    config: Config, compiler: TargetCompiler, memory: int, batch: Batch, say: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    layout = compiler.parallel(config).layout
+    tokens = batch.target_in.shape[0] * batch.target_in.shape[1] // layout.row_parts
+    ladders = list_ladders(config, device_count=compiler.target.chips, loss_tokens=tokens)
+
+    def measure(changed: Config) -> int:
+        validate(changed)
+        programs = compiler.compile_update(changed, longest_batch(changed))
+        return max(program.needed for program in programs)
+
+    attempts: list[Attempt] = []
+    say("the update does not fit; looking for settings that do, one compilation each")
+    for attempt in find_settings(config, ladders, measure=measure, memory=memory):
+        fits = "fits" if attempt.fits else "does not fit"
+        say(f"  {_flags(attempt.changes)}: {_gib(attempt.needed)} GiB, {fits}")
+        attempts.append(attempt)
+    return [
+        {"changes": a.changes, "peak_gib": _gib(a.needed), "fits": a.fits}
+        for a in sorted(attempts, key=lambda a: not a.fits)
+    ]
+
+
+def _flags(changes: Changes) -> str:
+    return " ".join(f"--config.{name}={value}" for name, value in changes.items())
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
+
+
+def summarize_target(target: Mapping[str, Any]) -> str:
+    """The part `target` of the result, for a person."""
+    batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
+    rows = [["program", "peak GiB", "fits", "seconds to compile"]]
+    for program in target["programs"]:
+        rows.append([program["name"], f"{program['peak_gib']:.2f}", "", f"{program['compile_seconds']:.0f}"])
+    rows.append(
+        [
+            decoding["name"],
+            f"{decoding['peak_gib']:.2f}",
+            "yes" if decoding["fits"] else "no",
+            f"{decoding['compile_seconds']:.0f}",
+        ]
+    )
+    fits = "fits into" if target["fits"] else "does NOT fit into"
+    attention = target["attention"]
+    calls = ", ".join(f"{count} x {name}" for name, count in attention["calls"].items())
+    lines = [
+        f"Compiled for, not run: {target['name']}, {target['devices']} x {target['device_kind']}, "
+        f"{target['layout']}",
+        f"An update of {batch['rows']} rows of {batch['source_length']} source and "
+        f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
+        f"{target['peak_gib']} GiB at its peak",
+        *align([[row[0], row[1], row[3]] for row in rows]),
+        f"  a decoding step has {decoding['rows']} rows of {decoding['beams']} beams, "
+        f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens",
+        f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
+        *_summarize_traffic(target["collectives"]),
+        *_summarize_estimate(estimate, target["programs"]),
+        *_summarize_attempts(target["settings_tried"]),
+    ]
+    return "\n".join(lines)
+
+
+def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if not collectives:
+        return ["Collectives of an update: none"]
+    total = sum(found["bytes"] for found in collectives.values())
+    rows = [
+        [kind, f"{found['count']:,}", f"{found['bytes'] / 2**20:,.1f} MiB"]
+        for kind, found in collectives.items()
+    ]
+    return [f"Collectives of an update, on each device: {total / 2**20:,.1f} MiB", *align(rows)]
+
+
+def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> list[str]:
+    if estimate is None:
+        return [
+            "Time: not estimated; "
+            + (
+                "this compiler gives no cycles"
+                if all(program["compiled"] for program in programs)
+                else "the compiler has refused the update"
+            )
+        ]
+    mfu = "" if estimate["mfu"] is None else f", MFU {estimate['mfu']:.0%}"
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in estimate["shares"].items())
+    once = estimate["loops_counted_once"]
+    return [
+        f"Time, by the compiler's estimate: {estimate['milliseconds']:.1f} ms an update, of which "
+        f"{estimate['collectives_milliseconds']:.1f} ms collectives at the data sheet's rate{mfu}",
+        f"  {estimate['megacycles']:,.1f} million cycles: {shares}",
+        *([f"  {once} loops of unknown length are counted once"] if once else []),
+    ]
+
+
+def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if attempts is None:
+        return []
+    fitting = [attempt for attempt in attempts if attempt["fits"]]
+    rows = [
+        [_flags(a["changes"]), f"{a['peak_gib']:.2f}", "fits" if a["fits"] else "does not fit"]
+        for a in attempts
+    ]
+    head = "Settings that fit, and others that were tried" if fitting else "No settings tried fit"
+    return [f"{head} (GiB at the peak):", *align(rows)]

@@ -1,0 +1,157 @@
+"""Compiling for devices: on simulated CPU devices, and for a TPU where libtpu is installed."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.show import longest_batch
+from flaxformer_mt.commands.targets import compile_for_target
+from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler, find_needed_memory
+from flaxformer_mt.commands.targets.target_names import ACCELERATORS, Accelerator, parse_target
+from flaxformer_mt.commands.targets.target_report import describe_target, summarize_target
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    SearchConfig,
+    VocabConfig,
+)
+from flaxformer_mt.model import init_params, make_model
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = Config(
+    data=DataConfig(batch_tokens=96, max_source_length=8, max_target_length=8, row_multiple=1),
+    vocab=VocabConfig(size=40),
+    model=ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=2, ffn_dim=32),
+    search=SearchConfig(beam_size=2, batch_tokens=64),
+)
+
+
+@pytest.fixture
+def two_cpus(monkeypatch):
+    """A target of two simulated devices of this machine, for which XLA's CPU compiler compiles."""
+    monkeypatch.setitem(ACCELERATORS, "two", Accelerator("cpu", "cpu", 2**30, 1e9))
+    monkeypatch.setattr(compile_for_target, "find_devices", lambda target: jax.devices()[:2])
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    return dataclasses.replace(parse_target("h100:2"), kind="two")
+
+
+def test_a_config_is_compiled_and_described(two_cpus):
+    """Two devices share 12 rows; on a CPU there are no cycles, and all of the sizes are known."""
+    said = []
+    result = describe_target(TINY, two_cpus, sizes=(40, 40), say=said.append)
+    assert json.loads(json.dumps(result)) == result
+    assert (result["name"], result["devices"], result["layout"]) == ("two:2", 2, "pmap over 2 devices")
+    assert result["memory_gib"] == 0.5 and result["fits"] and result["settings_tried"] is None
+    assert result["batch"] == {"rows": 12, "source_length": 8, "target_length": 8}
+    assert result["attention"] == {
+        "kernel": "plain",
+        "reason": "model.attention=auto has no fused kernel on cpu",
+        "calls": {},
+    }
+    assert [program["name"] for program in result["programs"]] == ["update"]
+    # The gradients of all parameters and two scalars are summed once.
+    params = jax.eval_shape(
+        lambda: init_params(make_model(TINY.model, source_size=40, target_size=40), jax.random.key(0))
+    )
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert set(result["collectives"]) == {"all-reduce"}
+    assert result["collectives"]["all-reduce"]["bytes"] == 4 * (count + 2)
+    assert result["estimate"] is None
+    assert result["decoding_step"]["beams"] == 2 and result["decoding_step"]["fits"]
+    assert len(said) == 2 and "12 rows" in said[0]
+    text = summarize_target(result)
+    assert "Compiled for, not run: two:2, 2 x cpu, pmap over 2 devices" in text
+    assert "fits into the 0.5 GiB" in text and "all-reduce" in text and "gives no cycles" in text
+
+
+def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_cpus):
+    """The state stays on the devices while gradients are computed and summed."""
+    config = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3), parallel=ParallelConfig(fsdp=2))
+    compiler = TargetCompiler(two_cpus, sizes=(40, 40))
+    gradient, add, update = compiler.compile_update(config, longest_batch(config))
+    assert [program.times for program in (gradient, add, update)] == [3, 2, 1]
+    assert update.held == 0 and gradient.held == add.held + 2 * 4 > 0  # the sums of loss and weight
+    assert all(program.needed == program.peak + program.held for program in (gradient, add, update))
+    assert gradient.program.collectives() and gradient.peak > 0
+
+
+def test_the_shapes_of_a_batch_are_those_that_put_makes():
+    compiler = TargetCompiler.__new__(TargetCompiler)
+    compiler._devices = jax.devices()[:2]
+    rows = np.zeros((4, 3), np.int32)
+    for layout in (ParallelConfig(), ParallelConfig(fsdp=2)):
+        parallel = compiler.parallel(dataclasses.replace(TINY, parallel=layout))
+        shapes = parallel.put_shapes({"x": jax.ShapeDtypeStruct(rows.shape, rows.dtype)})["x"]
+        put = parallel.put({"x": rows})["x"]
+        assert (shapes.shape, shapes.dtype) == (put.shape, put.dtype)
+        assert shapes.sharding.is_equivalent_to(put.sharding, put.ndim)
+
+
+@pytest.mark.parametrize(
+    "message, needed",
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.",
+            20.5 * 2**30,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+            "required for HLO temporaries (256.00M) exceeds available HBM (15.75G). HLO module: jit__lambda.",
+            2**28,
+        ),
+        ("RESOURCE_EXHAUSTED: something else", None),
+        ("INTERNAL: Used 20.5G of 15.75G hbm", None),
+    ],
+)
+def test_a_refusal_says_how_much_memory_would_be_needed(message, needed):
+    assert find_needed_memory(message) == needed
+
+
+def test_an_unknown_target_and_a_missing_compiler_end_with_one_line(capsys, monkeypatch, tmp_path):
+    flags = ["show", "--config=toy_de_en", f"--run={tmp_path}"]
+    assert main([*flags, "--target=v5:2x2"]) == 2
+    assert "did you mean v5" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for target, extra in {"v5e:2x2": "jax[tpu]", "h100:8": "jax[cuda13]"}.items():
+        assert main([*flags, f"--target={target}"]) == 2
+        error = capsys.readouterr().err
+        assert re.search(rf"error: --target={target} needs .* install it with: .*{re.escape(extra)}", error)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_the_toys_update_compiles_for_a_tpu(tmp_path):
+    """In a process of its own: libtpu stays loaded, and the tests have simulated devices."""
+    command = ["show", "--config=toy_de_en", f"--run={tmp_path}", "--target=v5e:2x2", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flaxformer_mt", *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    found = shown["target"]
+    assert found["device_kind"] == "TPU v5 lite" and found["devices"] == 4 and found["fits"]
+    assert shown["at_peak"]["device"] == "TPU v5 lite"
+    assert found["memory_gib"] == 15.75 and 0.05 < found["peak_gib"] < 2
+    parameters = shown["parameters"]["total"] * 4
+    assert found["collectives"]["all-reduce"]["bytes"] == pytest.approx(parameters, rel=0.05)
+    estimate = found["estimate"]
+    assert estimate["megacycles"] > 0 and 0 < estimate["mfu"] < 1
+    assert sum(estimate["shares"].values()) == pytest.approx(1, abs=0.01)
+    assert {"attention", "feed-forward", "logits and loss"} <= set(estimate["shares"])

@@ -1,0 +1,134 @@
+"""Reading compiled programs: a text recorded from libtpu (shortened), and small texts made by hand."""
+
+import pytest
+
+from flaxformer_mt.commands.targets.hlo_text import Program, Traffic, bytes_of
+
+# w - psum(gradient of sum(tanh(x @ w))) with pmap, compiled for v5e:2x2; shortened.
+RECORDED = """\
+HloModule jit__fun, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }, num_partitions=4
+
+FunctionNames
+1 "f"
+
+%fused_computation (param_0.12: f32[1,64,512], param_1.22: f32[512,512]) -> f32[512,512] {
+  %param_0.12 = f32[1,64,512]{2,1,0:T(8,128)} parameter(0)
+  %param_1.22 = f32[512,512]{1,0:T(8,128)} parameter(1)
+  %fusion.7 = bf16[64,512]{1,0:T(8,128)(2,1)} fusion(%param_1.22, %param_0.12), kind=kOutput, calls=%inner
+  ROOT %convolution.2 = f32[512,512]{1,0:T(8,128)S(1)} convolution(%fusion.1, %fusion.7), dim_labels=fb_io->bf
+}
+
+%region_0.0 (psum.0: f32[], psum.1: f32[]) -> f32[] {
+  %psum.1 = f32[]{:T(128)} parameter(1), metadata={op_name="psum"}
+  ROOT %add.0 = f32[]{:T(128)} add(%psum.0, %psum.1), metadata={op_name="add" stack_frame_id=2}
+}
+
+ENTRY %main.0_spmd (param.2: f32[512,512], param.3: f32[1,64,512]) -> f32[512,512] {
+  %param.2 = f32[512,512]{1,0:T(8,128)} parameter(0), metadata={op_name="flat_args[0]"}
+  %param.3 = f32[1,64,512]{2,1,0:T(8,128)} parameter(1), metadata={op_name="flat_args[1]"}
+  %fusion = f32[512,512]{1,0:T(8,128)S(1)} fusion(%param.3, %param.2), kind=kOutput, \
+calls=%fused_computation, metadata={op_name="jit(_fun)/shard_map/transpose(jvp())/dot_general"}, \
+backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"7632","iteration_bounds":["1","1","1"]}}
+  %psum.7 = f32[512,512]{1,0:T(8,128)S(1)} all-reduce(%fusion), channel_id=1, \
+replica_groups=mesh['d'=4] {'d'}, use_global_device_ids=true, to_apply=%region_0.0, \
+metadata={op_name="jit(_fun)/shard_map/psum"}
+  ROOT %sub.7 = f32[512,512]{1,0:T(8,128)} subtract(%param.2, %psum.7), \
+metadata={op_name="jit(_fun)/shard_map/sub"}, \
+backend_config={"window_config":{"estimated_cycles":"8404"}}
+}
+"""
+
+# A loop of six steps that gathers and calls a kernel, a loop of unknown length, and a conditional.
+BY_HAND = """\
+HloModule by_hand
+
+%cond (c: (s32[], f32[8])) -> pred[] {
+  ROOT %less = pred[] compare(%a, %b), direction=LT
+}
+
+%body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %part = f32[8]{0} get-tuple-element(%c), index=1
+  %gather = (f32[8]{0}, f32[32]{0}) all-gather-start(%part), dimensions={0}
+  %whole = f32[32]{0} all-gather-done(%gather)
+  %kernel = bf16[4] custom-call(%whole), custom_call_target="__cudnn$fmhaSoftmax", \
+backend_config={"estimated_cycles":"10"}
+  ROOT %t = (s32[], f32[8]{0}) tuple(%i, %part)
+}
+
+%async (p: f32[4]) -> f32[1] {
+  %p = f32[4] parameter(0)
+  ROOT %scatter = f32[1] reduce-scatter(%p), dimensions={0}
+}
+
+%apply (p: f32[4]) -> f32[4] {
+  %p = f32[4] parameter(0)
+  ROOT %many = (f32[4], /*index=1*/f32[2]) all-reduce(%p, %q), to_apply=%add, \
+backend_config={"estimated_cycles":"5"}, metadata={op_name="jit(f)/update"}
+}
+
+%skip (p: f32[4]) -> f32[4] {
+  %p = f32[4] parameter(0)
+  ROOT %copy = f32[4] copy(%p), backend_config={"estimated_cycles":"1"}
+}
+
+%below (c: (s32[], f32[8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3)
+  %state = (s32[], f32[8]{0:T(8,128)}) parameter(0)
+  %counter = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%counter, %limit), direction=LT, metadata={op_name="while/lt"}
+}
+
+ENTRY %main (p: f32[8]) -> f32[4] {
+  %p = f32[8] parameter(0)
+  %scan = (s32[], f32[8]{0}) while(%p), condition=%below, body=%skip, metadata={op_name="jit(f)/while"}
+  %loop = (s32[], f32[8]{0}) while(%p), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"6"},"known_init_step":{"init":"0"}}
+  %endless = (s32[], f32[8]{0}) while(%p), condition=%cond, body=%skip
+  %start = ((f32[4]), f32[1], u32[]) async-start(%x), calls=%async
+  %done = f32[1] async-done(%start), calls=%async
+  ROOT %if = f32[4] conditional(%which, %x, %x), branch_computations={%skip, %apply}
+}
+"""
+
+
+def test_a_recorded_program_has_one_all_reduce_and_the_compilers_cycles():
+    program = Program(RECORDED)
+    assert program.collectives() == {"all-reduce": Traffic(1, 512 * 512 * 4)}
+    assert program.cycles == 7632 + 8404
+    assert program.cycles_by_path() == {
+        "jit(_fun)/shard_map/transpose(jvp())/dot_general": 7632,
+        "jit(_fun)/shard_map/sub": 8404,
+    }
+    assert not program.kernels() and program.loops_of_unknown_length() == 0
+
+
+def test_loops_branches_and_asynchronous_operations_count_as_often_as_they_run():
+    program = Program(BY_HAND)
+    assert program.collectives() == {
+        "all-gather": Traffic(6, 6 * 32 * 4),  # the results, which are larger than the operands
+        "all-reduce": Traffic(1, (4 + 2) * 4),
+        "reduce-scatter": Traffic(1, 4 * 4),  # the operands
+    }
+    assert program.cycles == 6 * 10 + 3 * 1 + 1 + 5
+    assert program.kernels() == {"__cudnn$fmhaSoftmax": 6}
+    assert program.loops_of_unknown_length() == 1
+
+
+@pytest.mark.parametrize(
+    "result, size",
+    [
+        ("f32[]", 4),
+        ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
+        ("(f32[2,3]{1,0}, bf16[4], pred[7], token[])", 24 + 8 + 7),
+        ("f8e4m3fn[10]", 10),
+        ("s32[<=6]", 24),
+        ("f32[0,9]", 0),
+    ],
+)
+def test_bytes_of_types(result, size):
+    assert bytes_of(result) == size
+
+
+def test_a_text_without_a_program_has_nothing():
+    program = Program("HloModule nothing\n")
+    assert program.collectives() == {} and program.cycles == 0 and not program.executions
