@@ -40,6 +40,7 @@ _CALLED = re.compile(
     r"(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
 _KERNEL = re.compile(r'custom_call_target="([^"]*)"')
@@ -146,15 +147,27 @@ class Program:
         return cycles
 
     def collectives(self) -> dict[str, Traffic]:
-        """The collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}."""
-        found: dict[str, Traffic] = {}
+        """The collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
+
+        A TPU runs a collective beside other work as several fusions, for its start, its steps and its end.
+        Each of them repeats the instruction, so that those of one channel count once.
+        """
+        channels: dict[tuple[str, ...], Traffic] = {}
         for run in self.executions:
             kind = run.instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
-                before = found.get(kind, Traffic(0, 0))
-                moved = run.times * self._bytes_moved(run)
-                found[kind] = Traffic(before.count + run.times, before.bytes + moved)
-        return dict(sorted(found.items()))
+                if kind == "all-reduce" and run.computation.startswith("all-reduce-scatter"):
+                    kind = "reduce-scatter"  # each device keeps its part of the sum
+                channel = _CHANNEL.search(run.instruction.attributes) if run.fused else None
+                own = (run.computation, run.instruction.name)
+                key = (kind, channel.group(1)) if channel else (kind, *own)
+                traffic = Traffic(run.times, run.times * self._bytes_moved(run))
+                channels[key] = max(traffic, channels.get(key, traffic))
+        found: dict[str, Traffic] = {}
+        for (kind, *_), traffic in sorted(channels.items()):
+            before = found.get(kind, Traffic(0, 0))
+            found[kind] = Traffic(before.count + traffic.count, before.bytes + traffic.bytes)
+        return found
 
     def kernels(self) -> Counter[str]:
         """How often a run calls each kernel from outside XLA, by name, such as `__cudnn$fmhaSoftmax`."""

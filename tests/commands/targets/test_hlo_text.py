@@ -129,6 +129,40 @@ def test_bytes_of_types(result, size):
     assert bytes_of(result) == size
 
 
+# The start, a step and the end of one all-gather, and a sum of which each device keeps a part, from libtpu.
+IN_FUSIONS = """\
+%async_collective_fusion.1 (p: bf16[48,8]) -> bf16[192,8] {
+  %all-gather.1 = bf16[192,8]{1,0} all-gather(%p), channel_id=640, dimensions={0}
+}
+
+%fused_computation.2 (p: bf16[48,8]) -> bf16[192,8] {
+  %all-gather.2 = bf16[192,8]{1,0} all-gather(%p), channel_id=640, dimensions={0}
+}
+
+%all-reduce-scatter.30 (p: bf16[40]) -> bf16[10] {
+  %all-reduce.419 = bf16[40]{0} all-reduce(%p), channel_id=541, to_apply=%add
+}
+
+ENTRY %main (p: bf16[48,8]) -> bf16[192,8] {
+  %p = bf16[48,8] parameter(0)
+  %a = bf16[192,8] fusion(%p), kind=kCustom, calls=%async_collective_fusion.1
+  %b = bf16[192,8] fusion(%p), kind=kOutput, calls=%fused_computation.2
+  %c = bf16[192,8] fusion(%p), kind=kOutput, calls=%fused_computation.2
+  %d = bf16[10] fusion(%p), kind=kCustom, calls=%all-reduce-scatter.30
+  %e = bf16[4] collective-permute(%p), channel_id=1, source_target_pairs={{0,1}}
+  %f = bf16[4] collective-permute(%p), channel_id=1, source_target_pairs={{0,1}}
+}
+"""
+
+
+def test_a_collective_in_several_fusions_counts_once():
+    assert Program(IN_FUSIONS).collectives() == {
+        "all-gather": Traffic(1, 192 * 8 * 2),
+        "collective-permute": Traffic(2, 2 * 48 * 8 * 2),
+        "reduce-scatter": Traffic(1, 40 * 2),
+    }
+
+
 def test_a_text_without_a_program_has_nothing():
     program = Program("HloModule nothing\n")
     assert program.collectives() == {} and program.cycles == 0 and not program.executions
