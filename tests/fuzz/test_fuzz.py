@@ -74,15 +74,22 @@ def try_all(
         log(name, outcomes, slowest=slowest, peak=peak, normal=normal["memory"])
         assert peak < normal["memory"] + MOST_MEMORY and slowest < LONGEST, (peak, slowest)
     bad = [outcome for outcome in outcomes if outcome["kind"] not in ("result", "refused")]
-    assert not bad, "\n".join(f"{name} {o['number']}: {o['what']}: {o['kind']} {o['value']}" for o in bad[:8])
+    assert not bad, describe(bad)
     return outcomes
+
+
+def describe(outcomes: list[dict[str, Any]]) -> str:
+    """The first few of them, for a failed assertion."""
+    return f"{len(outcomes)}:\n" + "\n".join(
+        f"{o['number']}: {o['what'][:300]}: {o['kind']} {str(o['value'])[-1000:]}" for o in outcomes[:6]
+    )
 
 
 def check_same(outcomes: list[dict[str, Any]], expected: Any) -> None:
     """All results are those of the undamaged input."""
     other = [o for o in outcomes if o["kind"] == "result" and o["value"] != expected["value"]]
     assert expected["kind"] == "result", expected
-    assert not other, "\n".join(f"{o['number']}: {o['what']}: {o['value']}" for o in other[:8])
+    assert not other, describe(other)
     assert any(outcome["kind"] == "refused" for outcome in outcomes)
 
 
@@ -104,14 +111,14 @@ def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
 
 
 COMMANDS = {
-    "train": (80, ["train", "--run={run}"]),
-    "translate": (60, ["translate", "--run={run}", "--input={text}/test.xx"]),
-    "score": (30, ["score", "--run={run}", "--source={text}/test.xx", "--target={text}/test.yy"]),
-    "evaluate": (30, ["evaluate", "--run={run}"]),
-    "average": (30, ["average", "--run={run}", "--last=2"]),
-    "export": (30, ["export", "--run={run}", "--format=torch", "--output={output}"]),
-    "show": (30, ["show", "--run={run}"]),
-    "plot": (30, ["plot", "--run={run}", "--output={output}"]),
+    "train": (40, ["train", "--run={run}"]),
+    "translate": (40, ["translate", "--run={run}", "--input={text}/test.xx"]),
+    "score": (20, ["score", "--run={run}", "--source={text}/test.xx", "--target={text}/test.yy"]),
+    "evaluate": (20, ["evaluate", "--run={run}"]),
+    "average": (20, ["average", "--run={run}", "--last=2"]),
+    "export": (20, ["export", "--run={run}", "--format=torch", "--output={output}"]),
+    "show": (20, ["show", "--run={run}"]),
+    "plot": (20, ["plot", "--run={run}", "--output={output}"]),
 }
 
 
@@ -169,7 +176,7 @@ def test_damaged_foreign_models(server, foreign, tmp_path, name):
     settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}
     if server is not None:
         assert undamaged(server, "import_damaged", settings)["kind"] == "result"
-    try_all(server, "import_damaged", numbers(4, 160), settings, name=f"import {name}")
+    try_all(server, "import_damaged", numbers(4, 100), settings, name=f"import {name}")
 
 
 # ---- the generators, and the isolation ----
@@ -232,6 +239,7 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
     imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.parallel_text")
     with open_server(imports, **quick_environment()) as server:
         expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
+        kills: Counter[str] = Counter()
         for number in numbers(1, 12):
             killer, draw = Killer(server, tiny_config, tmp_path / str(number)), draw_for("kills", number)
             for moment in OF_PREPARATION:
@@ -244,6 +252,9 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
             assert killer.act("prepare")["left"] == expected, number
             assert not leftovers(killer.cache), number
             assert killer.kills.total() >= 4, killer.kills
+            kills += killer.kills
+            shutil.rmtree(tmp_path / str(number))
+        log("kills of preparations", [], kills=kills)
 
 
 @large_only
@@ -269,7 +280,7 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
         shutil.rmtree(tmp_path / "counted")
     assert all(changes.values()), changes
     kills: Counter[str] = Counter()
-    for number in numbers(0, 12):
+    for number in numbers(0, 8):
         killer, draw = Killer(server, config, tmp_path / f"{number}"), draw_for("training", number)
         for moment in (*OF_PREPARATION, *OF_TRAINING):
             repeated = moment in OF_TRAINING and changes[moment] > 60
@@ -280,4 +291,4 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
         kills += killer.kills
         shutil.rmtree(tmp_path / str(number))
     log("kills", [], changes=changes, kills=kills)
-    assert kills.total() >= 100 * SIZE // 100 and set(kills) == set(MOMENTS), kills
+    assert kills.total() >= 50 * SIZE // 100 and set(kills) == set(MOMENTS), kills
