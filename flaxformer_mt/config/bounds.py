@@ -6,6 +6,7 @@ several fields are in config/checks.py.
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 # The largest whole number of a field without another upper bound: devices count in 32 bits.
 _LARGEST_INT = 2**31 - 1
+# Larger whole numbers are not written out in messages.
+_SHOWN_BITS = 128
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,13 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
         elif typing.get_origin(hint) is typing.Annotated:
             kind, bounds = typing.get_args(hint)
             if problem := _find_problem(value, kind, bounds):
-                yield name, f"{name} is {value}; {problem}"
+                yield name, f"{name} is {_show(value)}; {problem}"
+
+
+def _show(value: Any) -> str:
+    """The value as text; Python refuses to write whole numbers of thousands of digits."""
+    too_long = isinstance(value, int) and value.bit_length() > _SHOWN_BITS
+    return f"a number of {value.bit_length()} bits" if too_long else f"{value}"
 
 
 def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
@@ -94,7 +103,8 @@ def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if not numeric or (kind is int and not isinstance(value, int)):
         return f"it must be a {'whole ' if kind is int else ''}number, {bounds.describe()}"
-    if not math.isfinite(value):
+    # A whole number may be larger than any float; Python then refuses to convert it.
+    if abs(value) > sys.float_info.max or value != value:
         return f"it must be a finite number, {bounds.describe()}"
     if not bounds.contain(value):
         return f"it must be {bounds.describe()}"

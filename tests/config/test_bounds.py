@@ -1,6 +1,7 @@
 """Bounds: every number of the config has some, and nonsense is refused by the field's name."""
 
 import dataclasses
+import itertools
 import math
 import typing
 
@@ -82,6 +83,13 @@ def test_every_number_is_held_to_its_bounds():
                 with pytest.raises(UserError) as error:
                     validate(replace(Config(), name, given))
                 assert str(error.value) == problems[name]
+
+
+def test_whole_numbers_beyond_all_floats_are_refused():
+    """As a file of another system may hold them; Python converts them neither to floats nor to text."""
+    for name, value in itertools.product(("model.num_heads", "optim.clip_norm"), (10**400, -(10**5000))):
+        ((found, problem),) = find_wrong_values(replace(Config(), name, value))
+        assert found == name and f"{name} is a number of {value.bit_length()} bits; it must" in problem
 
 
 def test_choices_are_checked_as_well():

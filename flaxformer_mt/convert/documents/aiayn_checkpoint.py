@@ -120,7 +120,8 @@ def make_model_config(
     def setting(name: str, kind: type, default: Any = None) -> Any:
         value = settings.get(name, default)
         if type(value) is not kind:  # True is an int
-            shown = repr(value)[:80]
+            plain = value is None or isinstance(value, str | float | bool)
+            shown = repr(value)[:80] if plain else f"a {type(value).__name__}"
             raise UserError(f"{path}: settings have {name} {shown}; it must be of type {kind.__name__}")
         return value
 
