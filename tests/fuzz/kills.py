@@ -27,7 +27,7 @@ MOMENTS = {
     "a checkpoint sealed": ("flaxformer_mt.runs.checkpoints.atomic_folder.seal_folder",),
     "a checkpoint published": ("flaxformer_mt.runs.checkpoints.atomic_folder.publish_folder",),
     "an old checkpoint removed": ("flaxformer_mt.runs.checkpoints.atomic_folder.remove_folder",),
-    "the scores recorded": ("flaxformer_mt.runs.checkpoints.Checkpoints.record_metrics",),
+    "the average": ("flaxformer_mt.runs.checkpoints.Checkpoints.average",),
     "the report": ("flaxformer_mt.training.loop.write_report",),
 }
 # Those before the network is made, in the order of a run.
@@ -105,15 +105,15 @@ def _find(name: str) -> tuple[Any, str]:
 def act(
     *, action: str, config: str, run: str, moment: str = "", at: int = -1, delay: float = 0.0
 ) -> dict[str, Any]:
-    """Prepares or trains a run, and dies at a moment, before its change number `at` (-1: never).
+    """Prepares or trains a run, and dies at a moment, before its change number `at`.
 
-    Returns the number of changes inside the moment, and what the action leaves: digests of the data, or of
-    the run at its end.
+    Returns what the action leaves, digests of the data or of the run at its end; and, without a moment, the
+    number of changes inside each of them.
     """
     from probes import final_state, prepared_data
 
-    counter = Counter(moment, at, delay) if moment else None
-    if counter is not None:
+    counters = [Counter(name, at, delay) for name in ([moment] if moment else MOMENTS)]
+    for counter in counters:
         counter.watch()
     try:
         if action == "prepare":
@@ -126,7 +126,7 @@ def act(
             left = final_state(Path(run))
     except BaseException:
         return {"error": traceback.format_exc()}
-    return {"changes": counter.count if counter is not None else 0, "left": left}
+    return {"changes": {counter.moment: counter.count for counter in counters}, "left": left}
 
 
 def leftovers(cache: Path) -> list[str]:

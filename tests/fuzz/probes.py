@@ -140,7 +140,8 @@ def final_state(run: Path, *, last: int = 0) -> dict[str, Any]:
     checkpoints = Checkpoints(run, best_metric=config.train.best_metric)
     vocabs = load_sealed_vocabs(run / "vocab")
     steps = checkpoints.steps()[-last:]
-    states = [state_digest(checkpoints.resolve(step)) for step in steps]
+    average = ["average"] if (checkpoints.directory / "average").is_dir() and not last else []
+    states = [state_digest(checkpoints.resolve(name)) for name in [*steps, *average]]
     return {
         "steps": steps,
         "best": checkpoints.best() if not last else None,

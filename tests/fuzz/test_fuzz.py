@@ -240,7 +240,7 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
     with open_server(imports, **quick_environment()) as server:
         expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
         kills: Counter[str] = Counter()
-        for number in numbers(1, 12):
+        for number in numbers(1, 20):
             killer, draw = Killer(server, tiny_config, tmp_path / str(number)), draw_for("kills", number)
             for moment in OF_PREPARATION:
                 at = draw.randrange(12)
@@ -263,24 +263,20 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
     config = change(
         tiny_config,
         train={
-            "steps": 24,
+            "steps": 20,
             "checkpoint_every": 2,
-            "evaluate_every": 8,
+            "evaluate_every": 10,
+            "average_last": 2,
             "keep_checkpoints": 2,
             "log_every": 5,
         },
         search={"method": "greedy", "beam_size": 1},
     )
-    expected = Killer(server, config, tmp_path / "undisturbed").act("train")["left"]
-    changes = {}
-    for moment in MOMENTS:
-        counted = Killer(server, config, tmp_path / "counted").act("train", moment)
-        assert counted["left"] == expected, moment
-        changes[moment] = counted["changes"]
-        shutil.rmtree(tmp_path / "counted")
+    undisturbed = Killer(server, config, tmp_path / "undisturbed").act("train")
+    expected, changes = undisturbed["left"], undisturbed["changes"]
     assert all(changes.values()), changes
     kills: Counter[str] = Counter()
-    for number in numbers(0, 8):
+    for number in numbers(0, 5):
         killer, draw = Killer(server, config, tmp_path / f"{number}"), draw_for("training", number)
         for moment in (*OF_PREPARATION, *OF_TRAINING):
             repeated = moment in OF_TRAINING and changes[moment] > 60
@@ -291,4 +287,4 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
         kills += killer.kills
         shutil.rmtree(tmp_path / str(number))
     log("kills", [], changes=changes, kills=kills)
-    assert kills.total() >= 50 * SIZE // 100 and set(kills) == set(MOMENTS), kills
+    assert kills.total() >= 40 * SIZE // 100 and set(kills) == set(MOMENTS), kills
