@@ -27,6 +27,22 @@ class _SumOverDevices:
         return jax.lax.axis_index(_AXIS)
 
 
+class _Pmapped:
+    """A function under pmap, built for each number of arguments."""
+
+    def __init__(self, build: Callable[[int], Any]) -> None:
+        self._build = functools.cache(build)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._build(len(arguments))(*arguments)
+
+    def lower(self, *shapes: Any) -> jax.stages.Lowered:
+        """Lower for arguments of these shapes, as the method of this name of `jax.jit` does."""
+        # pmap decides the shardings by itself, over a mesh of its own.
+        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+        return self._build(len(shapes)).lower(*plain)
+
+
 class PmapParallel(Parallel):
     """Replicated data parallelism: the least communication if the parameters fit on one device."""
 
@@ -62,21 +78,18 @@ class PmapParallel(Parallel):
         if batch is None:
             return jax.jit(function, donate_argnums=donate, out_shardings=self.replicated)
         reduced = functools.partial(function, reduce=_SumOverDevices())
-        compiled: dict[int, Callable[..., Any]] = {}
 
-        def call(*arguments: Any) -> Any:
-            if len(arguments) not in compiled:
-                compiled[len(arguments)] = jax.pmap(
-                    reduced,
-                    axis_name=_AXIS,
-                    in_axes=tuple(0 if number == batch else None for number in range(len(arguments))),
-                    out_axes=None,
-                    donate_argnums=donate,
-                    devices=None if jax.process_count() > 1 else list(self.mesh.devices.flat),
-                )
-            return compiled[len(arguments)](*arguments)
+        def build(count: int) -> Any:
+            return jax.pmap(
+                reduced,
+                axis_name=_AXIS,
+                in_axes=tuple(0 if number == batch else None for number in range(count)),
+                out_axes=None,
+                donate_argnums=donate,
+                devices=None if jax.process_count() > 1 else list(self.mesh.devices.flat),
+            )
 
-        return call
+        return _Pmapped(build)
 
     def describe_parameters(self, params: Any) -> list[str]:
         """Return no lines, since parameters are replicated."""

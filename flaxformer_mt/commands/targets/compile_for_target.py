@@ -249,13 +249,15 @@ class TargetCompiler:
         **more: int,
     ) -> Compiled:
         compiled = parallel.compile(function, batch=batch, donate=donate)
-        # The function around pmap is no jitted one; inside jit, pmap is the program of all devices.
-        jitted = compiled if hasattr(compiled, "trace") else jax.jit(compiled, donate_argnums=donate)
-        return self._finish(name, jitted, inputs, **more)
+        return self._finish(name, compiled, inputs, **more)
 
-    def _finish(self, name: str, jitted: Any, inputs: Sequence[Any], **more: int) -> Compiled:
+    def _finish(self, name: str, function: Any, inputs: Sequence[Any], **more: int) -> Compiled:
         start = time.monotonic()
-        lowered = jitted.trace(*inputs).lower(lowering_platforms=(self.target.accelerator.platform,))
+        platforms = (self.target.accelerator.platform,)
+        traces = hasattr(function, "trace")  # jit; pmap lowers for the platform of its devices
+        lowered = (
+            function.trace(*inputs).lower(lowering_platforms=platforms) if traces else function.lower(*inputs)
+        )
         try:
             with _without_messages_of_xla():
                 compiled = lowered.compile()
