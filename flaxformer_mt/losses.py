@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
-from flaxformer_mt.shapes import Array, typed
+from flaxformer_mt.shapes import Array, constrain, row_parts, sum_over_row_parts, typed
 
 
 @typed
@@ -61,19 +61,25 @@ def projected_cross_entropy(
 
     The target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a
     chunk, scores them, compares them with the target if `count` (as `count_correct` does), and computes their
-    gradients while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices.
+    gradients while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices:
+    a chunk has about `chunk_tokens` tokens of each device.
     """
     weights = jnp.asarray(mask, jnp.float32)
-    batch, length = target.shape
-    width = loss_chunk_width(batch, length, chunk_tokens=chunk_tokens)
+    rows, length = target.shape
+    width = loss_chunk_width(rows // row_parts(rows), length, chunk_tokens=chunk_tokens)
     padding = -length % width
 
     def cut(x: Array) -> Array:  # [B, T, ...] -> [chunks, B, width, ...]
         x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(batch, -1, width, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(x.shape[0], -1, width, *x.shape[2:]).swapaxes(0, 1)
 
-    chunks = cut(jnp.asarray(target)), cut(weights)
-    totals = _chunked_totals(smoothing, count, cut(hidden), output, *chunks)
+    def add_chunks(rows: tuple[Array, Array, Array], output: Output) -> _Totals:
+        hidden, target, weights = map(cut, rows)
+        return _chunked_totals(smoothing, count, hidden, output, target, weights)
+
+    # A table that is split along D is gathered once, not in each chunk.
+    output = output._replace(table=constrain(output.table, "VD"))
+    totals = sum_over_row_parts(add_chunks, (hidden, jnp.asarray(target), weights), output)
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 
 
@@ -87,7 +93,7 @@ def _entropies(logits: Array, target: Array, smoothing: float) -> Array:
 def _project(hidden: Array, output: Output) -> Array:
     table = output.table.astype(hidden.dtype)
     logits = jnp.einsum("BTD,VD->BTV", hidden, table, preferred_element_type=jnp.float32)
-    return logits if output.bias is None else logits + output.bias
+    return constrain(logits if output.bias is None else logits + output.bias, "BTV")
 
 
 class _Totals(NamedTuple):
@@ -165,7 +171,8 @@ def _chunked_totals_forward(
         d_bias = gradient.bias
         if d_bias is not None:
             d_bias = d_bias + (exponentials * factors).sum((0, 1)) - even_mass.sum() / size
-        return (totals, Output(gradient.table + d_table, d_bias)), d_hidden.astype(hidden.dtype)
+        d_table = constrain(gradient.table + d_table, "DV")
+        return (totals, Output(d_table, d_bias)), d_hidden.astype(hidden.dtype)
 
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
@@ -227,7 +234,7 @@ def sum_over_tokens(
         output = Output(*module.output_layer())
         options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens, "count": count}
         return projected_cross_entropy(hidden, output, target, mask, **options)
-    logits = module.logits(hidden)
+    logits = constrain(module.logits(hidden), "BTV")
     loss_sum, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
     return TokenSums(loss_sum, weight, count_correct(logits, target, mask)[0] if count else None)
 

@@ -1,11 +1,14 @@
-"""Axis letters, array types, and the two structures that modules exchange: `Batch` and `Cache`.
+"""Axis letters, array types, the structures `Batch` and `Cache`, and the sharding of activations by letters.
 
 B batch · S source length · T target length · Q query length · M attended (memory) length · D model width ·
 H heads · K query/key size of a head · E value size of a head · F feed-forward width · V vocabulary ·
 W beam width · L layers. Masks are bool, True = may attend.
 """
 
-from typing import Any, NamedTuple
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -67,3 +70,88 @@ class Cache(NamedTuple):
             if self.start_steps is None
             else (self.index - self.start_steps)[:, None]
         )
+
+
+class ActivationSharding(Protocol):
+    """How a program that is being traced splits its activations over devices.
+
+    row_parts: number of parts into which the rows of a batch are split.
+    """
+
+    row_parts: int
+
+    def constrain(self, x: Array, axes: str) -> Array:
+        """Pin the sharding of x; `axes` has one axis letter for each of its dimensions."""
+
+    def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
+        """Apply function(part, *shared) to each part [row_parts, ...] on the devices that hold it."""
+
+
+_sharding: contextvars.ContextVar[ActivationSharding | None] = contextvars.ContextVar(
+    "sharding", default=None
+)
+
+
+@contextlib.contextmanager
+def shard_activations(sharding: ActivationSharding) -> Iterator[None]:
+    """Use a sharding for all programs that are traced inside the context."""
+    token = _sharding.set(sharding)
+    try:
+        yield
+    finally:
+        _sharding.reset(token)
+
+
+def constrain(x: Array, axes: str) -> Array:
+    """Pin the sharding of an activation by the letters of its axes, as in constrain(x, "BTD").
+
+    Outside of `shard_activations`, as on one device, x is returned unchanged.
+    """
+    sharding = _sharding.get()
+    return x if sharding is None else sharding.constrain(x, axes)
+
+
+def activations_are_sharded() -> bool:
+    """Tell whether the program that is being traced splits its activations over devices."""
+    return _sharding.get() is not None
+
+
+def row_parts(rows: int) -> int:
+    """Return into how many parts of equal size the devices split `rows` rows of a batch; 1 on one device."""
+    sharding = _sharding.get()
+    return 1 if sharding is None or rows % sharding.row_parts else sharding.row_parts
+
+
+_part: contextvars.ContextVar[Any] = contextvars.ContextVar("part", default=None)
+
+
+@contextlib.contextmanager
+def part_of_batch(index: Array | int | None) -> Iterator[None]:
+    """Tell the programs traced inside which part of a batch, of equal parts, they see; None: all of it."""
+    token = _part.set(index)
+    try:
+        yield
+    finally:
+        _part.reset(token)
+
+
+def current_part() -> Array | int | None:
+    """Return the index of the part of a batch that the program sees, or None for the whole batch."""
+    return _part.get()
+
+
+def sum_over_row_parts(function: Callable[..., Any], rows: Any, *shared: Any) -> Any:
+    """Sum the trees function(part of rows, *shared) over the parts of a batch that the devices hold.
+
+    Each device sums over its own rows, and results and the gradients of `shared` are summed over devices
+    after that: a loop in `function` communicates nothing. On one device this is function(rows, *shared).
+
+    Args:
+      rows: tree of arrays [B, ...].
+    """
+    sharding = _sharding.get()
+    count = row_parts(len(jax.tree.leaves(rows)[0]))
+    if sharding is None or count == 1:
+        return function(rows, *shared)
+    parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+    return jax.tree.map(lambda x: x.sum(0), sharding.map_parts(function, parts, *shared))

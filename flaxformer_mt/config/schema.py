@@ -249,8 +249,8 @@ class TrainConfig:
     steps: Annotated[int, at_least(1)] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
-    # Number of tokens whose logits are computed at a time for the loss, in training and evaluation, to save
-    # memory. 0: all at once, best on GPUs and TPUs; about 256 is best on CPUs.
+    # Number of tokens of a device whose logits are computed at a time for the loss, in training and
+    # evaluation, to save memory. 0: all at once, best on GPUs and TPUs; about 256 is best on CPUs.
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False

@@ -17,7 +17,7 @@ from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.positions import rotate
 from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import Projection, project_together
-from flaxformer_mt.shapes import Array, AttentionMask, Cache, typed
+from flaxformer_mt.shapes import Array, AttentionMask, Cache, constrain, typed
 
 
 @typed
@@ -96,6 +96,7 @@ class MultiHeadAttention(nn.Module):
             keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
+        query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
         drops_weights = not deterministic and self.dropout.rate > 0
         kind = choose_attention(
             self.config.attention,

@@ -11,7 +11,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.projections import Projection
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.shapes import Array, constrain
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -53,8 +53,8 @@ class FeedForward(nn.Module):
         )
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """Map x [..., D] to [..., D] through width F."""
-        hidden = _run(self.input, x)
+        """Map x [B, T, D] to [B, T, D] through width F."""
+        hidden = constrain(_run(self.input, x), "BTF")
         if self.config.activation == "swiglu":
             hidden = hidden * jax.nn.silu(_run(self.gate, x))
         else:

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.shapes import Array, constrain, current_part
 
 
 def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
@@ -91,7 +91,11 @@ class Dropout(nn.Module):
         words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         # Rates are below 1; the cap keeps some entries even where rounding would drop all.
         threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
-        kept = _hash(_flat_indices(x.shape), words) >= jnp.uint32(threshold)
+        numbers = _flat_indices(x.shape)
+        part = current_part()
+        if part is not None:
+            numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(x.size % 2**32)
+        kept = _hash(numbers, words) >= jnp.uint32(threshold)
         scale = jnp.asarray(2**32 / (2**32 - threshold), x.dtype)
         return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
 
@@ -132,5 +136,5 @@ class Residual(nn.Module):
     def __call__(self, x: Array, sublayer: Callable[[Array], Array], *, deterministic: bool) -> Array:
         """Run the sublayer on x [B, T, D] inside the residual connection."""
         if self.config.norm_position == "pre":
-            return x + self.dropout(sublayer(self.norm(x)), deterministic=deterministic)
-        return self.norm(x + self.dropout(sublayer(x), deterministic=deterministic))
+            return constrain(x + self.dropout(sublayer(self.norm(x)), deterministic=deterministic), "BTD")
+        return constrain(self.norm(x + self.dropout(sublayer(x), deterministic=deterministic)), "BTD")

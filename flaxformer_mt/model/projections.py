@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
 from flaxformer_mt.model.products import contract
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.shapes import Array, activations_are_sharded
 
 # Name of the results of projections, which `model.remat=dots` keeps.
 PROJECTED = "projected"
@@ -60,16 +60,19 @@ def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]
     """Apply several projections to the same x [..., D] by one product with their stacked kernels.
 
     One product of three times the width is faster than three products, forward and backward, and reads x
-    once. The kernels are stacked on a new axis, so that heads sharded over devices stay on their devices;
-    kernels of different shapes are multiplied one by one.
+    once. The kernels are stacked on a new axis; where devices share the work, the product keeps it beside the
+    heads, so that each device computes its own heads only. Kernels of different shapes are multiplied apart.
     """
     first = projections[0]
     if any(other.features != first.features for other in projections):
         return [projection(x) for projection in projections]
     dtype = first.dtype
     kernels = jnp.stack([projection.kernel for projection in projections], axis=1)
-    together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
-    together = together.reshape(*x.shape[:-1], len(projections), *first.features)
+    if activations_are_sharded():
+        together = contract("...D,DNHK->...NHK", x.astype(dtype), kernels)
+    else:  # on one device the matrix of merged axes needs no transposition
+        together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
+        together = together.reshape(*x.shape[:-1], len(projections), *first.features)
     if first.use_bias:
         together = together + jnp.stack([projection.bias for projection in projections])
     together = checkpoint_name(together.astype(dtype), PROJECTED)

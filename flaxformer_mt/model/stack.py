@@ -16,7 +16,7 @@ from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import PROJECTED
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.shapes import Array, constrain
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}
 
@@ -37,7 +37,8 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""
-        vectors = jnp.take(self.embedding, ids, axis=0).astype(jnp.float32)
+        # A table that is split along D is gathered: vectors split along D would be gathered for all rows.
+        vectors = jnp.take(constrain(self.embedding, "VD"), ids, axis=0).astype(jnp.float32)
         return vectors if self.bias_init is None else vectors + self.bias
 
 
@@ -101,6 +102,7 @@ class Stack(nn.Module):
                 f"an input of {length} tokens is longer than the {longest} positions of model.positions="
                 f"{config.positions}; raise model.max_positions or shorten the input"
             )
+        embedded = constrain(embedded, "BTD")
         x = embedded * config.model_dim**0.5 if config.embedding_scale else embedded
         first = config.first_position
         if config.positions == "sinusoidal":
@@ -109,7 +111,8 @@ class Stack(nn.Module):
             x = x + self.positions(positions + first)
         elif config.positions == "one_vector":
             x = x + self.positions.one_vector()
-        x = self.embedding_dropout(x.astype(jnp.dtype(config.dtype)), deterministic=deterministic)
+        x = x.astype(jnp.dtype(config.dtype))
+        x = constrain(self.embedding_dropout(x, deterministic=deterministic), "BTD")
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def run(self, x: Array, *arguments: Any) -> Array:
@@ -141,7 +144,7 @@ class Stack(nn.Module):
 
     def finish(self, x: Array) -> Array:
         """Apply the norm after the last block, if the config has one."""
-        return self.final_norm(x) if _has_final_norm(self.config) else x
+        return constrain(self.final_norm(x), "BTD") if _has_final_norm(self.config) else x
 
     def rotary(self, positions: Array) -> Array | None:
         """Return the positions for rotary embeddings; None with other position encodings."""

@@ -74,7 +74,12 @@ class Parallel(ABC):
 
     @abstractmethod
     def compile(
-        self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        *,
+        batch: int | None = None,
+        donate: tuple[int, ...] = (),
+        partial: bool = False,
     ) -> Callable[..., Any]:
         """Compile a function for the devices.
 
@@ -84,7 +89,14 @@ class Parallel(ABC):
             whole batch.
           batch: index of the positional argument that is a batch from `put`.
           donate: indices of the positional arguments whose memory the results may reuse.
+          partial: the results are partial sums, one for each index of the axis data: [data, ...] if data is
+            above 1. With a batch, the sums over these parts are left to `sum_parts`; without one, arguments
+            and results are partial sums.
         """
+
+    def sum_parts(self, tree: Any) -> Any:
+        """Add up the partial sums of a program that is compiled with `partial`; called in another program."""
+        return jax.tree.map(lambda x: x.sum(0), tree) if self.layout.data > 1 else tree
 
     @abstractmethod
     def describe_parameters(self, params: Any) -> list[str]:
@@ -95,6 +107,17 @@ class Parallel(ABC):
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
+        )
+
+    def partial_shardings(self, tree: Any) -> Any:
+        """Return the shardings of partial sums: those of `shardings` after an axis split over data."""
+        leaves = flatten_tree(tree)
+        if self.layout.data == 1:
+            return self.shardings(tree)
+        specs = {path: self.sharding_of(path, np.shape(leaf)[1:]).spec for path, leaf in leaves.items()}
+        return unflatten_like(
+            tree,
+            {path: NamedSharding(self.mesh, PartitionSpec("data", *spec)) for path, spec in specs.items()},
         )
 
     def init(self, function: Callable[[], T]) -> T:
@@ -137,6 +160,18 @@ class Parallel(ABC):
     def describe(self) -> str:
         """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
         return describe_devices(self.mesh.devices.flat, jax.process_count())
+
+
+class PartOfBatch:
+    """The `reduce` argument of a program that sees one part of a batch and returns the sums of this part."""
+
+    def __init__(self, shard: Any) -> None:
+        # The index of the part.
+        self.shard = shard
+
+    def __call__(self, tree: Any) -> Any:
+        """Return the tree."""
+        return tree
 
 
 def _place(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -3,19 +3,49 @@
 Contains the shardings of arrays. XLA derives the communication from them; programs see whole arrays.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxformer_mt.parallel.backend import Parallel, put_rows
-from flaxformer_mt.parallel.sharding_rules import describe_placements, place_parameters, spec_of
+from flaxformer_mt.parallel.backend import Parallel, PartOfBatch, put_rows
+from flaxformer_mt.parallel.sharding_rules import (
+    activation_spec,
+    describe_placements,
+    place_parameters,
+    spec_of,
+)
+from flaxformer_mt.shapes import Array, shard_activations
 from flaxformer_mt.trees import flatten_tree
 
-_ROWS = PartitionSpec(("data", "fsdp"))
+_ROW_AXES = ("data", "fsdp")
+_ROWS = PartitionSpec(_ROW_AXES)
+
+
+class _MeshActivations:
+    """Pins the shardings of activations on a mesh, except over the axes `mapped`, which a vmap has taken."""
+
+    def __init__(self, sizes: Mapping[str, int], mapped: tuple[str, ...] = ()) -> None:
+        self._sizes, self._mapped = sizes, mapped
+        self._row_axes = tuple(axis for axis in _ROW_AXES if sizes[axis] > 1 and axis not in mapped)
+        self.row_parts = math.prod(sizes[axis] for axis in self._row_axes)
+
+    def constrain(self, x: Array, axes: str) -> Array:
+        """Pin the sharding that `ACTIVATION_RULES` give, by the mesh of the program that is being traced."""
+        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped)
+        return jax.lax.with_sharding_constraint(x, spec)
+
+    def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
+        """Map over the parts, each of which stays on the devices that hold its rows."""
+        in_axes = (0, *[None] * len(shared))
+        with shard_activations(_MeshActivations(self._sizes, (*self._mapped, *self._row_axes))):
+            return jax.vmap(function, in_axes=in_axes, spmd_axis_name=self._row_axes)(parts, *shared)
 
 
 class MeshParallel(Parallel):
@@ -42,16 +72,51 @@ class MeshParallel(Parallel):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
 
     def compile(
-        self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        *,
+        batch: int | None = None,
+        donate: tuple[int, ...] = (),
+        partial: bool = False,
     ) -> Callable[..., Any]:
         """Compile with jit; results are sharded by their paths, so that a state keeps its sharding."""
 
         @functools.wraps(function)
         def sharded(*arguments: Any) -> Any:
-            results = function(*arguments)
-            return jax.lax.with_sharding_constraint(results, self.shardings(results))
+            with self._activation_sharding():
+                if partial and batch is not None and self.layout.data > 1:
+                    results = self._map_parts(function, arguments, batch)
+                else:
+                    results = function(*arguments)
+            shardings = self.partial_shardings(results) if partial else self.shardings(results)
+            return jax.lax.with_sharding_constraint(results, shardings)
 
         return jax.jit(sharded, donate_argnums=donate)
+
+    def _map_parts(self, function: Callable[..., Any], arguments: tuple[Any, ...], batch: int) -> Any:
+        """Apply a function to the rows of each index of the axis data: results [data, ...]."""
+        count = self.layout.data
+
+        def apply(part: Any, index: Array) -> Any:
+            own = (*arguments[:batch], part, *arguments[batch + 1 :])
+            return function(*own, reduce=PartOfBatch(index))
+
+        parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), arguments[batch])
+        with shard_activations(_MeshActivations(self._sizes, mapped=("data",))):
+            return jax.vmap(apply, spmd_axis_name="data")(parts, jnp.arange(count))
+
+    @contextlib.contextmanager
+    def _activation_sharding(self) -> Iterator[None]:
+        """Pin activations while a program is traced; on one device nothing is pinned."""
+        if self.device_count == 1:
+            yield
+            return
+        # The mesh of the context distinguishes the traces of functions that are jitted already.
+        with (
+            jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh),
+            shard_activations(_MeshActivations(self._sizes)),
+        ):
+            yield
 
     def describe_parameters(self, params: Any) -> list[str]:
         """Return the table of sharding rules if there are several devices, else no lines."""

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxformer_mt.parallel.backend import Parallel, put_rows
+from flaxformer_mt.parallel.backend import Parallel, PartOfBatch, put_rows
 
-_AXIS = "devices"
+_AXIS = "data"
 
 
 class _SumOverDevices:
@@ -27,22 +27,6 @@ class _SumOverDevices:
         return jax.lax.axis_index(_AXIS)
 
 
-class _Pmapped:
-    """A function under pmap, built for each number of arguments."""
-
-    def __init__(self, build: Callable[[int], Any]) -> None:
-        self._build = functools.cache(build)
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._build(len(arguments))(*arguments)
-
-    def lower(self, *shapes: Any) -> jax.stages.Lowered:
-        """Lower for arguments of these shapes, as the method of this name of `jax.jit` does."""
-        # pmap decides the shardings by itself, over a mesh of its own.
-        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-        return self._build(len(shapes)).lower(*plain)
-
-
 class PmapParallel(Parallel):
     """Replicated data parallelism: the least communication if the parameters fit on one device."""
 
@@ -54,7 +38,7 @@ class PmapParallel(Parallel):
         """Split rows [B, ...] into [devices, B / devices, ...]."""
         rows = functools.partial(
             put_rows,
-            sharding=NamedSharding(self.mesh, PartitionSpec("data")),
+            sharding=NamedSharding(self.mesh, PartitionSpec(_AXIS)),
             parts=self.layout.row_parts,
             share=self.row_share,
             stacked=True,
@@ -63,7 +47,7 @@ class PmapParallel(Parallel):
 
     def put_shapes(self, batch: Any) -> Any:
         """Return [devices, rows / devices, ...] split over data."""
-        parts, rows = self.layout.row_parts, NamedSharding(self.mesh, PartitionSpec("data"))
+        parts, rows = self.layout.row_parts, NamedSharding(self.mesh, PartitionSpec(_AXIS))
 
         def stack(x: Any) -> Any:
             shape = (parts, x.shape[0] // parts, *x.shape[1:])
@@ -72,24 +56,32 @@ class PmapParallel(Parallel):
         return jax.tree.map(stack, batch)
 
     def compile(
-        self, function: Callable[..., Any], *, batch: int | None = None, donate: tuple[int, ...] = ()
+        self,
+        function: Callable[..., Any],
+        *,
+        batch: int | None = None,
+        donate: tuple[int, ...] = (),
+        partial: bool = False,
     ) -> Callable[..., Any]:
-        """Compile with pmap over the batch; all other arguments and the results are replicated."""
+        """Compile with shard_map over the batch; other arguments, and whole results, are replicated."""
+        split, whole = PartitionSpec(_AXIS), PartitionSpec()
+        results = split if partial else whole
         if batch is None:
-            return jax.jit(function, donate_argnums=donate, out_shardings=self.replicated)
-        reduced = functools.partial(function, reduce=_SumOverDevices())
+            return jax.jit(function, donate_argnums=donate, out_shardings=NamedSharding(self.mesh, results))
 
-        def build(count: int) -> Any:
-            return jax.pmap(
-                reduced,
-                axis_name=_AXIS,
-                in_axes=tuple(0 if number == batch else None for number in range(count)),
-                out_axes=None,
-                donate_argnums=donate,
-                devices=None if jax.process_count() > 1 else list(self.mesh.devices.flat),
-            )
+        def on_device(*arguments: Any) -> Any:
+            own = jax.tree.map(lambda x: x[0], arguments[batch])
+            reduce = PartOfBatch(jax.lax.axis_index(_AXIS)) if partial else _SumOverDevices()
+            found = function(*arguments[:batch], own, *arguments[batch + 1 :], reduce=reduce)
+            return jax.tree.map(lambda x: x[None], found) if partial else found
 
-        return _Pmapped(build)
+        def on_all(*arguments: Any) -> Any:
+            specs = tuple(split if number == batch else whole for number in range(len(arguments)))
+            return jax.shard_map(
+                on_device, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False
+            )(*arguments)
+
+        return jax.jit(on_all, donate_argnums=donate)
 
     def describe_parameters(self, params: Any) -> list[str]:
         """Return no lines, since parameters are replicated."""

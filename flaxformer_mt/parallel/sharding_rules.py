@@ -1,12 +1,14 @@
-"""Sharding of parameters on a mesh: rules from path patterns to axes; each parameter matches one rule.
+"""Sharding on a mesh: of parameters by rules from path patterns to axes, of activations by axis letters.
 
-The axes of a rule belong to the last dimensions of an array, so that layers stacked along a first dimension
-(model.scan_layers) and convolutions follow the same rules. A rule applies to every array whose path ends like
-a parameter's, so that gradients, optimizer states and moving averages are sharded like their parameters.
+Each parameter matches one rule. The axes of a rule belong to the last dimensions of an array, so that layers
+stacked along a first dimension (model.scan_layers) and convolutions follow the same rules. A rule applies to
+every array whose path ends like a parameter's, so that gradients, optimizer states and moving averages are
+sharded like their parameters.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -34,6 +36,14 @@ RULES: tuple[tuple[str, Axes], ...] = (
     (r"output_kernel", ("fsdp", "tensor")),  # [D, V]
     (r"output_bias", ("tensor",)),  # [V]
 )
+
+# Letter of an activation's axis -> mesh axes; all other letters are not split.
+ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
+    "B": ("data", "fsdp"),
+    "H": ("tensor",),
+    "F": ("tensor",),
+    "V": ("tensor",),
+}
 
 _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
 
@@ -66,6 +76,31 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
     while kept and kept[-1] is None:
         kept.pop()
     return PartitionSpec(*kept)
+
+
+def activation_spec(
+    axes: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, mapped: Collection[str] = ()
+) -> PartitionSpec:
+    """Return the PartitionSpec of an activation whose dimensions have the letters `axes`.
+
+    A dimension that is not divisible by its mesh axes is not split.
+
+    Args:
+      mapped: mesh axes that a vmap has taken, over which the array is not split.
+
+    Raises:
+      ValueError: the letters are not as many as the dimensions.
+    """
+    if len(axes) != len(shape):
+        raise ValueError(f"{axes} names {len(axes)} dimensions, but the array has the shape {shape}")
+    split: list[tuple[str, ...] | None] = []
+    for letter, size in zip(axes, shape, strict=True):
+        kept = tuple(
+            axis for axis in ACTIVATION_RULES.get(letter, ()) if axis not in mapped and sizes[axis] > 1
+        )
+        parts = math.prod(sizes[axis] for axis in kept)
+        split.append(kept if kept and size % parts == 0 else None)
+    return PartitionSpec(*split)
 
 
 def place_parameters(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> dict[str, Placement]:

@@ -18,7 +18,6 @@ from flaxformer_mt.config.files import compare_configs, flatten, read_config, re
 from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 
 _ROUNDING = "further updates are the same up to rounding"
-_LAYOUT = f"{_ROUNDING}, and with pmap each device draws other dropout masks"
 # Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
 _CHANGEABLE_FIELDS = {
     "data.cache_dir": "",
@@ -30,11 +29,11 @@ _CHANGEABLE_FIELDS = {
     "train.tensorboard": "",
     "train.peak_flops": "",
     "train.keep_checkpoints": "",
-    "parallel.backend": _LAYOUT,
-    "parallel.devices": _LAYOUT,
-    "parallel.data": _LAYOUT,
-    "parallel.fsdp": _LAYOUT,
-    "parallel.tensor": _LAYOUT,
+    "parallel.backend": _ROUNDING,
+    "parallel.devices": _ROUNDING,
+    "parallel.data": _ROUNDING,
+    "parallel.fsdp": _ROUNDING,
+    "parallel.tensor": _ROUNDING,
     "model.remat": _ROUNDING,
     "model.attention": _ROUNDING,
     "train.loss_chunk_tokens": _ROUNDING,

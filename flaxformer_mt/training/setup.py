@@ -196,14 +196,18 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 
 
 def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Parallel) -> TrainStep:
-    """Compiles the update: one program, or with gradient accumulation three (gradient, sum, update)."""
+    """Compiles the update: one program, or with gradient accumulation three (gradient, sum, update).
+
+    Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
+    """
     if config.optim.accumulation == 1:
         step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
         return lambda state, batches: step(state, batches[0])
-    gradient = parallel.compile(make_gradient_step(model, config), batch=2)
-    add = parallel.compile(add_sums, donate=(0,))
+    gradient = parallel.compile(make_gradient_step(model, config), batch=2, partial=True)
+    add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    update = parallel.compile(make_update(optimizer, config), donate=(0,))
+    apply = make_update(optimizer, config)
+    update = parallel.compile(lambda state, sums: apply(state, parallel.sum_parts(sums)), donate=(0,))
 
     def accumulated(state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepMetrics]:
         sums = gradient(state.params, state.step, batches[0], np.int32(0))

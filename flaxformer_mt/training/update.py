@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
-from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.shapes import Array, Batch, part_of_batch
 from flaxformer_mt.training.state import TrainState
 
 
@@ -51,21 +51,15 @@ def add_sums(left: Sums, right: Sums) -> Sums:
     return jax.tree.map(jnp.add, left, right)
 
 
-def make_dropout_key(
-    config: Config, step: Array | int, microbatch: Array | int, shard: Array | int | None
-) -> Array:
-    """Makes the key of all dropout masks of one shard of one microbatch; no two of them share a key.
+def make_dropout_key(config: Config, step: Array | int, microbatch: Array | int) -> Array:
+    """Makes the key of all dropout masks of one microbatch; no two of them share a key.
 
     The numbers are folded in by threefry: `fold_in` of unsafe_rbg is an exclusive or, which gives (1, 2) and
-    (2, 1) the same key and lets equal numbers cancel.
-
-    Args:
-      shard: the index of the shard, or None where the program sees the whole batch.
+    (2, 1) the same key and lets equal numbers cancel. All devices share the key; each draws its own rows of
+    the masks.
     """
     key = jax.random.key(config.seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
-    if shard is not None:
-        key = jax.random.fold_in(key, shard)
     if config.train.prng == "threefry":
         return key
     return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="unsafe_rbg")
@@ -78,7 +72,7 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     def gradient_step(
         params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
-        dropout_key = make_dropout_key(config, step, microbatch, reduce.shard)
+        dropout_key = make_dropout_key(config, step, microbatch)
 
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
             def run(module: Any) -> TokenSums:
@@ -96,7 +90,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
             sums = nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
             return sums.loss_sum, sums
 
-        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        with part_of_batch(reduce.shard):
+            (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
         return reduce(Sums(gradients, *sums))
 
     return gradient_step

@@ -11,7 +11,13 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import choose_layout
-from flaxformer_mt.parallel.sharding_rules import RULES, describe_placements, place_parameters, spec_of
+from flaxformer_mt.parallel.sharding_rules import (
+    RULES,
+    activation_spec,
+    describe_placements,
+    place_parameters,
+    spec_of,
+)
 from flaxformer_mt.trees import flatten_tree
 
 
@@ -141,3 +147,16 @@ def test_the_table_names_rule_count_shape_and_axes():
     kernel = next(line for line in lines if "feedforward/(input|gate)/kernel" in line)
     assert kernel.split("  ", 2)[2].strip().startswith("4 x [16, 24]: fsdp 2, tensor 4 (as ")
     assert any("whole on every device" in line for line in lines if "norm" in line)
+
+
+def test_activations_are_split_by_the_letters_of_their_axes():
+    """Rows over data and fsdp, heads, widths and vocabulary over tensor; nothing that is not divisible."""
+    sizes = {"data": 1, "fsdp": 2, "tensor": 4}
+    assert activation_spec("BTD", (6, 5, 16), sizes) == PartitionSpec(("fsdp",), None, None)
+    assert activation_spec("BTHK", (6, 5, 8, 3), sizes) == PartitionSpec(("fsdp",), None, ("tensor",), None)
+    assert activation_spec("BTV", (5, 4, 19), sizes) == PartitionSpec(None, None, None)
+    assert activation_spec("BTF", (8, 4, 4), SIZES, mapped=("data",)) == PartitionSpec(
+        ("fsdp",), None, ("tensor",)
+    )
+    with pytest.raises(ValueError, match="BT names 2"):
+        activation_spec("BT", (6, 5, 16), sizes)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_text import CompiledText, read_compiled
+from tiny_experiment import change
 
 from flaxformer_mt.commands import plot
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -20,6 +22,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.evaluation import perplexity
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.parallel.backend import PartOfBatch
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
@@ -32,6 +35,8 @@ from flaxformer_mt.training.update import add_sums, make_gradient_step, make_tra
 from flaxformer_mt.translation import scorer, translator
 
 V, STEPS = 20, 20
+# No size of the model has the factor 7: a dimension that ROWS divides carries the rows of a whole batch.
+ROWS, PART = 56, 7
 CONFIG = Config(
     data=DataConfig(row_multiple=8),
     model=ModelConfig(
@@ -52,6 +57,16 @@ LAYOUTS = {
 }
 MESHES = ("one", "data 8", "fsdp 8", "2 x 2 x 2")
 DROPOUT = 0.3
+# Collectives of an update, by kind.
+COLLECTIVES: dict[str, dict[str, int]] = {
+    "one": {},
+    "pmap 8": {"all-reduce": 1},
+    "data 8": {"all-reduce": 1},
+    # Of parameters and their gradients.
+    "fsdp 8": {"all-gather": 12, "all-reduce": 14},
+    # Of parameters over fsdp, of activations over tensor, of gradients over data.
+    "2 x 2 x 2": {"all-gather": 12, "all-reduce": 25},
+}
 
 
 def on(layout: str | ParallelConfig, config: Config = CONFIG) -> Config:
@@ -64,22 +79,25 @@ def with_dropout(rate: float) -> Config:
 
 
 def make_batch(seed: int) -> Batch:
-    """Eight rows of 6, 1, 3, 0, 6, 6, 2 and 4 target tokens: no two halves have the same to do."""
+    """Eight parts of 7 rows of 6, 1, 3, 0, 6, 6, 2 and 4 target tokens: no two halves have the same to do."""
     generator = np.random.default_rng(seed)
-    source, target = (generator.integers(4, V, (8, n)).astype(np.int32) for n in (5, 6))
-    source_mask = np.arange(5)[None] < np.array([5, 2, 3, 1, 4, 5, 1, 2])[:, None]
-    target_mask = np.arange(6)[None] < np.array([6, 1, 3, 0, 6, 6, 2, 4])[:, None]
+    source, target = (generator.integers(4, V, (ROWS, n)).astype(np.int32) for n in (5, 6))
+    source_lengths = np.repeat([5, 2, 3, 1, 4, 5, 1, 2], PART)
+    target_lengths = np.repeat([6, 1, 3, 0, 6, 6, 2, 4], PART)
+    source_mask = np.arange(5)[None] < source_lengths[:, None]
+    target_mask = np.arange(6)[None] < target_lengths[:, None]
     return Batch(source, np.roll(target, 1, axis=1), target, source_mask, target_mask)
 
 
 class Run(NamedTuple):
-    """What a training leaves: the state at its end, on the host and on its devices, and each update's."""
+    """What a training leaves: the state at its end on host and devices, all metrics, and the program."""
 
     state: TrainState
     placed: TrainState
     losses: np.ndarray
     metrics: list[Any]
     parallel: Parallel
+    program: CompiledText
 
 
 class Parts(NamedTuple):
@@ -110,13 +128,15 @@ def train(name: str, rate: float = 0.0) -> Run:
     parallel = make_parallel(on(name))
     state = parallel.init(make_state)
     train_step = parallel.compile(make_parts(rate).train_step, batch=1, donate=(0,))
+    train_step = train_step.lower(state, parallel.put(make_batch(0))).compile()
     metrics = []
     for number in range(STEPS):
         state, found = train_step(state, parallel.put(make_batch(number)))
         metrics.append(found)
     metrics = parallel.fetch(metrics)
     losses = np.array([m.loss_sum / m.weight for m in metrics])
-    return Run(parallel.fetch(state), state, losses, metrics, parallel)
+    program = read_compiled(train_step.as_text())
+    return Run(parallel.fetch(state), state, losses, metrics, parallel, program)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +147,8 @@ def plain() -> Run:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    """With dropout, whose masks do not depend on the mesh; without it on a pmap: each device has its own."""
-    return {name: train(name, DROPOUT if name in MESHES else 0.0) for name in LAYOUTS}
+    """With dropout, whose masks do not depend on the layout."""
+    return {name: train(name, DROPOUT) for name in LAYOUTS}
 
 
 def test_eight_devices_are_simulated():
@@ -136,31 +156,32 @@ def test_eight_devices_are_simulated():
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one"])
-def test_every_layout_trains_as_one_device_does(runs, plain, name):
+def test_every_layout_trains_as_one_device_does(runs, name):
     """Twenty updates with uneven padding, clipping and an average: the same up to the rounding of sums."""
-    one, other = runs["one"] if name in MESHES else plain, runs[name]
+    one, other = runs["one"], runs[name]
     assert one.losses[-1] < 0.9 * one.losses[0], "training that does not train would compare anything"
     np.testing.assert_allclose(other.losses, one.losses, rtol=1e-5)
     for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
         np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
-    assert one.metrics[0].weight == other.metrics[0].weight == 28
+    assert one.metrics[0].weight == other.metrics[0].weight == 28 * PART
 
 
-def test_microbatches_train_as_their_batch_does(plain):
-    """Eight of a row each, one of which has no token at all."""
-    config, parts = on(ONE), make_parts()
-    gradient = jax.jit(make_gradient_step(parts.model, config))
+def test_parts_of_a_batch_train_as_the_batch_does(runs):
+    """Eight parts, one of which has no token at all, with their parts of the dropout masks."""
+    config, parts, one = on(ONE), make_parts(DROPOUT), runs["one"]
+    gradient_step = make_gradient_step(parts.model, config)
+    gradient = jax.jit(lambda *arguments, part: gradient_step(*arguments, reduce=PartOfBatch(part)))
     update, add = jax.jit(make_update(parts.optimizer, config)), jax.jit(add_sums)
-    state, losses = plain.parallel.init(make_state), []
+    state, losses = one.parallel.init(make_state), []
     for number in range(STEPS):
         batch, sums = make_batch(number), None
-        for row in range(8):
-            part = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
-            found = gradient(state.params, state.step, part, np.int32(row))
+        for part in range(8):
+            rows = jax.tree.map(lambda array, part=part: array[part * PART : (part + 1) * PART], batch)
+            found = gradient(state.params, state.step, rows, part=np.int32(part))
             sums = found if sums is None else add(sums, found)
         state, metrics = update(state, sums)
         losses.append(float(metrics.loss_sum / metrics.weight))
-    np.testing.assert_allclose(losses, plain.losses, rtol=1e-5)
+    np.testing.assert_allclose(losses, one.losses, rtol=1e-5)
 
 
 def test_devices_of_a_pmap_draw_dropout_of_their_own():
@@ -171,18 +192,10 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
     gradient = make_gradient_step(model, config)
     same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
 
-    class Unreduced:
-        shard = property(lambda self: jax.lax.axis_index("d"))
+    def loss_of(params, step, batch, *, reduce):
+        return gradient(params, step, batch, reduce=reduce).loss_sum
 
-        def __call__(self, tree):
-            return tree
-
-    def loss_of(params, step, batch):
-        return gradient(params, step, batch, reduce=Unreduced()).loss_sum
-
-    losses = jax.pmap(loss_of, axis_name="d", in_axes=(None, None, 0))(
-        state.params, state.step, parallel.put(same)
-    )
+    losses = parallel.compile(loss_of, batch=2, partial=True)(state.params, state.step, parallel.put(same))
     assert len(set(np.asarray(losses).tolist())) == 8
     assert parallel.compile(lambda x: 2 * x)(state.step) == 0
 
@@ -222,6 +235,21 @@ def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_programs_split_all_work_and_communicate_only_what_they_must(runs, name):
+    """Read in the compiled program: products, collectives by kind, and the state in place of the old one."""
+    run, program = runs[name], runs[name].program
+    devices = run.parallel.device_count
+    assert program.product_flops * devices == runs["one"].program.product_flops
+    assert program.count() == COLLECTIVES[name]
+    # Only tensor parallelism communicates activations, of a device's own rows.
+    own_rows = {ROWS // run.parallel.layout.row_parts} if run.parallel.layout.tensor > 1 else set()
+    for collective in program.collectives:
+        rows = {size for _, shape in collective.arrays for size in shape if size % PART == 0}
+        assert rows <= own_rows, collective
+    assert program.donated == len(jax.tree.leaves(run.placed))
+
+
 def test_each_mesh_compiles_one_program_for_one_shape(runs, plain):
     """Which, without dropout, trains as one device does, too."""
     for name in ("data 8", "fsdp 8", "2 x 2 x 2"):
@@ -242,12 +270,55 @@ def test_each_mesh_compiles_one_program_for_one_shape(runs, plain):
             np.testing.assert_allclose(parallel.fetch(right), left, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+class Reading:
+    """A backend that keeps the texts of the programs it compiles, each for one shape."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self._parallel, self.sum_parts = parallel, parallel.sum_parts
+        self.programs: list[CompiledText] = []
+
+    def compile(self, function, **options):
+        compiled, ready = self._parallel.compile(function, **options), []
+
+        def call(*arguments):
+            if not ready:
+                ready.append(compiled.lower(*arguments).compile())
+                self.programs.append(read_compiled(ready[0].as_text()))
+            return ready[0](*arguments)
+
+        return call
+
+
+def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
+    """The state after two updates of two microbatches, and the loop's programs: gradient, sum and update."""
+    config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
+    model, optimizer, _ = make_parts(DROPOUT)
+    reading, state = Reading(parallel), parallel.init(make_state)
+    step = setup._compile_train_step(model, optimizer, config, reading)
+    for number in range(2):
+        state, _ = step(state, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
+    return parallel.fetch(state), reading.programs
+
+
+def test_accumulated_gradients_are_summed_over_data_once(runs):
+    """Each device adds up its own microbatches; only the program of the update sums over data."""
+    expected, _ = accumulate(runs["one"].parallel)
+    for name in ("pmap 8", "data 8", "2 x 2 x 2"):
+        found, (gradient, add, update) = accumulate(runs[name].parallel)
+        for left, right in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(right, left, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert not add.collectives
+        if name != "2 x 2 x 2":
+            assert not gradient.collectives
+            assert update.count() == {"all-reduce": 1}
+
+
 @pytest.mark.parametrize("name", ["pmap 8", "data 8", "2 x 2 x 2"])
 def test_batches_are_split_by_rows(name):
     parallel, batch = make_parallel(on(name)), make_batch(0)
     put = parallel.put(batch)
     assert put.source_segments is None
-    height = 8 // parallel.layout.row_parts
+    height = ROWS // parallel.layout.row_parts
     for shard in put.source.addressable_shards:
         part = shard.device.id // parallel.layout.tensor
         rows = batch.source[part * height : (part + 1) * height]
