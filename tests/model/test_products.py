@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import math
+import re
 from typing import Any
 
 import jax
@@ -91,7 +93,9 @@ def test_gradients_of_kernels_are_never_rounded_to_bfloat16():
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         rounded = gradient.astype(jnp.bfloat16).astype(jnp.float32) == gradient
         share = float((rounded & (gradient != 0)).mean())
-        assert gradient.dtype == jnp.float32 and share < 0.2, (jax.tree_util.keystr(path), share)
+        assert gradient.dtype == jnp.float32
+        if path[-1].key in ("kernel", "output_kernel", "bias"):
+            assert share < 0.2, (jax.tree_util.keystr(path), share)
 
 
 def test_scores_are_not_rounded_before_the_softmax():
@@ -140,8 +144,30 @@ def test_cast_kernels_casts_what_is_multiplied():
     assert all(one is other for one, other in zip(*map(jax.tree.leaves, (params, same)), strict=True))
 
 
+def instructions_of_loops(text: str) -> list[str]:
+    """The instructions of a compiled program that run in loops, with those of the computations they call."""
+    computations: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        if found := re.match(r"(?:ENTRY )?%?([\w.-]+) .*\{$", line):
+            inside = computations.setdefault(found[1], [])
+        elif line.startswith("  "):
+            inside.append(line)
+    called = [name for lines in computations.values() for line in lines for name in re.findall(_LOOP, line)]
+    seen: dict[str, list[str]] = {}
+    while called:
+        name = called.pop()
+        if name not in seen:
+            seen[name] = computations[name]
+            called += [other for line in seen[name] for other in re.findall(_CALLED, line)]
+    return [line for lines in seen.values() for line in lines]
+
+
+_LOOP = r"body=%?([\w.-]+)"
+_CALLED = r"(?:calls|to_apply|body|condition)=%?([\w.-]+)"
+
+
 @pytest.mark.parametrize("variant", ["encoder-decoder", "decoder-only, gated"])
-def test_a_loop_of_decoding_steps_casts_no_matrix(variant):
+def test_a_loop_of_decoding_steps_converts_no_matrix(variant):
     """The kernels, the tied table and the cached keys and values are bfloat16 before the loop and in it."""
     model, batch = make(variant), make_batch(rows=9, target=11)
     params = random_params(model)
@@ -151,22 +177,19 @@ def test_a_loop_of_decoding_steps_casts_no_matrix(variant):
         cache = model.apply(variables, batch.source, batch.source_mask, 4, 11, method="start_decoding")
 
         def step(carry: Any) -> Any:
-            tokens, cache = carry
-            logits, cache = model.apply(variables, tokens, cache, method="decode_step")
-            return logits.argmax(-1), cache
+            logits, cache = model.apply(variables, *carry, method="decode_step")
+            return logits.argmax(-1).astype(jnp.int32), cache
 
         start = jnp.ones((9, 4), jnp.int32), cache
         return jax.lax.while_loop(lambda carry: carry[1].index < 11, step, start)
 
-    lowered = jax.jit(decode).lower(params)
-    (loop,) = (e for e in equations_in(jax.make_jaxpr(decode)(params).jaxpr) if e.primitive.name == "while")
-    body = equations_in(loop.params["body_jaxpr"].jaxpr)
-    converted = {e.invars[0].aval.shape for e in body if e.primitive.name == "convert_element_type"}
     caches = jax.eval_shape(decode, params)[1]
-    assert {leaf.dtype for leaf in jax.tree.leaves((caches.per_beam, caches.shared))} <= {
-        jnp.dtype("bfloat16"),
-        jnp.dtype("bool"),
-    }
-    large = {leaf.shape for leaf in jax.tree.leaves((params, caches.per_beam)) if leaf.ndim > 1}
-    assert converted and not converted & large
-    print(lowered.compile().as_text())
+    kept = jax.tree.leaves((caches.per_beam, caches.shared))
+    assert {leaf.dtype.name for leaf in kept} == {"bfloat16", "bool"}
+    text = jax.jit(decode).lower(params).compile().as_text()
+    loop = "\n".join(instructions_of_loops(text))
+    assert "dot(" in loop and "f32[" in loop
+    large = {leaf.size for leaf in jax.tree.leaves((params, caches.per_beam)) if leaf.ndim > 1}
+    for line in re.findall(r".*\bconvert\(.*", loop):
+        (dims,) = re.findall(r"= \w+\[([\d,]*)\]", line)
+        assert math.prod(map(int, dims.split(",") if dims else ())) not in large, line
