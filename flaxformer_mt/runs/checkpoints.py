@@ -209,8 +209,9 @@ class Checkpoints:
     def newest_undamaged(self) -> int | None:
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
-        First removes what a killed process left behind, so only the training process may call this method.
-        Sets `warning` to the names of newer, damaged checkpoints.
+        First removes what a killed process left behind, checkpoints that it would have deleted included, so
+        only the training process may call this method. Sets `warning` to the names of newer, damaged
+        checkpoints.
 
         Raises:
           UserError: checkpoints exist, but all of them are damaged.
@@ -218,6 +219,8 @@ class Checkpoints:
         self._join_writer()
         self._sweep()
         step, self.warning = self._index.find_newest_undamaged()
+        if step is not None:
+            self._prune(step)
         return step
 
     def resolve(self, which: int | str) -> Path:
@@ -254,10 +257,13 @@ class Checkpoints:
         try:
             self._sweep()
             _write_checkpoint(self._index.folder(step), trees, progress_text)
-            for other in self._index.removable(step, keep_last=self._keep_last):
-                atomic_folder.remove_folder(self._index.folder(other))
+            self._prune(step)
         except Exception as error:  # re-raised by `_join_writer` in the training thread
             self._error = error
+
+    def _prune(self, step: int) -> None:
+        for other in self._index.removable(step, keep_last=self._keep_last):
+            atomic_folder.remove_folder(self._index.folder(other))
 
     def _sweep(self) -> None:
         # only before the first save: a reader must not remove what another process is writing

@@ -107,7 +107,7 @@ def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
     """The config, parameters and vocabularies are those that were trained, or the user is told."""
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": "runs"}
     expected = undamaged(server, "load_run", settings)
-    check_same(try_all(server, "load_run", numbers(40, 700), settings), expected)
+    check_same(try_all(server, "load_run", numbers(20, 700), settings), expected)
 
 
 COMMANDS = {

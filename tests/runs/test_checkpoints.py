@@ -133,6 +133,14 @@ def test_keeps_the_last_and_the_best(tmp_path):
     assert checkpoints.resolve("50") == checkpoints.resolve(50) == tmp_path / "checkpoints" / "50"
 
 
+def test_what_a_killed_process_would_have_deleted_goes_when_training_resumes(tmp_path):
+    """Killed between its last checkpoint and the removal of an older one: nothing is saved afterwards."""
+    save_steps(tmp_path, {10: 1.0, 20: 9.0, 30: 2.0, 40: 3.0}, keep_last=4)
+    resumed = Checkpoints(tmp_path, keep_last=1)
+    assert resumed.newest_undamaged() == 40
+    assert resumed.steps() == [20, 40]
+
+
 def test_lower_loss_is_better_and_the_earliest_of_equals_is_best(tmp_path):
     losses = {1: 3.0, 2: 1.5, 3: 1.5, 4: 2.0}
     assert save_steps(tmp_path / "loss", losses, best_metric="loss").best() == 2
