@@ -171,8 +171,8 @@ def _chunked_totals_forward(
         d_bias = gradient.bias
         if d_bias is not None:
             d_bias = d_bias + (exponentials * factors).sum((0, 1)) - even_mass.sum() / size
-        d_table = constrain(jnp.asarray(gradient.table) + d_table, "DV")
-        return (totals, Output(d_table, d_bias)), d_hidden.astype(hidden.dtype)
+        so_far = Output(constrain(jnp.asarray(gradient.table) + d_table, "DV"), d_bias)
+        return (totals, so_far), d_hidden.astype(hidden.dtype)
 
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
