@@ -104,9 +104,9 @@ def _extra_of(target: Target) -> str:
 
 def _require_compiler(target: Target) -> None:
     if target.accelerator.platform == "tpu":
-        modules, what = ("libtpu",), "the TPU compiler (libtpu)"
+        modules, what = ["libtpu"], "the TPU compiler (libtpu)"
     else:
-        modules, what = ("jax_cuda13_plugin", "jax_cuda12_plugin"), "JAX's CUDA compiler (jax-cuda13-plugin)"
+        modules, what = ["jax_cuda13_plugin", "jax_cuda12_plugin"], "JAX's CUDA compiler (jax-cuda13-plugin)"
     if not any(importlib.util.find_spec(module) for module in modules):
         raise UserError(
             f"--target={target.name} needs {what}, but not the device itself; install it with: "

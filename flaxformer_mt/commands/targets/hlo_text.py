@@ -8,6 +8,7 @@ expensive one counts.
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -101,7 +102,8 @@ class Execution(NamedTuple):
     fused: bool
 
 
-class Traffic(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Traffic:
     """The collectives of one kind in a run of the program, on one device.
 
     count: executions. bytes: of the operands or of the results, whichever are larger, over all executions.

@@ -3,6 +3,7 @@
 Nothing here has run on the target: memory and operations are the compiler's, the time is an estimate.
 """
 
+import dataclasses
 import os
 import re
 from collections import Counter
@@ -195,7 +196,7 @@ def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
 
 
 def _describe_traffic(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
-    return {kind: found._asdict() for kind, found in traffic.items()}
+    return {kind: dataclasses.asdict(found) for kind, found in traffic.items()}
 
 
 def _try_settings(

@@ -148,8 +148,9 @@ def test_the_toys_update_compiles_for_a_tpu(tmp_path):
     found = shown["target"]
     assert found["device_kind"] == "TPU v5 lite" and found["devices"] == 4 and found["fits"]
     assert shown["at_peak"]["device"] == "TPU v5 lite"
-    assert found["memory_gib"] == 15.75 and 0.05 < found["peak_gib"] < 2
     parameters = shown["parameters"]["total"] * 4
+    # At least the parameters and Adam's two averages.
+    assert found["memory_gib"] == 15.75 and 3 * parameters / 2**30 < found["peak_gib"] < 1
     assert found["collectives"]["all-reduce"]["bytes"] == pytest.approx(parameters, rel=0.05)
     estimate = found["estimate"]
     assert estimate["megacycles"] > 0 and 0 < estimate["mfu"] < 1
