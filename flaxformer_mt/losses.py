@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
+from flaxformer_mt.model.products import einsum_to_float32
 from flaxformer_mt.shapes import Array, constrain, row_parts, sum_over_row_parts, typed
 
 
@@ -92,7 +93,7 @@ def _entropies(logits: Array, target: Array, smoothing: float) -> Array:
 
 def _project(hidden: Array, output: Output) -> Array:
     table = output.table.astype(hidden.dtype)
-    logits = jnp.einsum("BTD,VD->BTV", hidden, table, preferred_element_type=jnp.float32)
+    logits = einsum_to_float32("BTD,VD->BTV", hidden, table)
     return constrain(logits if output.bias is None else logits + output.bias, "BTV")
 
 
@@ -163,10 +164,10 @@ def _chunked_totals_forward(
         factors = (weights / total)[..., None]  # of the exponentials in the gradient
         even_mass = weights[..., None] * smoothing
         target_mass = weights[..., None] * (1 - smoothing)  # beyond the target's even share
-        d_hidden = factors * jnp.einsum("BTV,VD->BTD", narrow, table, preferred_element_type=jnp.float32)
+        d_hidden = factors * einsum_to_float32("BTV,VD->BTD", narrow, table)
         d_hidden = d_hidden - even_mass * table_mean - target_mass * target_rows
         scaled = (hidden32 * factors).astype(hidden.dtype)
-        d_table = jnp.einsum("BTD,BTV->DV", scaled, narrow, preferred_element_type=jnp.float32)
+        d_table = einsum_to_float32("BTD,BTV->DV", scaled, narrow)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
         d_bias = gradient.bias
         if d_bias is not None:

@@ -47,7 +47,7 @@ def _contract_forward(
 ) -> tuple[Array, tuple[Array, Array]]:
     narrow = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
     x, y = x.astype(narrow), y.astype(narrow)
-    return _einsum(spec, x, y), (x, y)
+    return einsum_to_float32(spec, x, y), (x, y)
 
 
 def _contract_backward(
@@ -71,11 +71,26 @@ def _einsum_in_order(result: str, *operands: tuple[str, Array]) -> Array:
     own = next(letter for letter in result if (letter in first) != (letter in second))
     if own in second:
         first, one, second, other = second, other, first, one
-    return _einsum(f"{first},{second}->{result}", one, other)
+    return einsum_to_float32(f"{first},{second}->{result}", one, other)
 
 
-def _einsum(spec: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+def einsum_to_float32(spec: str, x: Array, y: Array) -> Array:
+    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated.
+
+    XLA's CPU compiler decides early which products of bfloat16 numbers its library computes, and then fails
+    at run time if it has folded a transposition into one of them afterwards. There, barriers keep what comes
+    before and after a product apart from it.
+    """
+
+    def multiply(x: Array, y: Array) -> Array:
+        return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+    def multiply_apart(x: Array, y: Array) -> Array:
+        return jax.lax.optimization_barrier(multiply(*jax.lax.optimization_barrier((x, y))))
+
+    if jnp.result_type(x, y) == jnp.float32:
+        return multiply(x, y)
+    return jax.lax.platform_dependent(x, y, cpu=multiply_apart, default=multiply)
 
 
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:

@@ -268,9 +268,10 @@ def test_dtype_reaches_the_model(run_dir, monkeypatch, capfd):
     for module in ("translator", "scorer"):
         monkeypatch.setattr(f"flaxformer_mt.translation.{module}.load_trained", load)
     write_lines("in", LINES)
-    for command in (["translate"], ["score", "--source=in", "--target=in"], ["evaluate"]):
+    write_lines("out", LINES)
+    for command in (["translate"], ["score", "--source=in", "--target=out"], ["evaluate"]):
         for flags, dtype in ([], None), (["--dtype=bfloat16"], "bfloat16"):
-            files = ["--source=in", "--reference=in"] if command == ["evaluate"] else []
+            files = ["--source=in", "--reference=out"] if command == ["evaluate"] else []
             assert main([*command, f"--run={run_dir}", *files, *flags]) == 2
             assert f"loaded in {dtype}" in capfd.readouterr().err, command
 

@@ -571,12 +571,12 @@ def test_a_language_model_may_read_padding_as_text():
 def test_an_import_with_a_config_of_another_model_is_refused(vocabs, tmp_path):
     weights = make_weights(CASES["aiayn_all"], vocabs)
     write(weights, "aiayn", tmp_path)
-    given = Given(config=make_config(Case("aiayn", {"positions": "rotary", "norm": "rms"})))
+    given = Given(config=make_config(Case("aiayn", {"positions": "learned", "norm": "rms"})))
     with pytest.raises(UserError) as refusal:
         aiayn.FORMAT.read(tmp_path, given)
     assert str(refusal.value).split("\n") == [
         "aiayn cannot express this config: model.norm is rms; supported: layer",
-        "aiayn cannot express this config: model.positions is rotary; supported: sinusoidal",
+        "aiayn cannot express this config: model.positions is learned; supported: sinusoidal",
     ]
 
 
