@@ -269,7 +269,7 @@ def test_dtype_reaches_the_model(run_dir, monkeypatch, capfd):
         monkeypatch.setattr(f"flaxformer_mt.translation.{module}.load_trained", load)
     write_lines("in", LINES)
     write_lines("out", LINES)
-    for command in (["translate"], ["score", "--source=in", "--target=out"], ["evaluate"]):
+    for command in (["translate", "--input=in"], ["score", "--source=in", "--target=out"], ["evaluate"]):
         for flags, dtype in ([], None), (["--dtype=bfloat16"], "bfloat16"):
             files = ["--source=in", "--reference=out"] if command == ["evaluate"] else []
             assert main([*command, f"--run={run_dir}", *files, *flags]) == 2
