@@ -261,10 +261,11 @@ def test_parameters_that_are_not_finite_are_refused(run_dir, tmp_path, capfd):
     assert "nan" in capfd.readouterr().out
 
 
-def test_dtype_reaches_the_model(run_dir, monkeypatch, capfd):
+def test_dtype_reaches_the_model(run_dir, loaded, monkeypatch, capfd):
     def load(run, **options):
         raise UserError(f"loaded in {options['dtype']}")
 
+    loaded.clear()
     for module in ("translator", "scorer"):
         monkeypatch.setattr(f"flaxformer_mt.translation.{module}.load_trained", load)
     write_lines("in", LINES)
