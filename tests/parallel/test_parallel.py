@@ -57,7 +57,7 @@ LAYOUTS = {
 }
 MESHES = ("one", "data 8", "fsdp 8", "2 x 2 x 2")
 DROPOUT = 0.3
-# Collectives of an update, by kind.
+# Collectives of an update, by kind, in JAX 0.10; later compilers combine some.
 COLLECTIVES: dict[str, dict[str, int]] = {
     "one": {},
     "pmap 8": {"all-reduce": 1},
@@ -241,7 +241,9 @@ def test_programs_split_all_work_and_communicate_only_what_they_must(runs, name)
     run, program = runs[name], runs[name].program
     devices = run.parallel.device_count
     assert program.product_flops * devices == runs["one"].program.product_flops
-    assert program.count() == COLLECTIVES[name]
+    count = program.count()
+    assert count.keys() == COLLECTIVES[name].keys()
+    assert all(count[kind] <= COLLECTIVES[name][kind] for kind in count), count
     # Only tensor parallelism communicates activations, of a device's own rows.
     own_rows = {ROWS // run.parallel.layout.row_parts} if run.parallel.layout.tensor > 1 else set()
     for collective in program.collectives:
