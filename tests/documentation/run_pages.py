@@ -84,6 +84,8 @@ ADDED = [
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     # Benchmarks, which take an hour.
     Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
+    # Each cell of the table is minutes of compiling.
+    Added("docs/performance.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
 ]
 
 # Commands that are not run here -> why not.
