@@ -233,6 +233,19 @@ class Killer:
         assert "error" not in answer["answer"], (moment, at, answer["answer"]["error"])
         return answer["answer"]
 
+    def kill(self, action: str, moment: str, at: int, delay: float = 0.0) -> None:
+        """Kills the action at a change inside the moment, or at an earlier one if there are not as many.
+
+        An action that came to its end, because less was left to do, is undone and begun anew.
+        """
+        while self.act(action, moment, at, delay) is not None:
+            if moment in OF_PREPARATION and moment != "the run's config":
+                shutil.rmtree(self.cache)
+            shutil.rmtree(self.run, ignore_errors=True)
+            if not at:
+                return
+            at //= 2
+
 
 def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_path):
     """The next preparation sweeps what the killed ones left, and gives the same data."""
@@ -243,12 +256,7 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
         for number in numbers(1, 20):
             killer, draw = Killer(server, tiny_config, tmp_path / str(number)), draw_for("kills", number)
             for moment in OF_PREPARATION:
-                at = draw.randrange(12)
-                while killer.act("prepare", moment, at, delay=0.0) is not None and at:
-                    at //= 2  # the moment has fewer changes
-                    if moment != "the run's config":
-                        shutil.rmtree(killer.cache)
-                    shutil.rmtree(killer.run, ignore_errors=True)
+                killer.kill("prepare", moment, draw.randrange(12))
             assert killer.act("prepare")["left"] == expected, number
             assert not leftovers(killer.cache), number
             assert killer.kills.total() >= 4, killer.kills
@@ -281,7 +289,7 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
         for moment in (*OF_PREPARATION, *OF_TRAINING):
             repeated = moment in OF_TRAINING and changes[moment] > 60
             at = draw.randrange(max(1, changes[moment] // (6 if repeated else 1)))
-            killer.act("train", moment, at, draw.choice([0.0, 0.0, 0.001, 0.004]))
+            killer.kill("train", moment, at, draw.choice([0.0, 0.0, 0.001, 0.004]))
         assert killer.act("train")["left"] == expected, (number, killer.kills)
         assert not leftovers(killer.cache), number
         kills += killer.kills

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental import topologies
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.show import longest_batch
@@ -118,6 +120,42 @@ def test_the_shapes_of_a_batch_are_those_that_put_makes():
 )
 def test_a_refusal_says_how_much_memory_would_be_needed(message, needed):
     assert find_needed_memory(message) == needed
+
+
+def test_a_single_chip_is_a_host_of_its_own(monkeypatch):
+    """libtpu 0.0.42 refuses v5e:1x1 otherwise; what is larger keeps the host's usual shape."""
+    described = []
+
+    def describe(**options):
+        described.append(options)
+        return SimpleNamespace(devices=())
+
+    monkeypatch.setattr(compile_for_target, "_require_compiler", lambda target: None)
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    for name in ("v5e:1x1", "v5p:1x1x1:2", "v5e:2x2"):
+        compile_for_target.find_devices(parse_target(name))
+    hosts = [options.get("chips_per_host_bounds") for options in described]
+    assert hosts == [(1, 1, 1), (1, 1, 1), None]
+
+
+def test_products_are_compiled_without_triton_where_it_cannot_choose_tiles():
+    """Another error of a compiler is not tried again."""
+    tried = []
+
+    def refuse(message):
+        def compile_(compiler_options=None):
+            tried.append(compiler_options)
+            if compiler_options is None:
+                raise jax.errors.JaxRuntimeError(message)
+            return "compiled"
+
+        return SimpleNamespace(compile=compile_)
+
+    lowered = refuse("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.337")
+    assert compile_for_target._compile_lowered(lowered) == "compiled"
+    assert tried == [None, {"xla_gpu_enable_triton_gemm": False}]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="hbm"):
+        compile_for_target._compile_lowered(refuse("RESOURCE_EXHAUSTED: Used 20G of 15G hbm"))
 
 
 def test_an_unknown_target_and_a_missing_compiler_end_with_one_line(capsys, monkeypatch, tmp_path):
