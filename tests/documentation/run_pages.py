@@ -172,8 +172,8 @@ class Step(NamedTuple):
         """The place and the command, with what is added to it, in lines."""
         place = f"{self.command.page}:{self.command.line}"
         lines = [f"{place} not run: {self.left_out}" if self.left_out else place, f"    {self.command.text}"]
-        if added := self.given.removeprefix(self.command.text).strip():
-            lines.append(f"    + {added}")
+        if self.given != self.command.text:
+            lines.append(f"    as {self.given}")
         return "\n".join(lines)
 
 
@@ -183,8 +183,9 @@ def plan(page: str) -> Iterator[Step]:
     for block in read_blocks(page):
         if block.kind == "sh":
             for command in split_commands(block):
-                added = [rule.words for rule in ADDED if rule.matches(page, command.text)]
-                given = " ".join([command.text, *added])
+                given = add_words(
+                    command.text, [rule.words for rule in ADDED if rule.matches(page, command.text)]
+                )
                 yield Step(command, given, block.needs or ELSEWHERE.get(command.text, ""))
         elif block.kind == "python" and page in ONE_PROGRAM:
             program.append(block)
@@ -192,6 +193,13 @@ def plan(page: str) -> Iterator[Step]:
             yield _run_python(page, [block])
     if program:
         yield _run_python(page, program)
+
+
+def add_words(text: str, words: list[str]) -> str:
+    """The command with the words at its end, before a comment: `a # b` and `--c` are `a --c # b`."""
+    comment = re.search(r"\s+#[^\n]*$|$", text)
+    end = comment.start() if comment else len(text)
+    return " ".join([text[:end], *words]) + text[end:]
 
 
 def _run_python(page: str, blocks: list[Block]) -> Step:

@@ -94,7 +94,11 @@ def test_a_list_of_the_commands_is_printed_without_running_them():
         r"^docs/parallel.md:\d+ not run: Needs another machine: .*\n    srun python train.py", out, re.M
     )
     assert re.search(r"^README.md:\d+\n    python3 -m venv .venv && .*train.py$", out, re.M)
-    assert re.search(r"-m pytest -q\n    \+ --collect-only", out)
+    assert re.search(r"-m pytest -q\n    as .* -m pytest -q --collect-only\n", out)
+    assert (
+        run_pages.add_words("a --b  # c", ["--d"]) == "a --b --d  # c"
+        and run_pages.add_words("a", ["b"]) == "a b"
+    )
 
 
 def test_links_and_pictures_of_the_pages_exist():
