@@ -1,37 +1,34 @@
-"""Several processes in one job: connection, messages, barriers, and detection of processes that have died.
+"""Several processes in one job: connection, messages, barriers and common decisions.
 
-Contains the connection through jax.distributed and a watchdog thread, which ends this process when another
-one has died. With one process, all functions return without communication.
+Contains the connection through jax.distributed. watchdog.py ends this process when another one has died. With
+one process, all functions return without communication.
 """
 
-import atexit
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from flaxformer_mt.errors import TrainingInterrupted, UserError
+from flaxformer_mt.parallel.watchdog import (
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    LOST_PROCESS_STATUS,
+    Watchdog,
+)
 
 T = TypeVar("T")
 
-# Seconds between two heartbeats of a process.
-_HEARTBEAT_INTERVAL = 1.0
-# Seconds without a heartbeat after which a process counts as dead; the variable overrides the default.
-_HEARTBEAT_TIMEOUT = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
 # Seconds that processes wait for one that is still working: if it dies, the watchdog ends them sooner.
 _BARRIER_TIMEOUT = 24 * 3600.0
-# The exit status of a process that ends because another one has died.
-LOST_PROCESS_STATUS = 75
 
 
 def connect(
@@ -85,7 +82,7 @@ def connect(
         ) from error
     if jax.process_count() > 1:
         global _watchdog
-        _watchdog = _Watchdog()
+        _watchdog = Watchdog(_client())
         _watchdog.start()
         if not is_first():
             _explain_aborts()
@@ -115,18 +112,6 @@ def _explain_aborts() -> None:
 
 # Callbacks that C code refers to; the list protects them from garbage collection.
 _callbacks: list[Any] = []
-
-
-def _end_this_process(process: int, what: str, stream: TextIO) -> NoReturn:
-    """End this process at once, since its main thread may wait for the dead process forever."""
-    print(
-        f"error: process {process} {what}: it or its machine has died, so this process ends too. "
-        "To resume from the last checkpoint, start the same command again with as many processes as are "
-        "available",
-        file=stream,
-        flush=True,
-    )
-    os._exit(LOST_PROCESS_STATUS)
 
 
 def _reserve_standard_output() -> None:
@@ -202,6 +187,30 @@ def decide_once(decide: Callable[[], T]) -> T:
     return decision["value"]
 
 
+def work_in_all(work: Callable[[], T], *, what: str) -> T:
+    """Return `work()`, once it has succeeded in all processes; all processes call it together.
+
+    Args:
+      what: the task, as in "process 1 of 2 cannot WHAT: ...".
+
+    Raises:
+      UserError: `work` raised it in some process; then it is raised in all processes, with the message of the
+        first of them.
+    """
+    if process_count() == 1:
+        return work()
+    made, problem = None, ""
+    try:
+        made = work()
+    except UserError as error:
+        problem = str(error)
+    problems = [message.decode() for message in exchange(problem.encode())]
+    for process, found in enumerate(problems):
+        if found:
+            raise UserError(f"process {process} of {len(problems)} cannot {what}: {found}")
+    return made  # type: ignore[return-value]
+
+
 def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
     """Block until all processes have reached this barrier; `name` distinguishes barriers.
 
@@ -243,14 +252,14 @@ def work_together() -> Iterator[None]:
             yield
         except jax.errors.JaxRuntimeError:
             if process_count() > 1:  # time for the watchdog to end this process if another one has died
-                time.sleep(_HEARTBEAT_TIMEOUT + 3 * _HEARTBEAT_INTERVAL)
+                time.sleep(HEARTBEAT_TIMEOUT + 3 * HEARTBEAT_INTERVAL)
             raise
         except TrainingInterrupted:  # all processes have agreed to stop
             _leave()
             raise
         except UserError:  # in all processes, or in this one: then the watchdog ends the others
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                _leave(seconds=_HEARTBEAT_INTERVAL * 5)
+                _leave(seconds=HEARTBEAT_INTERVAL * 5)
             raise
     _leave()
 
@@ -277,70 +286,4 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-class _Watchdog:
-    """Thread that writes the heartbeat of this process and checks those of the others."""
-
-    def __init__(self) -> None:
-        self._index, self._count = jax.process_index(), jax.process_count()
-        self._stream = sys.stderr  # the current stream: sys.stderr may be redirected later
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch-processes", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; heartbeats stop when the interpreter exits, so others notice exceptions here."""
-        atexit.register(self._stop)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Leave the job in order; process 0 is the last, since the other processes depend on it."""
-        self._stop()
-        if self._index == 0:
-            _client().get_live_nodes(list(range(self._count)))  # returns when only this process is left
-        jax.distributed.shutdown()
-
-    def _stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        seen: dict[int, tuple[str, float]] = {}
-        beat = 0
-        last_contact = time.monotonic()
-        while not self._ended.wait(_HEARTBEAT_INTERVAL):
-            beat += 1
-            now = time.monotonic()
-            try:
-                self._write(str(beat))
-                heartbeats = {i: self._read(i) for i in range(self._count) if i != self._index}
-                last_contact = now
-            except jax.errors.JaxRuntimeError:
-                if now - last_contact > _HEARTBEAT_TIMEOUT / 3:  # process 0 stores the heartbeats
-                    _end_this_process(
-                        0, f"has sent no heartbeat for {now - last_contact:.0f} s", self._stream
-                    )
-                continue
-            for i, heartbeat in heartbeats.items():
-                if i not in seen or seen[i][0] != heartbeat:
-                    seen[i] = (heartbeat, now)
-                elif now - seen[i][1] > _HEARTBEAT_TIMEOUT:
-                    silence = f"has sent no heartbeat for {now - seen[i][1]:.0f} s"
-                    _end_this_process(i, f"of {self._count} {silence}", self._stream)
-
-    def _write(self, heartbeat: str) -> None:
-        _client().key_value_set(_key(self._index), heartbeat, allow_overwrite=True)
-
-    def _read(self, process: int) -> str:
-        try:
-            return _client().key_value_try_get(_key(process))
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" in str(error):  # no heartbeat has been written yet
-                return ""
-            raise
-
-
-@functools.cache
-def _key(process: int) -> str:
-    return f"flaxformer_mt/alive/{process}"
-
-
-_watchdog: _Watchdog | None = None
+_watchdog: Watchdog | None = None
