@@ -17,6 +17,7 @@ from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
+    UNLIMITED,
     Lines,
     NextLogits,
     QueueResult,
@@ -170,12 +171,16 @@ class SearchPrograms:
         lines: State,
         *,
         counts: Sequence[int],
-        final_free_rows: int,
+        final_free_rows: int | Sequence[int],
         refill: int,
         n_best: int,
+        max_steps: int = UNLIMITED,
     ) -> QueueResult:
         """Applies `search_queue` to each part; `counts` are the lines of each part. The state is donated."""
-        scalars = np.asarray(counts, np.int32), np.full(self.parts, final_free_rows, np.int32)
+        scalars = [
+            np.broadcast_to(np.asarray(value, np.int32), self.parts)
+            for value in (counts, final_free_rows, max_steps)
+        ]
         return self._search(params, state, lines, *scalars, layout=layout, n_best=n_best, refill=refill)
 
     # ---- traced functions of one part ----
@@ -207,13 +212,15 @@ class SearchPrograms:
         lines: State,
         counts: Array,
         final_free_rows: Array,
+        max_steps: Array,
         *,
         layout: StateLayout,
         n_best: int,
         refill: int,
     ) -> QueueResult:
         task, _ = self._make_task(params, state.tokens.shape[2], n_best)
-        return search_queue(task, layout, state, lines, counts[0], final_free_rows[0], refill=refill)
+        limits = counts[0], final_free_rows[0]
+        return search_queue(task, layout, state, lines, *limits, refill=refill, max_steps=max_steps[0])
 
     def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, "_Members"]:
         members = _Members(self._models, params, self._configs, self._options)

@@ -150,7 +150,7 @@ class SearchEngine:
             scheduler = Scheduler(
                 self.programs,
                 params,
-                self._lay_out([sentences[index] for index in group.indices]),
+                self.lay_out([sentences[index] for index in group.indices]),
                 lengths=[lengths[index] for index in group.indices],
                 needed=group.needed,
                 sizes=sizes,
@@ -178,7 +178,7 @@ class SearchEngine:
                 "or allow the token"
             )
 
-    def _lay_out(self, sentences: Sequence[Sentence]) -> Sources:
+    def lay_out(self, sentences: Sequence[Sentence]) -> Sources:
         """Returns arrays with one row per sentence, and a last row for padding."""
         lengths = np.array([len(sentence.source) for sentence in sentences])
         ids = np.full((len(sentences) + 1, lengths.max()), self._source_pad_id, np.int32)

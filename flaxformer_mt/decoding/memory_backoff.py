@@ -50,11 +50,18 @@ class TokenBudget:
                     del remaining[indices[position]]
                     yield indices[position], result
             except jax.errors.JaxRuntimeError as error:
-                if _OUT_OF_MEMORY not in str(error):
+                if not self.halve_after(error):
                     raise
-                self._halve(str(error))
 
-    def _halve(self, message: str) -> None:
+    def halve_after(self, error: jax.errors.JaxRuntimeError) -> bool:
+        """Halves the tokens after an error by too little memory; returns whether it was such an error.
+
+        Raises:
+          UserError: the device ran out of memory with the smallest batch.
+        """
+        message = str(error)
+        if _OUT_OF_MEMORY not in message:
+            return False
         if self.tokens // 2 < _MIN_TOKENS:
             raise UserError(
                 f"the device has too little memory for a batch of {self.tokens} tokens "
@@ -66,3 +73,4 @@ class TokenBudget:
                 f"smaller batches. Give --batch_tokens={self.tokens // 2} or less next time"
             )
         self.tokens //= 2
+        return True

@@ -194,20 +194,9 @@ class Scheduler:
             if first + rows > num_lines:
                 length, rows = fit(num_lines - rows)
                 first = min(first, num_lines - rows)
-            yield first, self._gather([indices[first : first + rows] for indices in lines], rows, length)
+            chosen = [indices[first : first + rows] for indices in lines]
+            yield first, gather_sources(self._sources, chosen, rows=rows, length=length)
             first += rows
-
-    def _gather(self, lines: list[list[int]], num_lines: int, length: int) -> Sources:
-        """Returns the sources of all parts' lines, part after part, each part padded with the padding row."""
-        padding_row = len(self._lengths)
-        rows = np.full((len(lines), num_lines), padding_row)
-        for part, indices in enumerate(lines):
-            rows[part, : len(indices)] = indices
-        gathered = jax.tree.map(lambda leaf: np.asarray(leaf)[rows.ravel()], self._sources)
-        missing = [(0, 0), (0, max(0, length - gathered.ids.shape[1]))]
-        pad_id = self._sources.ids[padding_row, 0]
-        ids = np.pad(gathered.ids[:, :length], missing, constant_values=pad_id)
-        return gathered._replace(ids=ids, mask=np.pad(gathered.mask[:, :length], missing))
 
     def _update_rows(self, lines: list[list[int]], result: QueueResult, num_lines: int) -> _Queue:
         """Waits for the program, and records which sentence is still active in which row."""
@@ -223,6 +212,23 @@ class Scheduler:
         prefix_lengths = np.asarray(result.prefix_lengths)[owners.ravel() != NO_LINE]
         self._busy, self._longest_prefix = after, int(prefix_lengths.max(initial=0))
         return _Queue(lines, num_lines, before, after, result.results)
+
+
+def gather_sources(sources: Sources, lines: Sequence[Sequence[int]], *, rows: int, length: int) -> Sources:
+    """Returns the sources of all parts' lines, part after part; each part has `rows` rows of `length` tokens.
+
+    Args:
+      sources: one row per line, and a last row for padding.
+      lines: indices of the lines of each part.
+    """
+    padding_row = len(sources.ids) - 1
+    chosen = np.full((len(lines), rows), padding_row)
+    for part, indices in enumerate(lines):
+        chosen[part, : len(indices)] = indices
+    gathered = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen.ravel()], sources)
+    missing = [(0, 0), (0, max(0, length - gathered.ids.shape[1]))]
+    ids = np.pad(gathered.ids[:, :length], missing, constant_values=sources.ids[padding_row, 0])
+    return gathered._replace(ids=ids, mask=np.pad(gathered.mask[:, :length], missing))
 
 
 def _unpack_results(queue: _Queue) -> Iterator[tuple[int, SearchResult]]:

@@ -8,6 +8,7 @@ from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.search.continuous_batching import (
     NO_LINE,
     OVER_CAPACITY,
+    UNLIMITED,
     QueueResult,
     begin_lines,
     search_queue,
@@ -50,6 +51,7 @@ __all__ = [
     "Size",
     "State",
     "Symbols",
+    "UNLIMITED",
     "WORD_START",
     "align_prefixes",
     "append_rows",

@@ -5,6 +5,7 @@ queue without communication with the host. Lines that are still active at its en
 queue, in a program that may have another size.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ OVER_CAPACITY = -1
 
 # Owner of a free row.
 NO_LINE = -1
+
+# More steps than any search takes.
+UNLIMITED = 2**31 - 1
 
 
 class QueueResult(NamedTuple):
@@ -100,12 +104,14 @@ def search_queue(
     final_free_rows: Array,
     *,
     refill: int,
+    max_steps: Array | int = UNLIMITED,
 ) -> QueueResult:
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
     Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
-    The search ends when no line waits and `final_free_rows` rows are free. Lines are independent of each
-    other, so the result of each line equals the result of a search of all lines at once.
+    The search ends when no line waits and `final_free_rows` rows are free, or after `max_steps` steps. Lines
+    are independent of each other, so the result of each line equals the result of a search of all lines at
+    once.
 
     A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
     that needs more tokens is stopped at the capacity, and all its lengths are OVER_CAPACITY.
@@ -119,18 +125,24 @@ def search_queue(
       count: number of lines in the queue; the other rows of `lines` are padding.
       final_free_rows: number of free rows at which the search ends once no line waits.
       refill: number of free rows that are refilled together.
+      max_steps: maximum number of steps; with fewer steps than the whole queue needs, `count` must not exceed
+        the free rows nor `refill`, so that all lines of the queue are active when the search ends.
     """
     waiting_lines = unpack(lines)
+    first_step = state.step[0]
+
+    def has_time(state: State) -> Array:
+        return state.step - first_step < max_steps
 
     def unfinished(queue: _Queue) -> Array:
-        return (queue.next_line < count) | (queue.state.done.sum() < final_free_rows)
+        more = (queue.next_line < count) | (queue.state.done.sum() < final_free_rows)
+        return more & has_time(queue.state)
 
     def fill_and_search(queue: _Queue) -> _Queue:
         queue = _fill(layout, queue, waiting_lines, count, refill)
         num_waiting = count - queue.next_line
-        return _run(
-            task, queue, jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), final_free_rows)
-        )
+        free = jnp.where(num_waiting > 0, jnp.minimum(num_waiting, refill), final_free_rows)
+        return _run(task, queue, free, has_time)
 
     queue = _start(unpack(state), len(waiting_lines.done))
     queue = jax.lax.while_loop(unfinished, fill_and_search, queue)
@@ -176,8 +188,8 @@ def _fill(layout: StateLayout, queue: _Queue, lines: State, count: Array, refill
     )
 
 
-def _run(task: Search, queue: _Queue, free: Array) -> _Queue:
-    """Advance the search until `free` rows are free."""
+def _run(task: Search, queue: _Queue, free: Array, has_time: Callable[[State], Array]) -> _Queue:
+    """Advance the search until `free` rows are free, or no time is left."""
 
     def step(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, outgrown = carry
@@ -186,7 +198,7 @@ def _run(task: Search, queue: _Queue, free: Array) -> _Queue:
         return state._replace(done=state.done | at_capacity), outgrown | at_capacity
 
     state, outgrown = jax.lax.while_loop(
-        lambda carry: carry[0].done.sum() < free, step, (queue.state, queue.outgrown)
+        lambda carry: (carry[0].done.sum() < free) & has_time(carry[0]), step, (queue.state, queue.outgrown)
     )
     return queue._replace(state=state, outgrown=outgrown)
 

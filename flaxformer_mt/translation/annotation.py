@@ -13,7 +13,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, Reading, Watched
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.alignment import Alignment, align_pieces, align_words, find_words
+from flaxformer_mt.translation.alignment import align_pieces, align_words, find_words
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -31,6 +31,8 @@ class Notes(NamedTuple):
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
+    # The attention weights of this layer and head.
+    attention: bool = False
 
     def check(self, models: Sequence[ModelConfig]) -> None:
         """Raises UserError if a model lacks the layer or the head."""
@@ -45,9 +47,14 @@ class Notes(NamedTuple):
                         f"give 0 to {count - 1}"
                     )
 
+    @property
+    def watched_any(self) -> bool:
+        """Whether attention weights are needed at all."""
+        return self.alignments is not None or self.attention
+
     def watched(self, models: Sequence[ModelConfig]) -> tuple[Watched, ...]:
-        """Returns the attention weights that the alignments are computed from."""
-        if self.alignments is None:
+        """Returns the attention weights that alignments are computed from."""
+        if not self.watched_any:
             return ()
         layer = self.layer
         if layer is None:
@@ -95,26 +102,36 @@ def _annotate_hypothesis(
 ) -> Translation:
     if notes.token_log_probs:
         hypothesis = dataclasses.replace(hypothesis, token_log_probs=tuple(reading.log_probs.tolist()))
-    if notes.alignments is not None:
-        alignment = _align(item, hypothesis, reading.attention[0], notes.alignments == "words", vocabs)
-        hypothesis = dataclasses.replace(hypothesis, alignment=alignment)
+    if notes.watched_any:
+        hypothesis = add_attention(item, hypothesis, reading.attention[0], notes, vocabs)
     return hypothesis
 
 
-def _align(
-    item: Annotated, hypothesis: Translation, attention: np.ndarray, words: bool, vocabs: Vocabs
-) -> Alignment:
-    """Returns the alignment of words or of pieces, without eos, which is not part of the text."""
+def add_attention(
+    item: Annotated, hypothesis: Translation, attention: np.ndarray, notes: Notes, vocabs: Vocabs
+) -> Translation:
+    """Returns the hypothesis with the alignment and the attention weights that `notes` selects.
+
+    Both are without eos, which is not part of the text.
+
+    Args:
+      attention: weights [T, S] of the tokens of the hypothesis over those of the source.
+    """
     source, target = np.asarray(item.ids), np.asarray(hypothesis.tokens, np.int32)
     in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
     weights = attention[in_target][:, in_source]
-    if not words:
-        return align_pieces(weights)
-    return align_words(
+    if notes.attention:
+        hypothesis = dataclasses.replace(hypothesis, attention=tuple(map(tuple, weights.tolist())))
+    if notes.alignments is None:
+        return hypothesis
+    if notes.alignments == "pieces":
+        return dataclasses.replace(hypothesis, alignment=align_pieces(weights))
+    alignment = align_words(
         weights,
         _find_words(vocabs.source, source[in_source], item.text),
         _find_words(vocabs.target, target[in_target], hypothesis.text),
     )
+    return dataclasses.replace(hypothesis, alignment=alignment)
 
 
 def _find_words(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:

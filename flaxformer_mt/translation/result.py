@@ -41,6 +41,9 @@ class Translation:
     # Number of parts in which the line was translated. For several parts, tokens are those of all parts, each
     # with its eos, and scores are sums over parts.
     parts: int = 1
+    # Attention weights [target piece][source piece] without eos, if requested, of a line that was translated
+    # as one part.
+    attention: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def n_best(self) -> tuple["Translation", ...]:

@@ -25,18 +25,15 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally, use_cpu_cores_as_devices
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
-from flaxformer_mt.search import SearchResult
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
+from flaxformer_mt.translation.assembly import join_parts, read_result
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
-from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
+from flaxformer_mt.translation.result import FAILED, Translation
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.vocab import Vocabs
-
-# All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
-_LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
 def _ignore(*, lines: int, tokens: int) -> None:
@@ -170,10 +167,15 @@ class Translator:
             warn=warn,
         )
 
+    @property
+    def all_params(self) -> tuple[Any, ...]:
+        """The parameters of each model of the ensemble, the translator's own first."""
+        return (self._params, *self._others)
+
     def describe(self) -> dict[str, Any]:
         """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
         digest = hashlib.blake2b(digest_size=16)
-        for leaf in jax.tree.leaves((self._params, self._others)):
+        for leaf in jax.tree.leaves(self.all_params):
             digest.update(np.ascontiguousarray(leaf).tobytes())
         models = [dataclasses.asdict(model) for model in self.models]
         return {
@@ -292,7 +294,14 @@ class Translator:
         self._warn_of_failures(
             [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         )
-        results = self._join(lines, parts, translations, n_best=constraints.n_best, notes=notes)
+        results = join_parts(
+            lines,
+            parts,
+            translations,
+            n_best=constraints.n_best,
+            notes=notes,
+            eos_id=self.vocabs.target.eos_id,
+        )
         results, unsatisfied = mark_unsatisfied(results, constraints, [part.line for part in parts])
         if unsatisfied:
             named = format_line_numbers([first_line + index for index in unsatisfied])
@@ -327,44 +336,10 @@ class Translator:
         parts_left = collections.Counter(lines)
         translations = [FAILED] * len(sentences)
         for index, result in self.search.search_all(sentences, n_best=n_best, params=params):
-            hypotheses = [self._detokenize(result, rank) for rank in range(n_best) if result.lengths[rank]]
-            best, *others = hypotheses or [FAILED]
-            translations[index] = dataclasses.replace(best, alternatives=tuple(others))
+            best = translations[index] = read_result(result, self.vocabs.target)
             parts_left[lines[index]] -= 1
             self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
         return translations
-
-    def _join(
-        self,
-        lines: Sequence[str],
-        parts: Sequence[SourcePart],
-        translations: Sequence[Translation],
-        *,
-        n_best: int,
-        notes: Notes,
-    ) -> list[Translation]:
-        """Joins the translations of each line's parts; a line without parts has an empty translation."""
-        empty = dataclasses.replace(
-            EMPTY,
-            token_log_probs=() if notes.token_log_probs else None,
-            alignment=None if notes.alignments is None else (),
-        )
-        results = [empty] * len(lines)
-        pairs = zip(parts, translations, strict=True)
-        for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
-            translated = [
-                TranslatedPart(p.part, len(p.ids) - 1, t, p.tag_words, p.tag_pieces) for p, t in group
-            ]
-            results[line] = translated[0].translation
-            if translated[0].part.text != lines[line]:
-                words, eos_id = notes.alignments != "pieces", self.vocabs.target.eos_id
-                results[line] = combine_parts(
-                    lines[line], translated, n_best=n_best, words=words, eos_id=eos_id
-                )
-        for part in parts:
-            if part.cut:
-                results[part.line] = dataclasses.replace(results[part.line], truncated=True)
-        return results
 
     def _warn_of_failures(self, numbers: list[int]) -> None:
         if numbers:
@@ -382,17 +357,6 @@ class Translator:
             if not isinstance(line, str):
                 raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
         constraints.check(search, len(lines), first_line)
-
-    def _detokenize(self, result: SearchResult, rank: int) -> Translation:
-        tokens = tuple(result.tokens[rank, : result.lengths[rank]].tolist())
-        text = self.vocabs.target.detokenize(tokens).translate(_LINE_ENDS)
-        return Translation(
-            text,
-            float(result.scores[rank]),
-            float(result.log_probs[rank]),
-            tokens,
-            satisfied=result.satisfied is None or bool(result.satisfied[rank]),
-        )
 
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:

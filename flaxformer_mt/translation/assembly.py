@@ -1,0 +1,73 @@
+"""The last step to a translation: the text of a search's hypotheses, and lines made of their parts' texts."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from flaxformer_mt.search import SearchResult
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
+from flaxformer_mt.translation.segmentation import SourcePart
+from flaxformer_mt.vocab import Vocab
+
+# All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
+_LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+
+
+def read_result(result: SearchResult, vocab: Vocab) -> Translation:
+    """Returns the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
+
+    Args:
+      result: the hypotheses [N, ...] of one sentence.
+      vocab: the target vocabulary.
+    """
+    hypotheses = [
+        _detokenize(result, rank, vocab) for rank in range(len(result.lengths)) if result.lengths[rank]
+    ]
+    best, *others = hypotheses or [FAILED]
+    return dataclasses.replace(best, alternatives=tuple(others))
+
+
+def _detokenize(result: SearchResult, rank: int, vocab: Vocab) -> Translation:
+    tokens = tuple(result.tokens[rank, : result.lengths[rank]].tolist())
+    return Translation(
+        one_line(vocab.detokenize(tokens)),
+        float(result.scores[rank]),
+        float(result.log_probs[rank]),
+        tokens,
+        satisfied=result.satisfied is None or bool(result.satisfied[rank]),
+    )
+
+
+def one_line(text: str) -> str:
+    """Returns a text without ends of lines."""
+    return text.translate(_LINE_ENDS)
+
+
+def join_parts(
+    lines: Sequence[str],
+    parts: Sequence[SourcePart],
+    translations: Sequence[Translation],
+    *,
+    n_best: int,
+    notes: Notes,
+    eos_id: int,
+) -> list[Translation]:
+    """Joins the translations of each line's parts; a line without parts has an empty translation."""
+    empty = dataclasses.replace(
+        EMPTY,
+        token_log_probs=() if notes.token_log_probs else None,
+        alignment=None if notes.alignments is None else (),
+    )
+    results = [empty] * len(lines)
+    pairs = zip(parts, translations, strict=True)
+    for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
+        translated = [TranslatedPart(p.part, len(p.ids) - 1, t, p.tag_words, p.tag_pieces) for p, t in group]
+        results[line] = translated[0].translation
+        if translated[0].part.text != lines[line]:
+            words = notes.alignments != "pieces"
+            results[line] = combine_parts(lines[line], translated, n_best=n_best, words=words, eos_id=eos_id)
+    for part in parts:
+        if part.cut:
+            results[part.line] = dataclasses.replace(results[part.line], truncated=True)
+    return results

@@ -1,0 +1,107 @@
+"""Sentences that join a running search: the same translations as if all were known at the beginning."""
+
+import jax
+import pytest
+from test_scheduler import FEW, MODEL, Searcher, assert_same_translations, make_sentences
+
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.decoding import live_search, sizes
+from flaxformer_mt.decoding.live_search import LiveSearch
+
+
+@pytest.fixture(scope="module")
+def searcher():
+    return Searcher([MODEL], SearchConfig(beam_size=2, **FEW), longest_source=8)
+
+
+@pytest.fixture
+def live(searcher, monkeypatch):
+    monkeypatch.setattr(live_search, "_ROWS", (1, 4))
+    monkeypatch.setattr(live_search, "_STEPS", 2)
+    monkeypatch.setattr(live_search, "_PATIENCE", 1)
+    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 0.5)  # some translations exceed the capacity
+    monkeypatch.setattr(sizes, "_DEFAULT_EXTRA", 0)
+    searcher.engine.budget.tokens = 1000
+    return LiveSearch(searcher.engine, tuple(searcher.params))
+
+
+def finish(live):
+    found = {}
+    while len(live):
+        found |= live.advance()
+    assert not live.num_active
+    return found
+
+
+def test_warm_up_compiles_what_sentences_need(searcher, live):
+    live.warm_up([1])
+    programs = searcher.engine.programs
+    compiled = {
+        name: getattr(programs, name)._cache_size()
+        for name in ("_read", "_begin", "_search", "_move", "_empty")
+    }
+    (key,) = live._lanes
+    for number, sentence in enumerate(make_sentences([8, 3, 6, 8, 2, 5])):
+        live.submit(number, sentence, n_best=1)
+        for _ in range(number % 3):
+            dict(live._advance(key))
+    while len(live._lanes[key]):
+        dict(live._advance(key))
+    for name, count in compiled.items():
+        assert getattr(programs, name)._cache_size() == count, name
+
+
+def test_sentences_join_and_leave_a_running_search(searcher, live):
+    """One alone, five more in its rows, and later again one; two are cancelled, waiting and active."""
+    sentences = make_sentences([8, 3, 6, 8, 2, 5, 7, 4, 8, 6])
+    expected, _ = searcher.search(sentences, 1000)
+    found = {}
+    live.submit(0, sentences[0], n_best=1)
+    found |= live.advance()
+    assert live.num_active == 1 and not found
+    for number in range(1, 8):
+        live.submit(number, sentences[number], n_best=1)
+    live.cancel(7)
+    found |= live.advance()
+    assert live.num_active > 1
+    active = {name for lane in live._lanes.values() for rows in lane._busy for name in rows.values()}
+    cancelled = min(active)
+    live.cancel(cancelled)
+    live.cancel("unknown")
+    live.submit(8, sentences[8], n_best=1)
+    found |= finish(live)
+    live.submit(9, sentences[9], n_best=1)
+    found |= finish(live)
+    assert sorted(found) == [number for number in range(10) if number not in (7, cancelled)]
+    assert any(key.full for key in live._lanes), "a translation exceeded the default capacity"
+    assert_same_translations(
+        [found[name] for name in sorted(found)], [expected[name] for name in sorted(found)]
+    )
+
+
+def test_a_device_that_fails(searcher, live, monkeypatch):
+    """Too little memory: the sentences begin anew in fewer rows. Another error is their result."""
+    sentences = make_sentences([6, 7, 5])
+    expected, _ = searcher.search(sentences, 1000)
+    search = searcher.engine.programs.search
+    messages = ["RESOURCE_EXHAUSTED: no memory"]
+
+    def fail(*args, **more):
+        if messages and live.num_active == 0 and len(live) == 3:
+            raise jax.errors.JaxRuntimeError(messages.pop())
+        return search(*args, **more)
+
+    monkeypatch.setattr(searcher.engine.programs, "search", fail)
+    monkeypatch.setattr(searcher.engine.budget, "_warn", lambda message: None)
+    for number, sentence in enumerate(sentences):
+        live.submit(number, sentence, n_best=1)
+    found = finish(live)
+    assert searcher.engine.budget.tokens == 500 and not messages
+    assert_same_translations([found[number] for number in range(3)], expected)
+    messages.append("INTERNAL: broken")
+    for number, sentence in enumerate(sentences):
+        live.submit(number, sentence, n_best=1)
+    found = finish(live)
+    assert sorted(found) == [0, 1, 2] and all("broken" in str(error) for error in found.values())
+    live.submit(0, sentences[0], n_best=1)
+    assert_same_translations([finish(live)[0]], expected[:1])
