@@ -72,6 +72,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         f"{flag}={BARE_FLAGS[flag]}" if flag in BARE_FLAGS and following.startswith("--") else flag
         for flag, following in zip(flags, [*flags[1:], "--"], strict=False)
     ]
+    flags = _join_repeated(kind, flags)
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
@@ -92,6 +93,21 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
     # Shells do not expand the ~ of --run=~/x.
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
     return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
+
+
+def _join_repeated(kind: type, flags: list[str]) -> list[str]:
+    """Joins repeated flags that have several values: --run=A --run=B becomes --run=A,B."""
+    for field in dataclasses.fields(kind):
+        name, values = f"--{field.name}", []
+        if typing.get_origin(field.type) is tuple and sum(f.partition("=")[0] == name for f in flags) > 1:
+            while any(flag.partition("=")[0] == name for flag in flags):
+                first = next(at for at, flag in enumerate(flags) if flag.partition("=")[0] == name)
+                end = first + (1 if "=" in flags[first] else 2)
+                _, value = _take_flag(flags[first:end], name)
+                values.append(value or "")
+                flags = flags[:first] + flags[end:]
+            flags = [*flags, f"{name}={','.join(values)}"]
+    return flags
 
 
 def _find_run_config(flags: list[str]) -> Config | None:

@@ -35,6 +35,8 @@ from flaxformer_mt.commands.options import (
     TrainOptions,
     TranslateOptions,
 )
+from flaxformer_mt.commands.server.serve import serve
+from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.commands.translate_and_score import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
@@ -265,6 +267,7 @@ COMMANDS = {
     "export": _Command(ExportOptions, _export),
     "import": _Command(ImportOptions, _import),
     "plot": _Command(PlotOptions, _plot),
+    "serve": _Command(ServeOptions, serve),
     "doctor": _Command(DoctorOptions, _doctor),
 }
 

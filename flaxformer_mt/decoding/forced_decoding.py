@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding.sizes import SearchBatch, plan_batches, round_down
+from flaxformer_mt.decoding.sizes import SHORTEST, SearchBatch, plan_batches, round_down
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_platform
@@ -98,12 +98,14 @@ class ForcedDecoder:
         params: Sequence[Any],
         batch_tokens: int,
         watched: Sequence[Watched] = (),
+        shortest: int = SHORTEST,
     ) -> Iterator[tuple[int, Reading]]:
         """Yields each pair's index and its reading, in the order of batches.
 
         Args:
           params: the parameters of each model.
           batch_tokens: maximum number of source and target tokens of a batch, padding included.
+          shortest: minimum length of a batch: a larger one gives fewer shapes, with more padding.
         """
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
 
@@ -113,7 +115,8 @@ class ForcedDecoder:
             return round_down(max(1, min(rows, _MAX_LOGITS // (target_length * self._target_size))))
 
         previous: tuple[list[int], list[Pair], Any] | None = None
-        for plan in plan_batches(lengths, longest=max(self._longest), rows_of=rows_of):
+        longest = max(self._longest)
+        for plan in plan_batches(lengths, longest=longest, rows_of=rows_of, shortest=min(shortest, longest)):
             chosen = [pairs[index] for index in plan.indices]
             batch = self._make_batch(chosen, plan)
             outputs = self.run(tuple(params), batch, watched=tuple(watched))

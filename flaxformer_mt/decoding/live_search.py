@@ -13,11 +13,10 @@ import numpy as np
 
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
-from flaxformer_mt.decoding.sizes import SizeRule, round_down_finely
+from flaxformer_mt.decoding.sizes import round_down_finely, round_up_finely
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import (
     NO_LINE,
-    OVER_CAPACITY,
     QueueResult,
     SearchResult,
     Size,
@@ -53,9 +52,8 @@ class Key(NamedTuple):
 
     n_best: int
     source_length: int
-    # Tokens that a hypothesis may have; those that need more are searched again with full capacity.
+    # Tokens that a hypothesis may have: enough for all that the limits allow, so that no search is repeated.
     capacity: int
-    full: bool
 
 
 class LiveSearch:
@@ -84,7 +82,7 @@ class LiveSearch:
     def submit(self, name: Hashable, sentence: Sentence, *, n_best: int) -> None:
         """Adds a sentence; `name` identifies it in the results."""
         assert name not in self._entries
-        self._enter(name, sentence, self._find_lane(sentence, n_best, full=False))
+        self._enter(name, sentence, self._find_lane(sentence, n_best))
 
     def cancel(self, name: Hashable) -> None:
         """Removes a sentence, if it is not done yet."""
@@ -105,28 +103,25 @@ class LiveSearch:
                 return
 
     def warm_up(self, n_best: Iterable[int]) -> None:
-        """Compiles the programs for sentences of all lengths, in all numbers of rows."""
+        """Compiles the programs for sentences of all lengths, in all numbers of rows, and to more rows.
+
+        The small programs that free rows while others are active are compiled when they are first needed.
+        """
         for number in n_best:
-            for length in self._lengths():
-                key = self._find_lane(Sentence(np.zeros(length, np.int32)), number, full=False)
+            for length in self.lengths():
+                key = self._find_lane(Sentence(np.zeros(length, np.int32)), number)
                 self._lane(key).warm_up(self._most_rows(key))
 
-    def _lengths(self) -> list[int]:
+    def lengths(self) -> list[int]:
+        """Returns the maximum source lengths of the lanes."""
         longest = self._engine.lengths.longest_source
-        return [length for length in _LENGTHS if length < longest] + [longest]
+        return [length for length in _LENGTHS if 2 * length <= longest] + [longest]
 
-    def _find_lane(self, sentence: Sentence, n_best: int, *, full: bool) -> Key:
-        length, needed = len(sentence.source), sentence.shortest
-        if full:
-            size = self._sizes(n_best, full=True).size(length, needed)
-            return Key(n_best, size.source_length, size.capacity, True)
-        source_length = min(one for one in self._lengths() if one >= length)
-        capacity = self._engine.lengths.capacity(source_length, needed, full=False)
-        return Key(n_best, source_length, capacity, False)
-
-    def _sizes(self, n_best: int, *, full: bool) -> SizeRule:
-        width = search_width(self._engine.options, n_best)
-        return SizeRule(self._engine.lengths, width, self._engine.budget.tokens, full)
+    def _find_lane(self, sentence: Sentence, n_best: int) -> Key:
+        source_length = min(one for one in self.lengths() if one >= len(sentence.source))
+        limit = self._engine.lengths.limit(source_length, sentence.shortest)
+        longest = self._engine.longest_target or limit
+        return Key(n_best, source_length, min(round_up_finely(limit), longest))
 
     def _enter(self, name: Hashable, sentence: Sentence, key: Key) -> None:
         lane = self._lane(key)
@@ -153,11 +148,8 @@ class LiveSearch:
             yield from self._recover(key, error)
             return
         for name, result in found:
-            _, sentence = self._entries.pop(name)
-            if result.lengths[0] == OVER_CAPACITY and not key.full:
-                self._enter(name, sentence, self._find_lane(sentence, key.n_best, full=True))
-            else:
-                yield name, result
+            del self._entries[name]
+            yield name, result
 
     def _recover(self, key: Key, error: Exception) -> Iterator[Found]:
         """After an error, when the state is lost: begins anew if memory was short, or gives the lane up."""
@@ -246,11 +238,11 @@ class _Lane:
         assert not len(self), "the programs of a lane are compiled before it has sentences"
         ladder = self._ladder(most)
         for rows in ladder:
-            self._size = self._size._replace(rows=rows)
+            self._size = size = self._size._replace(rows=rows)
             self._search(self._no_lines(), [0] * len(self._busy), [0] * len(self._busy))
-            for other in ladder:
-                self._move(other)
-                self._move(rows)
+            for more in ladder[ladder.index(rows) + 1 :]:
+                self._size, self._state = size, self._programs.empty(self._layout, size)
+                self._move(more)
             self.reset()
 
     def _ladder(self, most: int) -> list[int]:
@@ -287,6 +279,7 @@ class _Lane:
         for part, busy in enumerate(self._busy):
             old_rows[part, : len(busy)] = list(busy)
         state, self._state = self._state, None
+        assert state is not None, "only sentences that are active are moved"
         self._state = self._programs.move(self._layout, state, old_rows, size)
         self._busy = [dict(enumerate(busy.values())) for busy in self._busy]
         self._size, self._calls_with_room = size, 0
@@ -312,6 +305,7 @@ class _Lane:
 
     def _search(self, lines: State, counts: list[int], final_free_rows: list[int]) -> QueueResult:
         """Makes a few steps, or fewer if rows become free before."""
+        assert self._state is not None, "a state is made for the first sentences"
         result = self._programs.search(
             self._params,
             self._layout,

@@ -12,6 +12,7 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, Reading, Watched
+from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.alignment import align_pieces, align_words, find_words
 from flaxformer_mt.translation.result import Translation
@@ -81,11 +82,16 @@ def annotate(
     models: Sequence[ModelConfig],
     vocabs: Vocabs,
     params: Sequence[Any],
+    shortest: int = SHORTEST,
 ) -> list[Translation]:
-    """Returns the translations and their alternatives with the additional output that `notes` selects."""
+    """Returns the translations and their alternatives with the additional output that `notes` selects.
+
+    Args:
+      shortest: minimum length of the batches of the forward pass.
+    """
     hypotheses = [(item, hypothesis) for item in items for hypothesis in item.translation.n_best]
     pairs = [Pair(item.ids, hypothesis.tokens) for item, hypothesis in hypotheses]
-    readings = scorer.read_all(pairs, params=params, watched=notes.watched(models))
+    readings = scorer.read_all(pairs, params=params, watched=notes.watched(models), shortest=shortest)
     annotated = iter(
         _annotate_hypothesis(item, hypothesis, reading, notes, vocabs)
         for (item, hypothesis), reading in zip(hypotheses, readings, strict=True)

@@ -8,7 +8,10 @@ import dataclasses
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flaxformer_mt.decoding.engine import Sentence
+from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.live_search import LiveSearch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import search_width
@@ -27,6 +30,13 @@ class FoundLine(NamedTuple):
     notes: Notes
     parts: list[SourcePart]
     translations: list[Translation]
+
+
+class _PartName(NamedTuple):
+    """The name of a line, and the number of one of its parts."""
+
+    line: Hashable
+    number: int
 
 
 @dataclasses.dataclass
@@ -67,8 +77,16 @@ class LiveTranslator:
         return len(self._lines) + len(self._found)
 
     def warm_up(self) -> None:
-        """Compiles the programs that most lines need."""
+        """Compiles the programs that most lines need, and those of alignments of all their hypotheses."""
         self._search.warm_up(dict.fromkeys((1, self.most_hypotheses)))
+        translator, notes = self._translator, Notes(attention=True)
+        for length in self._search.lengths():
+            translator.scorer.read_all(
+                [Pair(np.zeros(length, np.int32), (0,))] * self.most_hypotheses,
+                params=translator.all_params,
+                watched=notes.watched(translator.models),
+                shortest=length,
+            )
 
     def submit(self, name: Hashable, line: str, *, n_best: int = 1, notes: Notes = NO_NOTES) -> None:
         """Adds a line; `name` identifies it in the results.
@@ -91,13 +109,15 @@ class LiveTranslator:
         # Two kinds of programs: for the best hypothesis, and for all of them.
         searched = 1 if n_best == 1 else self.most_hypotheses
         for number, part in enumerate(parts):
-            self._search.submit((name, number), Sentence(part.ids, stream=(1, number)), n_best=searched)
+            self._search.submit(
+                _PartName(name, number), Sentence(part.ids, stream=(1, number)), n_best=searched
+            )
 
     def cancel(self, name: Hashable) -> None:
         """Removes a line, if it is not done yet."""
         entry = self._lines.pop(name, None)
         for number in range(len(entry.parts) if entry else 0):
-            self._search.cancel((name, number))
+            self._search.cancel(_PartName(name, number))
 
     def advance(self) -> Iterator[tuple[Hashable, FoundLine | Exception]]:
         """Makes a few decoding steps; yields the names of the lines that are done then, and their parts.
@@ -106,7 +126,9 @@ class LiveTranslator:
         """
         found, self._found = self._found, []
         yield from found
-        for (name, number), result in self._search.advance():  # type: ignore[misc]
+        for part, result in self._search.advance():
+            assert isinstance(part, _PartName)
+            name, number = part
             entry = self._lines.get(name)
             if entry is None:
                 continue
@@ -135,9 +157,11 @@ class LiveTranslator:
             pairs = zip(found.parts, translations, strict=True)
             items = [Annotated(part.ids, part.text, one) for part, one in pairs]
             options: dict[str, Any] = {"models": translator.models, "vocabs": translator.vocabs}
-            translations = annotate(
-                items, notes, scorer=translator.scorer, params=translator.all_params, **options
-            )
+            options |= {"scorer": translator.scorer, "params": translator.all_params}
+            # As long as the sources of a lane, so that few programs are compiled.
+            longest = max(len(p.ids) for p in found.parts)
+            shortest = next(length for length in self._search.lengths() if length >= longest)
+            translations = annotate(items, notes, shortest=shortest, **options)
         (joined,) = join_parts(
             [found.line],
             found.parts,

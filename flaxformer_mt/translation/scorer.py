@@ -20,6 +20,7 @@ from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pair, Reading, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.parallel import enable_compilation_cache
@@ -77,7 +78,12 @@ class TokenScorer:
         self._coverage = (Watched(search.coverage_layer),) if covers else ()
 
     def read_all(
-        self, pairs: Sequence[Pair], *, params: Sequence[Any], watched: Sequence[Watched] = ()
+        self,
+        pairs: Sequence[Pair],
+        *,
+        params: Sequence[Any],
+        watched: Sequence[Watched] = (),
+        shortest: int = SHORTEST,
     ) -> list[Reading]:
         """Returns the readings of pairs in order; see `ForcedDecoder.read_all`.
 
@@ -87,7 +93,11 @@ class TokenScorer:
         def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, Reading]]:
             chosen = [pairs[index] for index in indices]
             return self.decoder.read_all(
-                chosen, params=params, batch_tokens=batch_tokens, watched=tuple(watched)
+                chosen,
+                params=params,
+                batch_tokens=batch_tokens,
+                watched=tuple(watched),
+                shortest=shortest,
             )
 
         found = dict(self._budget.run_all(work, len(pairs)))

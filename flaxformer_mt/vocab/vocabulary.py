@@ -138,6 +138,8 @@ class Vocab:
         try:
             if sampling:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
+            if len(texts) == 1:  # a list starts threads, which takes longer than a sentence
+                return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
         except (RuntimeError, TypeError):
             _check_unicode(texts)

@@ -1,0 +1,248 @@
+"""The server's interface: paths, statuses and errors, as LibreTranslate's clients expect them.
+
+Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
+"""
+
+import asyncio
+import hmac
+import importlib.resources
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import flaxformer_mt
+from flaxformer_mt.commands.server.languages import Pair, list_languages
+from flaxformer_mt.commands.server.measurements import Measurements, resident_bytes
+from flaxformer_mt.commands.server.model_thread import ModelThread, Stopped
+from flaxformer_mt.commands.server.request_fields import (
+    Limits,
+    Refusal,
+    read_fields,
+    read_request,
+    read_texts,
+)
+from flaxformer_mt.commands.server.translations import Translations
+from flaxformer_mt.errors import UserError
+
+Log = Callable[[str], None]
+
+# The client has gone; nobody reads the status, but the log and the counts have it.
+_CLIENT_LEFT = 499
+
+# The page loads nothing and talks to this server only.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(
+    models: dict[Pair, ModelThread], *, limits: Limits, keys: Collection[str] = (), log: Log
+) -> Starlette:
+    """Returns the application; it does not stop the models.
+
+    Args:
+      models: the model of each pair of languages.
+      keys: a request for a translation must have one of them in the field api_key, unless there are none.
+      log: receives one line for each request that fails.
+    """
+    server = _Server(models, limits, frozenset(key.encode() for key in keys), log)
+    routes = [
+        Route("/", server.endpoint(server.show_page)),
+        Route("/translate", server.endpoint(server.translate), methods=["POST"]),
+        Route("/detect", server.endpoint(server.detect), methods=["POST"]),
+        Route("/languages", server.endpoint(server.list_languages)),
+        Route("/frontend/settings", server.endpoint(server.describe_settings)),
+        Route("/health", server.endpoint(server.tell_health)),
+        Route("/metrics", server.endpoint(server.tell_measurements)),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: server.refuse_path})
+
+
+class _Server:
+    """The functions behind the paths."""
+
+    def __init__(
+        self, models: dict[Pair, ModelThread], limits: Limits, keys: frozenset[bytes], log: Log
+    ) -> None:
+        self._models, self._limits, self._keys, self._log = models, limits, keys, log
+        self._translations = Translations(models, limits)
+        self._measurements = Measurements()
+        self._page = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+    def endpoint(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Returns a function that answers errors, logs them, and counts all requests."""
+
+        async def respond(request: Request) -> Response:
+            start = time.monotonic()
+            try:
+                response = await answer(request)
+            except Refusal as refusal:
+                response = self._refuse(request, refusal.status, str(refusal))
+            except UserError as error:
+                response = self._refuse(request, 400, str(error))
+            except TimeoutError:
+                message = f"no answer within {self._limits.seconds:g} seconds"
+                response = self._refuse(request, 504, message)
+            except ClientDisconnect:
+                response = self._refuse(request, _CLIENT_LEFT, "the client left")
+            except Stopped as error:
+                response = self._refuse(request, 503, str(error))
+            except Exception as error:  # a bug, which must not end the server
+                self._refuse(request, 500, f"{type(error).__name__}: {error}")
+                response = _to_json({"error": "an error inside the server, which its log names"}, 500)
+            self._measurements.add_request(request.url.path, response.status_code, time.monotonic() - start)
+            return response
+
+        return respond
+
+    async def refuse_path(self, request: Request, error: Exception) -> Response:
+        """Answers a request for an unknown path, or with the wrong method."""
+        assert isinstance(error, HTTPException)
+        response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
+        response.headers.update(error.headers or {})
+        self._measurements.add_request("other", error.status_code, 0)
+        return response
+
+    def _refuse(self, request: Request, status: int, message: str) -> Response:
+        client = request.client.host if request.client else "?"
+        self._log(f"{status} {request.method} {request.url.path} from {client}: {message}")
+        headers = {"Retry-After": "1"} if status == 429 else {}
+        if status in (408, 413):  # the rest of the body has not been read
+            headers["Connection"] = "close"
+        return _to_json({"error": message}, status, headers)
+
+    async def show_page(self, request: Request) -> Response:
+        """GET /."""
+        return HTMLResponse(
+            self._page,
+            headers={"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"},
+        )
+
+    async def translate(self, request: Request) -> Response:
+        """POST /translate."""
+        fields = await self._read(request)
+        wanted = read_request(fields, self._limits)
+        answer = await _unless_left(request, self._translations.translate(wanted), self._limits.seconds)
+        lines = sum(text.count("\n") + 1 for text in wanted.texts)
+        self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
+        return _to_json(answer)
+
+    async def detect(self, request: Request) -> Response:
+        """POST /detect."""
+        texts, several = read_texts(await self._read(request), self._limits)
+        found = await _unless_left(request, self._translations.detect(texts), self._limits.seconds)
+        return _to_json(found if several else found[0])
+
+    async def list_languages(self, request: Request) -> Response:
+        """GET /languages."""
+        return _to_json(list_languages(self._models))
+
+    async def describe_settings(self, request: Request) -> Response:
+        """GET /frontend/settings."""
+        languages = list_languages(self._models)
+        first = languages[0]
+        (source, target) = next(iter(self._models))
+        return _to_json(
+            {
+                "apiKeys": bool(self._keys),
+                "keyRequired": bool(self._keys),
+                "charLimit": self._limits.characters,
+                "frontendTimeout": 200,
+                "suggestions": False,
+                "filesTranslation": False,
+                "supportedFilesFormat": [],
+                "language": {
+                    "source": {"code": source, "name": first["name"]},
+                    "target": {"code": target, "name": list_languages([(target, source)])[0]["name"]},
+                },
+                "alternatives": {
+                    f"{one}-{other}": model.most_hypotheses - 1
+                    for (one, other), model in self._models.items()
+                },
+                "version": flaxformer_mt.__version__,
+            }
+        )
+
+    async def tell_health(self, request: Request) -> Response:
+        """GET /health."""
+        for (source, target), model in self._models.items():
+            if model.failure is not None:
+                raise Refusal(503, f"the model {source}-{target} has stopped: {model.failure}")
+        return _to_json({"status": "ok"})
+
+    async def tell_measurements(self, request: Request) -> Response:
+        """GET /metrics."""
+        active = sum(model.num_active for model in self._models.values())
+        gauges = {
+            "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
+            "active_sentences": ("Sentences that are being searched.", active),
+            "resident_bytes": ("Memory of the server.", resident_bytes()),
+        }
+        return PlainTextResponse(self._measurements.format(gauges))
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        """Returns the fields of a request's body, of a client that may ask for translations."""
+        most = self._limits.body_bytes
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            raise Refusal(413, f"the body has {length[:20]} bytes; this server reads {most}")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > most:
+                        raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
+        except TimeoutError:
+            raise Refusal(408, f"the body did not arrive within {self._limits.seconds:g} seconds") from None
+        fields = read_fields(bytes(body), request.headers.get("content-type", ""))
+        self._check_key(fields.get("api_key"))
+        return fields
+
+    def _check_key(self, given: object) -> None:
+        if not self._keys:
+            return
+        if given is None or given == "":
+            raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
+        own = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+        # All keys are compared, in constant time, so that no duration tells how much of a key is right.
+        if not sum(hmac.compare_digest(key, own) for key in self._keys):
+            raise Refusal(403, "the api_key is unknown")
+
+
+async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
+    """Returns the result of a coroutine; cancels it when the client leaves, or when the time is over.
+
+    Raises:
+      ClientDisconnect: the client left.
+      TimeoutError: the time is over.
+    """
+
+    async def wait_until_left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_left())
+    try:
+        await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect if left.done() else TimeoutError
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+def _to_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", errors="backslashreplace")
+    return Response(body, status, headers, media_type="application/json")

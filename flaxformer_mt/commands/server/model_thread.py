@@ -1,0 +1,196 @@
+"""The thread that owns a model: it takes lines as they come, and lets them join the search that is running.
+
+Requests are handled by other threads, which submit lines and receive futures.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import Translation
+
+
+class Answer(NamedTuple):
+    """The translation of a line, with its alternatives."""
+
+    translation: Translation
+    # Pieces of the line and of each hypothesis, without eos; of a line in several parts, no source pieces.
+    source_pieces: list[str]
+    pieces: list[list[str]]
+
+
+class LineSystem(Protocol):
+    """A translation system that lines can join at any time, such as `LiveTranslator`."""
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest n_best."""
+
+    @property
+    def num_active(self) -> int:
+        """Number of sentences that are being searched."""
+
+    def __len__(self) -> int:
+        """Number of lines that are not done."""
+
+    def warm_up(self) -> None:
+        """Prepares the system so that the first line is as fast as the others."""
+
+    def submit(self, name: Any, line: str, *, n_best: int, notes: Notes) -> None:
+        """Adds a line; raises UserError if it cannot be translated."""
+
+    def cancel(self, name: Any) -> None:
+        """Removes a line, if it is not done yet."""
+
+    def advance(self) -> Iterator[tuple[Any, Any]]:
+        """Works for a short time; yields what is done then: names, and what `finish` takes, or an error."""
+
+    def finish(self, found: Any) -> Translation:
+        """Returns the translation; may be called by another thread."""
+
+    def source_pieces(self, found: Any) -> list[str]:
+        """Returns the pieces of a line."""
+
+    def target_pieces(self, translation: Translation) -> list[str]:
+        """Returns the pieces of a translation."""
+
+
+class Stopped(Exception):
+    """The thread has ended, because of an error or because the server stops."""
+
+
+class ModelThread:
+    """Runs a `LineSystem` in a thread of its own."""
+
+    def __init__(self, system: LineSystem, name: str) -> None:
+        """Starts the thread; `name` is that of the pair of languages."""
+        self._system = system
+        self._arriving: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._futures: dict[int, tuple[Future[Answer], Notes]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        # Alignments need a forward pass, whose program may have to be compiled: the search goes on meanwhile.
+        self._finishing = ThreadPoolExecutor(1, thread_name_prefix=f"finish {name}")
+        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest number of hypotheses of a line."""
+        return self._system.most_hypotheses
+
+    @property
+    def num_active(self) -> int:
+        """Number of sentences that are being searched."""
+        return self._system.num_active
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the thread has ended, if it has."""
+        return self._failure
+
+    def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
+        """Adds a line. To cancel the future removes the line from the search.
+
+        The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
+        """
+        future: Future[Answer] = Future()
+        with self._lock:
+            self._count += 1
+            number = self._count
+
+        def drop_cancelled(done: "Future[Answer]") -> None:
+            if done.cancelled():
+                self._arriving.put(lambda: self._drop(number))
+
+        future.add_done_callback(drop_cancelled)
+        if self._failure is not None:
+            future.set_exception(Stopped(f"the model has stopped: {self._failure}"))
+            return future
+        self._arriving.put(lambda: self._enter(number, future, line, n_best, notes))
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread after what it is doing; lines that are not done then fail."""
+        self._arriving.put(None)
+        self._thread.join()
+        self._finishing.shutdown()
+
+    def _run(self) -> None:
+        try:
+            while self._take_arrivals():
+                for number, found in self._system.advance():
+                    self._deliver(number, found)
+            self._failure = Stopped("the server stops")
+        except Exception as error:  # a bug: what waits for this thread must not wait forever
+            self._failure = error
+        failure = Stopped(f"the model has stopped: {type(self._failure).__name__}: {self._failure}")
+        while not self._arriving.empty():
+            if action := self._arriving.get():
+                action()
+        for future, _ in self._futures.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(failure)
+        self._futures.clear()
+
+    def _take_arrivals(self) -> bool:
+        """Accepts and removes lines, and waits for the first if there is no other work; False: stop."""
+        idle = not len(self._system)
+        while idle or not self._arriving.empty():
+            action = self._arriving.get()
+            if action is None:
+                return False
+            action()
+            idle = False
+        return True
+
+    def _enter(self, number: int, future: "Future[Answer]", line: str, n_best: int, notes: Notes) -> None:
+        if future.cancelled():
+            return
+        self._futures[number] = future, notes
+        try:
+            self._system.submit(number, line, n_best=n_best, notes=notes)
+        except UserError as error:
+            self._fail(number, error)
+
+    def _drop(self, number: int) -> None:
+        if self._futures.pop(number, None) is not None:
+            self._system.cancel(number)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        future, _ = self._futures.pop(number)
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+
+    def _deliver(self, number: int, found: Any) -> None:
+        if number not in self._futures:
+            return
+        if isinstance(found, Exception):
+            self._fail(number, found)
+            return
+        future, notes = self._futures.pop(number)
+        if not future.set_running_or_notify_cancel():
+            return
+        if notes.watched_any:
+            self._finishing.submit(self._finish, future, found)
+        else:
+            self._finish(future, found)
+
+    def _finish(self, future: "Future[Answer]", found: Any) -> None:
+        try:
+            translation = self._system.finish(found)
+            hypotheses: Sequence[Translation] = translation.n_best
+            future.set_result(
+                Answer(
+                    translation,
+                    self._system.source_pieces(found),
+                    [self._system.target_pieces(one) for one in hypotheses],
+                )
+            )
+        except Exception as error:  # of this line alone
+            future.set_exception(error)

@@ -1,0 +1,185 @@
+"""The command `serve`: loads models, listens, and ends when all that was begun is answered."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flaxformer_mt.commands.server.serve_options import ServeOptions
+from flaxformer_mt.errors import UserError, install_command
+
+if TYPE_CHECKING:
+    from flaxformer_mt.commands.server.model_thread import LineSystem
+
+# Seconds that a connection may take to end after the last answer, once the server stops.
+_GRACE = 5.0
+
+
+def serve(options: ServeOptions) -> None:
+    """Runs the command `serve` until SIGTERM or SIGINT.
+
+    Raises:
+      UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
+        is taken.
+    """
+    try:
+        import uvicorn
+
+        from flaxformer_mt.commands.server.app import make_app
+    except ImportError as error:
+        raise UserError(
+            f"serve needs the package {error.name}, which is not installed; install it with "
+            f"{install_command(extra='serve')}"
+        ) from error
+    from flaxformer_mt.commands.server.model_thread import ModelThread
+    from flaxformer_mt.commands.server.request_fields import Limits
+
+    _check(options)
+    keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
+    with contextlib.ExitStack() as stack:
+        # Bound first: a port that is taken is known before models are loaded.
+        listener = stack.enter_context(_bind(options.host, options.port))
+        models: dict[tuple[str, str], ModelThread] = {}
+        for path in options.run:
+            pair, system = _load(path.expanduser(), options)
+            if pair in models:
+                raise UserError(f"two of --run translate from {pair[0]} to {pair[1]}; leave one out")
+            if options.warm_up:
+                start = time.monotonic()
+                system.warm_up()
+                _say(f"{path}: ready for {'-'.join(pair)} after {time.monotonic() - start:.1f} s of warm-up")
+            models[pair] = ModelThread(system, "-".join(pair))
+            stack.callback(models[pair].stop)
+        limits = Limits(options.max_characters, options.max_waiting, options.timeout)
+        app = make_app(models, limits=limits, keys=keys, log=log)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(options.timeout + _GRACE),
+        )
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        _say(f"serving {', '.join(map('-'.join, models))} at http://{shown}:{port}/ ; Ctrl-C ends the server")
+        with _failures_of_uvicorn(), _signals_end_quietly():
+            asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        _say("all requests are answered; the server ends")
+
+
+def log(message: str) -> None:
+    """Writes one line, with the time, to standard error."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
+    _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_keys(path: Path) -> list[str]:
+    """Returns the keys of a file, one a line; blank lines and lines that begin with # are no keys.
+
+    Raises:
+      UserError: the file is absent, or has no key.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--api_key_file={path} cannot be read ({error}); give a text file of keys"
+        ) from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise UserError(f"--api_key_file={path} has no key; write one a line, or leave out the flag")
+    return keys
+
+
+def _check(options: ServeOptions) -> None:
+    for name, least in (("port", 0), ("max_characters", 1), ("max_waiting", 1), ("timeout", 0.001)):
+        if getattr(options, name) < least:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least {least}")
+    if options.port > 65535:
+        raise UserError(f"--port is {options.port}; it must be at most 65535")
+    if not options.run:
+        raise UserError("--run has no value; give --run=DIR")
+    if options.backend == "ctranslate2":
+        for name in ("checkpoint", "dtype"):
+            if getattr(options, name) is not None:
+                raise UserError(
+                    f"--{name} has no effect with --backend=ctranslate2, whose folders have one model in one "
+                    f"type; leave it out"
+                )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens."""
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(address, family=family, backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen at --host={host} --port={port}: {error.strerror}; give another --port (0: any "
+            "free one) or --host"
+        ) from error
+
+
+def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSystem]":
+    """Returns the languages of a model, and the model."""
+    changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
+    if options.backend == "ctranslate2":
+        from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+
+        batches = LiveBatches(path, **changes)
+        data = batches.config.data
+        return (data.source_language, data.target_language), batches
+    from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.translation.live_translator import LiveTranslator
+    from flaxformer_mt.translation.translator import Translator
+
+    search = dataclasses.replace(read_config(path / "config.json").search, **changes)
+    translator = Translator.load(path, checkpoint=options.checkpoint, search=search, dtype=options.dtype)
+    data = translator.config.data
+    return (data.source_language, data.target_language), LiveTranslator(translator)
+
+
+@contextlib.contextmanager
+def _failures_of_uvicorn() -> Iterator[None]:
+    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            log(record.getMessage())
+
+    logger, handler = logging.getLogger("uvicorn.error"), Handler(logging.WARNING)
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+@contextlib.contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """After a signal, uvicorn answers what was begun, then raises it again, which then has no effect."""
+    before: dict[int, Any] = {}
+    ignore: Callable[..., None] = lambda number, frame: None  # noqa: E731
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, ignore)
+    try:
+        yield
+    finally:
+        for ended, handler in before.items():
+            signal.signal(ended, handler)

@@ -1,0 +1,42 @@
+"""Options of the command `serve`, whose docstring and comments are its `--help` text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
+
+    # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. Several, of
+    # other languages: --run=A --run=B.
+    run: tuple[Path, ...]
+    # ---- address ----
+
+    # Port to listen at. 0: any free port.
+    port: int = 5000
+    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks.
+    host: str = "127.0.0.1"
+    # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
+    api_key_file: Path | None = None
+    # ---- limits ----
+
+    # Characters of one request; more are refused with status 413.
+    max_characters: int = 10_000
+    # Lines of all requests that are not answered yet; more are refused with status 429.
+    max_waiting: int = 1000
+    # Seconds after which a request is given up, with status 504.
+    timeout: float = 60.0
+    # ---- model ----
+
+    # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
+    checkpoint: str | None = None
+    # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
+    beam_size: int | None = None
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
+    # Compile for all sizes before the first request, so that none waits for it.
+    warm_up: bool = True

@@ -1,0 +1,184 @@
+"""From a request for translations to the JSON of its answer: lines go to models, and texts come back."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
+from flaxformer_mt.commands.server.markup import Template, read_html, read_text
+from flaxformer_mt.commands.server.model_thread import Answer, ModelThread
+from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
+from flaxformer_mt.translation.annotation import NO_NOTES, Notes
+from flaxformer_mt.translation.result import Translation
+
+# Characters of a text from which its language is found, if several are possible.
+_SAMPLE = 200
+
+
+class _Wanted(NamedTuple):
+    """What is asked for of each line."""
+
+    n_best: int
+    notes: Notes
+
+
+class Translations:
+    """Translates the texts of requests, and counts the lines that are not answered."""
+
+    def __init__(self, models: Mapping[Pair, ModelThread], limits: Limits) -> None:
+        self.models = models
+        self.limits = limits
+        self.num_waiting = 0
+
+    async def translate(self, request: TextRequest) -> dict[str, Any]:
+        """Returns the fields of the answer.
+
+        If it is cancelled, its lines are removed from the search.
+
+        Raises:
+          Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
+        """
+        choices = find_models(self.models, request.source, request.target)
+        wanted = _Wanted(1, NO_NOTES)
+        if request.alternatives or request.describes:
+            most = min(model.most_hypotheses for model in choices.values())
+            count = max(request.alternatives + 1, request.n_best or 1)
+            if count > most:
+                name = "alternatives" if request.alternatives + 1 == count else "n_best"
+                own = request.alternatives if name == "alternatives" else count
+                largest = most - 1 if name == "alternatives" else most
+                raise Refusal(400, f"the field {name} is {own}; the search keeps enough for {largest}")
+            wanted = _Wanted(count, Notes(alignments=request.alignments, attention=request.attention))
+        templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
+        async with self._reserve(sum(len(template.lines) for template in templates)):
+            detected = await asyncio.gather(*(self._detect(text, choices) for text in request.texts))
+            answers = await asyncio.gather(
+                *(
+                    self._translate_lines(choices[most_likely(found)["language"]], template.lines, wanted)
+                    for template, found in zip(templates, detected, strict=True)
+                )
+            )
+        filled = [
+            _answer_text(template, own, request) for template, own in zip(templates, answers, strict=True)
+        ]
+        if request.source == AUTO:
+            for fields, found in zip(filled, detected, strict=True):
+                fields["detectedLanguage"] = most_likely(found)
+        if not request.several:
+            return filled[0]
+        names = filled[0] if filled else {"translatedText": ""}
+        return {name: [fields[name] for fields in filled] for name in names}
+
+    async def detect(self, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
+        """Returns the languages that each text may be in, the most likely first."""
+        choices: dict[str, ModelThread] = {}
+        for (source, _), model in self.models.items():
+            choices.setdefault(source, model)
+        async with self._reserve(len(texts) * len(choices)):
+            return [await self._detect(text, choices) for text in texts]
+
+    @contextlib.asynccontextmanager
+    async def _reserve(self, lines: int) -> AsyncIterator[None]:
+        """Counts lines as waiting, or refuses them."""
+        most = self.limits.waiting
+        if lines > most:
+            raise Refusal(413, f"q has {lines} lines; this server takes {most}; send several requests")
+        if self.num_waiting + lines > most:
+            raise Refusal(
+                429,
+                f"{self.num_waiting} lines wait, and this server lets {most} wait; try again in a moment",
+            )
+        self.num_waiting += lines
+        try:
+            yield
+        finally:
+            self.num_waiting -= lines
+
+    async def _translate_lines(
+        self, model: ModelThread, lines: Sequence[str], wanted: _Wanted
+    ) -> list[Answer]:
+        return await gather_answers(
+            [model.submit(line, n_best=wanted.n_best, notes=wanted.notes) for line in lines]
+        )
+
+    async def _detect(self, text: str, choices: Mapping[str, ModelThread]) -> list[dict[str, Any]]:
+        """Returns the languages that a text may be in, the most likely first, with confidences in percent.
+
+        Of several languages, the most likely is the one whose model is most certain of its translation: the
+        confidences are the probabilities of its tokens, in the mean, as shares of their sum.
+        """
+        if len(choices) == 1:
+            return [{"confidence": 100.0, "language": language} for language in choices]
+        sample = " ".join(text.split())[:_SAMPLE]
+        answers = await asyncio.gather(
+            *(self._translate_lines(model, [sample], _Wanted(1, NO_NOTES)) for model in choices.values())
+        )
+        means = [
+            math.exp(answer.translation.log_prob / max(1, len(answer.translation.tokens)))
+            for (answer,) in answers
+        ]
+        found = [
+            {"confidence": round(100 * mean / sum(means), 1), "language": language}
+            for language, mean in zip(choices, means, strict=True)
+        ]
+        return sorted(found, key=lambda one: -one["confidence"])
+
+
+async def gather_answers(futures: Sequence["Future[Answer]"]) -> list[Answer]:
+    """Waits for all answers; if one fails, or the caller is cancelled, the others are cancelled."""
+    try:
+        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+
+
+def most_likely(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the first of the languages that a text may be in."""
+    return found[0]
+
+
+def _answer_text(template: Template, answers: Sequence[Answer], request: TextRequest) -> dict[str, Any]:
+    """Returns the fields of the answer to one text."""
+    fields: dict[str, Any] = {"translatedText": template.fill([one.translation.text for one in answers])}
+    if request.alternatives:
+        # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
+        count = max((len(one.translation.alternatives) for one in answers), default=0)
+        fields["alternatives"] = [
+            template.fill([_choose(one.translation, rank).text for one in answers])
+            for rank in range(1, min(count, request.alternatives) + 1)
+        ]
+    if request.describes:
+        fields["hypotheses"] = [_describe_line(one, request) for one in answers]
+    return fields
+
+
+def _choose(translation: Translation, rank: int) -> Translation:
+    hypotheses = translation.n_best
+    return hypotheses[rank] if rank < len(hypotheses) else translation
+
+
+def _describe_line(answer: Answer, request: TextRequest) -> list[dict[str, Any]]:
+    """Returns the description of each hypothesis of a line, best first."""
+    count = max(request.n_best or 1, request.alternatives + 1)
+    described = []
+    for hypothesis, pieces in zip(answer.translation.n_best[:count], answer.pieces, strict=False):
+        fields: dict[str, Any] = {"text": hypothesis.text}
+        if request.scores:
+            fields |= {"score": _number(hypothesis.score), "log_prob": _number(hypothesis.log_prob)}
+        if request.alignments is not None:
+            fields["alignment"] = hypothesis.alignment or ()
+        if request.attention:
+            weights = hypothesis.attention
+            fields |= {"source_pieces": answer.source_pieces, "pieces": pieces}
+            fields["attention"] = weights and [[round(weight, 4) for weight in row] for row in weights]
+        described.append(fields)
+    return described
+
+
+def _number(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None

@@ -1,0 +1,191 @@
+"""Translation by CTranslate2 of lines that arrive while others are translated, as a server needs it.
+
+Contains batches of what waits: unlike this package's search, CTranslate2 finishes a batch before the next.
+"""
+
+import dataclasses
+import os
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import numpy as np
+
+from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
+from flaxformer_mt.decoding.sizes import LengthRule
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
+from flaxformer_mt.translation.assembly import join_parts, one_line
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+
+# Maximum number of sentences of a batch.
+_BATCH = 64
+
+
+class FoundLine(NamedTuple):
+    """A line and the translations of its parts."""
+
+    line: str
+    n_best: int
+    notes: Notes
+    parts: list[SourcePart]
+    translations: list[Translation]
+
+
+class LiveBatches:
+    """Translates lines that are submitted at any time, with a model folder of format ctranslate2.
+
+    The search options are those of the exported run, as far as CTranslate2 has them.
+    """
+
+    def __init__(self, folder: Path, **search: Any) -> None:
+        """Loads the model; `search` are search options that replace those of the run.
+
+        Raises:
+          UserError: the folder is no such model, or the options are invalid.
+        """
+        if not (folder / "model.bin").is_file():
+            raise UserError(
+                f"{folder} has no model.bin; with --backend=ctranslate2, give a folder that export "
+                "--format=ctranslate2 wrote"
+            )
+        config = find_config(folder, Given())
+        self.config = dataclasses.replace(config, search=dataclasses.replace(config.search, **search))
+        check_search(self.config.search, model=config.model)
+        self._vocabs = find_vocabs(folder, Given())
+        self._model = ctranslate2.Translator(
+            str(folder), device="cpu", compute_type="default", intra_threads=len(os.sched_getaffinity(0))
+        )
+        options = self.config.search
+        self._lengths = LengthRule(
+            options.max_length_ratio,
+            options.max_length_offset,
+            config.data.max_source_length,
+            config.model.longest_input,
+        )
+        target = self._vocabs.target
+        unknown = [] if options.allow_unknown else [target.unk_id]
+        self._never = target.pieces([target.pad_id, target.bos_id, *unknown])
+        self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
+        self._waiting: dict[Hashable, FoundLine] = {}
+        self.num_active = 0
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest n_best."""
+        return 1 if self.config.search.method == "greedy" else self.config.search.beam_size
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def warm_up(self) -> None:
+        """Does nothing: there is nothing to compile."""
+
+    def submit(self, name: Hashable, line: str, *, n_best: int, notes: Notes) -> None:
+        """Adds a line; `name` identifies it in the results.
+
+        Raises:
+          UserError: the line is not valid Unicode.
+        """
+        longest = self.config.data.max_source_length
+        parts = read_sources([line], vocab=self._vocabs.source, longest=longest, long_lines="split")
+        self._waiting[name] = FoundLine(line, n_best, notes, parts, [])
+
+    def cancel(self, name: Hashable) -> None:
+        """Removes a line that waits."""
+        self._waiting.pop(name, None)
+
+    def advance(self) -> Iterator[tuple[Hashable, FoundLine]]:
+        """Translates a batch of the lines that wait, of one number of hypotheses; yields those lines."""
+        if not self._waiting:
+            return
+        first = next(iter(self._waiting.values()))
+        # CTranslate2 has one length limit for a call; attention costs time and is asked for separately.
+        chosen: dict[Hashable, FoundLine] = {}
+        for name, found in self._waiting.items():
+            alike = (found.n_best, found.notes.watched_any) == (first.n_best, first.notes.watched_any)
+            if alike and sum(len(one.parts) for one in chosen.values()) < _BATCH:
+                chosen[name] = found
+        for name in chosen:
+            del self._waiting[name]
+        parts = [part for found in chosen.values() for part in found.parts]
+        self.num_active = len(parts)
+        translated = iter(self._translate(parts, first.n_best, first.notes.watched_any))
+        for name, found in chosen.items():
+            annotated = []
+            for part in found.parts:
+                hypotheses = [self._annotate(part, one, found.notes) for one in next(translated)]
+                best, *others = hypotheses
+                annotated.append(dataclasses.replace(best, alternatives=tuple(others)))
+            yield name, found._replace(translations=annotated)
+        self.num_active = 0
+
+    def _translate(self, parts: list[SourcePart], n_best: int, attention: bool) -> list[list[Any]]:
+        """Returns the hypotheses of each part: pairs of a translation and its attention [T, S], or None."""
+        if not parts:
+            return []
+        options = self.config.search
+        vocab = self._vocabs.source
+        results = self._model.translate_batch(
+            [vocab.pieces(part.ids[:-1]) for part in parts],
+            beam_size=1 if options.method == "greedy" else options.beam_size,
+            num_hypotheses=n_best,
+            length_penalty=options.length_penalty,
+            max_input_length=0,
+            max_decoding_length=max(self._lengths.limit(len(part.ids)) for part in parts),
+            min_decoding_length=0,
+            suppress_sequences=[[piece] for piece in self._never],
+            return_scores=True,
+            return_attention=attention,
+        )
+        return [
+            [
+                (
+                    self._read(part, result.hypotheses[rank], result.scores[rank]),
+                    result.attention[rank] if attention else None,
+                )
+                for rank in range(len(result.hypotheses))
+            ]
+            for part, result in zip(parts, results, strict=True)
+        ]
+
+    def _read(self, part: SourcePart, pieces: list[str], score: float) -> Translation:
+        # A call has one limit, that of its longest source; greedy search with the part's own ends there.
+        limit = self._lengths.limit(len(part.ids))
+        tokens = tuple(self._ids[piece] for piece in pieces[:limit])
+        length = (len(tokens) + 1) ** self.config.search.length_penalty
+        return Translation(one_line(self._vocabs.target.detokenize(tokens)), score, score * length, tokens)
+
+    def _annotate(self, part: SourcePart, found: tuple[Translation, Any], notes: Notes) -> Translation:
+        translation, weights = found
+        if weights is None:
+            return translation
+        # One row for each piece, without the end symbol; its column may be missing too.
+        attention = np.zeros((len(translation.tokens), len(part.ids)), np.float32)
+        for row, own in zip(attention, weights, strict=False):
+            row[: len(own)] = own[: len(row)]
+        item = Annotated(part.ids, part.text, translation)
+        return add_attention(item, translation, attention, notes, self._vocabs)
+
+    def finish(self, found: FoundLine) -> Translation:
+        """Returns the translation of a line, joined from its parts."""
+        (joined,) = join_parts(
+            [found.line],
+            found.parts,
+            found.translations,
+            n_best=found.n_best,
+            notes=found.notes,
+            eos_id=self._vocabs.target.eos_id,
+        )
+        return joined
+
+    def source_pieces(self, found: FoundLine) -> list[str]:
+        """Returns the pieces of a line that was translated as one part, without eos."""
+        return self._vocabs.source.pieces(found.parts[0].ids[:-1]) if len(found.parts) == 1 else []
+
+    def target_pieces(self, translation: Translation) -> list[str]:
+        """Returns the pieces of a translation, without eos."""
+        return self._vocabs.target.pieces(translation.tokens)

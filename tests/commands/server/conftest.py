@@ -1,0 +1,103 @@
+"""A server in a thread of the tests, with the tiny run behind it."""
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.decoding import live_search
+
+
+class Serving:
+    """A server that listens at a free port until `close`."""
+
+    def __init__(self, models, limits: Limits | None = None, keys=()) -> None:
+        pytest.importorskip("starlette", reason="the server needs the extra serve")
+        import uvicorn
+
+        from flaxformer_mt.commands.server.app import make_app
+
+        self.log: list[str] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        app = make_app(models, limits=limits or Limits(), keys=keys, log=self.log.append)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve(sockets=[self.listener]))
+        )
+        self._thread.start()
+
+    def ask(self, path: str, body=None, kind="application/json", method=None):
+        """The status and the JSON of the answer."""
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=100) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def translate(self, q, **more):
+        return self.ask("/translate", {"q": q, "source": "xx", "target": "yy", **more})
+
+    def take_log(self) -> list[str]:
+        lines = list(self.log)
+        self.log.clear()
+        return lines
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def few_sizes():
+    """Few programs: of four rows."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(live_search, "_ROWS", (4,))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_run, few_sizes):
+    from flaxformer_mt.translation.translator import Translator
+
+    return Translator.load(tiny_run, spread=False, warn=lambda message: None)
+
+
+@pytest.fixture(scope="module")
+def model(translator):
+    from flaxformer_mt.translation.live_translator import LiveTranslator
+
+    thread = ModelThread(LiveTranslator(translator), "xx-yy")
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Starts servers, which end with the tests of the module."""
+    started: list[Serving] = []
+
+    def start(*args, **options) -> Serving:
+        started.append(Serving(*args, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def serving(serve: Callable[..., Serving], model):
+    return serve({("xx", "yy"): model}, Limits(characters=2000, waiting=300))

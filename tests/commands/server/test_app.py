@@ -1,0 +1,267 @@
+"""The server's interface: every answer is that of `translate`, every failure has its status and one line."""
+
+import concurrent.futures
+import random
+import socket
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.commands.server.languages import find_models, list_languages
+from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import Translation
+
+WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
+
+
+def make_lines(count: int, longest: int) -> list[str]:
+    dice = random.Random(3)
+    return [" ".join(dice.choices(WORDS, k=dice.randint(1, longest))) for _ in range(count)]
+
+
+def test_each_of_200_requests_at_once_gets_the_translation_of_its_line(serving, translator):
+    lines = make_lines(200, 6)
+    expected = [one.text for one in translator.translate(lines)]
+    with concurrent.futures.ThreadPoolExecutor(len(lines)) as threads:
+        answers = list(threads.map(serving.translate, lines))
+    assert answers == [(200, {"translatedText": text}) for text in expected]
+    assert len(set(expected)) > 60, "an answer that is mixed up is another one"
+    assert serving.take_log() == []
+
+
+def test_lists_lines_long_lines_and_documents(serving, translator):
+    long = " ".join(WORDS * 3)  # translated in parts
+    first, second, whole = (one.text for one in translator.translate(["ba do", "gu", long]))
+    status, answer = serving.translate(["ba do\r\n\ngu", long, ""], source="auto")
+    assert status == 200
+    assert answer["translatedText"] == [f"{first}\n\n{second}", whole, ""]
+    assert answer["detectedLanguage"] == [{"confidence": 100.0, "language": "xx"}] * 3
+    assert serving.translate([]) == (200, {"translatedText": []})
+    _, answer = serving.translate("<p>ba do <b>gu</b></p>", format="html")
+    assert answer == {"translatedText": f"<p>{first} <b>{second}</b></p>"}
+
+
+def test_alternatives_scores_alignments_and_attention(serving, translator):
+    notes = Notes(alignments="words", attention=True)
+    line = "ba do fi gu"
+    (expected,) = translator.translate([line], n_best=2, notes=notes)
+    (other,) = expected.alternatives
+    status, answer = serving.translate(line, alternatives=1, scores=True, alignments="words", attention=True)
+    assert status == 200 and answer["translatedText"] == expected.text
+    assert answer["alternatives"] == [other.text]
+    ((best, second),) = answer["hypotheses"]
+    assert (best["text"], second["text"]) == (expected.text, other.text)
+    assert best["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert best["alignment"] == [list(pair) for pair in expected.alignment]
+    assert "".join(best["source_pieces"]).replace("\u2581", " ").strip() == line
+    assert np.shape(best["attention"]) == (len(best["pieces"]), len(best["source_pieces"]))
+    np.testing.assert_allclose(best["attention"], expected.attention, atol=2e-3)
+    _, answer = serving.translate(line, n_best=2)
+    assert answer["hypotheses"] == [[{"text": expected.text}, {"text": other.text}]]
+    assert "alternatives" not in answer
+
+
+def test_clients_of_libretranslate_work(serving, translator):
+    libretranslatepy = pytest.importorskip("libretranslatepy", reason="a client of LibreTranslate")
+    client = libretranslatepy.LibreTranslateAPI(serving.url)
+    assert client.translate("ba do & gu", "xx", "yy") == translator.translate(["ba do & gu"])[0].text
+    assert client.languages() == [{"code": "xx", "name": "xx", "targets": ["yy"]}]
+    assert client.detect("ba") == [{"confidence": 100.0, "language": "xx"}]
+    _, settings = serving.ask("/frontend/settings")
+    assert settings["charLimit"] == 2000 and settings["keyRequired"] is False
+    assert serving.ask("/health") == (200, {"status": "ok"})
+    with urllib.request.urlopen(serving.url + "/metrics") as response:
+        text = response.read().decode()
+    assert 'flaxformer_mt_requests_total{path="/translate",status="200"}' in text
+    assert "\nflaxformer_mt_waiting_lines 0\n" in text and 'seconds_bucket{le="+Inf"}' in text
+
+
+def test_every_failure_has_its_status_and_one_line_in_the_log(serving):
+    for status, path, body, kind, named in [
+        (400, "/translate", b"{", "application/json", "application/json"),
+        (400, "/translate", {"q": "a", "source": "xx", "target": "de"}, "application/json", "xx-yy"),
+        (400, "/translate", {"q": "a", "source": "xx"}, "application/json", "target is missing"),
+        (400, "/translate", {"q": "a", "source": "x\n", "target": "yy"}, "application/json", "no model"),
+        (413, "/translate", {"q": "a" * 2001, "source": "xx", "target": "yy"}, "application/json", "2001"),
+        (
+            413,
+            "/translate",
+            {"q": "\n" * 400, "source": "xx", "target": "yy"},
+            "application/json",
+            "401 lines",
+        ),
+        (413, "/translate", b"x" * 200_000, "application/json", "200000 bytes"),
+        (
+            400,
+            "/translate",
+            {"q": "a", "source": "xx", "target": "yy", "alternatives": 2},
+            "application/json",
+            "1",
+        ),
+        (400, "/detect", {}, "application/json", "q is missing"),
+        (404, "/nothing", None, "", "Not Found"),
+        (405, "/translate", None, "", "GET"),
+    ]:
+        answer = serving.ask(path, body, kind)
+        assert answer[0] == status and named in answer[1]["error"], (path, body, answer)
+        (line,) = serving.take_log()
+        assert line.startswith(f"{status} ") and path in line and named in line
+
+
+def test_a_body_without_a_length_is_read_no_further_than_its_limit(serving):
+    with socket.create_connection(("127.0.0.1", serving.port)) as client:
+        client.sendall(
+            b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+        for _ in range(6):
+            client.sendall(chunk)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+    (line,) = serving.take_log()
+    assert line.startswith("413 ")
+
+
+def test_the_page_asks_no_other_machine(serving):
+    with urllib.request.urlopen(serving.url + "/") as response:
+        page, policy = response.read().decode(), response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    page = page.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    assert "//" not in "".join(line for line in page.split("\n") if not line.startswith("//"))
+
+
+class SlowSystem:
+    """Translates a line to capitals when it is told to."""
+
+    most_hypotheses = num_active = 1
+
+    def __init__(self) -> None:
+        self.lines, self.cancelled = {}, []
+        self.go, self.error = threading.Event(), None
+
+    def __len__(self):
+        return len(self.lines)
+
+    def submit(self, name, line, *, n_best, notes):
+        self.lines[name] = line
+
+    def cancel(self, name):
+        self.cancelled.append(self.lines.pop(name))
+
+    def advance(self):
+        time.sleep(0.005)
+        if self.error is not None:
+            raise self.error
+        if self.go.is_set():
+            done, self.lines = self.lines, {}
+            yield from done.items()
+
+    def finish(self, found):
+        return Translation(found.upper(), 0.0, -float(len(found)), (1,))
+
+    def source_pieces(self, found):
+        return [found]
+
+    def target_pieces(self, translation):
+        return [translation.text]
+
+
+@pytest.fixture
+def slow():
+    return SlowSystem()
+
+
+@pytest.fixture
+def slow_thread(slow):
+    thread = ModelThread(slow, "xx-yy")
+    yield thread
+    slow.go.set()
+    thread.stop()
+
+
+def wait_until(true) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): slow_thread}, Limits(characters=100, waiting=3, seconds=0.5))
+    client = socket.create_connection(("127.0.0.1", server.port))
+    body = b'{"q": ["left", "too"], "source": "xx", "target": "yy"}'
+    head = (
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    client.sendall(head % len(body) + body)
+    wait_until(lambda: len(slow.lines) == 2)
+    status, answer = server.translate(["one", "two"])
+    assert status == 429 and "2 lines wait" in answer["error"]
+    client.close()  # frees its places, and its lines leave the search
+    wait_until(lambda: sorted(slow.cancelled) == ["left", "too"])
+    assert server.translate(["one", "two"])[0] == 504
+    wait_until(lambda: len(slow.cancelled) == 4)
+    # A client that sends a part of its request, and no more.
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head % 1000 + b"{")
+        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
+    slow.go.set()
+    assert server.translate("one") == (200, {"translatedText": "ONE"})
+    assert [line.split()[0] for line in server.take_log()] == ["429", "499", "504", "408"]
+
+
+def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): slow_thread})
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        answer = threads.submit(server.translate, "begun")
+        wait_until(lambda: slow.lines)
+        threading.Timer(0.3, slow.go.set).start()
+        server.close()
+        assert answer.result() == (200, {"translatedText": "BEGUN"})
+    with pytest.raises(OSError):
+        server.translate("late")
+
+
+def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): slow_thread})
+    slow.error = RuntimeError("broken\nmodel")
+    for _ in range(2):
+        assert server.translate("one")[0] == 503
+    assert server.ask("/health")[0] == 503
+    assert ["broken" in line for line in server.take_log()] == [True] * 3
+
+
+def test_keys(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): slow_thread}, keys=["secret"])
+    slow.go.set()
+    assert server.translate("one")[0] == server.translate("one", api_key="other")[0] == 403
+    assert server.translate("one", api_key=7)[0] == 403
+    assert server.translate("one", api_key="secret")[0] == 200
+    assert server.ask("/frontend/settings")[1]["keyRequired"] is True
+    assert "secret" not in "".join(server.take_log())
+
+
+def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_thread):
+    other = SlowSystem()
+    other.finish = lambda found: Translation(found.lower(), 0.0, -1.0, (1, 2, 3))
+    thread = ModelThread(other, "zz-yy")
+    slow.go.set(), other.go.set()
+    server = serve({("xx", "yy"): slow_thread, ("zz", "yy"): thread})
+    _, answer = server.translate("One", source="auto")
+    assert answer["translatedText"] == "one" and answer["detectedLanguage"]["language"] == "zz"
+    _, found = server.ask("/detect", {"q": "One"})
+    assert [one["language"] for one in found] == ["zz", "xx"] and sum(
+        one["confidence"] for one in found
+    ) == 100
+    thread.stop()
+    pairs = [("de", "en"), ("de", "fr"), ("zh-Hant", "en")]
+    assert list_languages(pairs) == [
+        {"code": "de", "name": "German", "targets": ["en", "fr"]},
+        {"code": "zh-Hant", "name": "Chinese", "targets": ["en"]},
+    ]
+    assert find_models(dict.fromkeys(pairs, 1), "auto", "en") == {"de": 1, "zh-Hant": 1}

@@ -1,0 +1,44 @@
+"""The page, in a browser as a reader uses it."""
+
+import pytest
+from browser import Browser, missing_programs
+
+pytestmark = pytest.mark.skipif(
+    bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
+)
+
+
+@pytest.fixture
+def browser():
+    opened = Browser(width=390, height=844)
+    yield opened
+    opened.close()
+
+
+def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, translator):
+    line = "ba do fi"
+    (expected,) = translator.translate([line], n_best=2)
+    browser.open(serving.url)
+    browser.wait("document.querySelector('#pair').options.length")
+    browser.type("#source", line)
+    browser.wait(f"document.querySelector('#translation').textContent === {expected.text!r}")
+    assert browser.run("document.querySelector('.word.lit')") is None
+    browser.hover("#translation .word")
+    lit = browser.wait(
+        "[...document.querySelectorAll('.word.lit')].map(one => one.dataset.side).sort().join('')"
+    )
+    assert lit == "st"
+    # By the keyboard: the buttons follow the words of the translation.
+    browser.run("document.querySelector('#show-attention').focus()")
+    browser.press("\ue007")
+    cells = browser.wait("document.querySelectorAll('#picture .cell').length")
+    labels = browser.run("[...document.querySelectorAll('#picture text')].map(one => one.textContent)")
+    assert cells and "".join(labels).replace("\u00b7", "").startswith("badofi")
+    browser.run("document.querySelector('#picture').focus()")
+    browser.press("\ue014")
+    assert "attends to" in browser.run("document.querySelector('#told').textContent")
+    browser.click("#show-others")
+    browser.click("#others li:last-child button")
+    browser.wait(f"document.querySelector('#translation').textContent === {expected.alternatives[0].text!r}")
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.messages() == [] and serving.take_log() == []

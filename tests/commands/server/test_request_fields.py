@@ -1,0 +1,84 @@
+"""Bodies of requests: JSON and both forms give the same fields, and all else is refused with a reason."""
+
+import pytest
+
+from flaxformer_mt.commands.server.request_fields import (
+    Limits,
+    Refusal,
+    TextRequest,
+    read_fields,
+    read_request,
+)
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+LIMITS = Limits(characters=10)
+
+
+def test_json_and_forms_give_the_same_request():
+    parts = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in {
+            "q": "ä b",
+            "source": "de",
+            "target": "en",
+            "alternatives": "2",
+            "scores": "true",
+        }.items()
+    )
+    bodies = {
+        "application/json; charset=utf-8": '{"q": "ä b", "source": "de", "target": "en", "alternatives": 2, '
+        '"scores": true, "unknown": {}}',
+        FORM: "q=%C3%A4+b&source=de&target=en&alternatives=2&scores=1&alignments=",
+        "multipart/form-data; boundary=x": f"{parts}--x--\r\n",
+    }
+    expected = TextRequest(("ä b",), False, "de", "en", alternatives=2, scores=True)
+    for kind, body in bodies.items():
+        assert read_request(read_fields(body.encode(), kind), LIMITS) == expected, kind
+    assert read_request(read_fields(b"q=a&q=b&source=de&target=en", FORM), LIMITS).texts == ("a", "b")
+    many = read_request({"q": [], "source": "de", "target": "en", "format": "html"}, LIMITS)
+    assert many.several and many.texts == () and many.format == "html" and not many.describes
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{", JSON),
+        (b"[1]", JSON),
+        (b"[" * 100_000, JSON),
+        (b'{"q": "\xff"}', JSON),
+        (b"q=%ff", FORM),
+        (b"&a=1" * 20_000, FORM),
+        (b"no parts", "multipart/form-data; boundary=x"),
+        (b"--x\r\n\r\nno name\r\n--x--\r\n", "multipart/form-data; boundary=x"),
+        (b"q=a", "text/plain"),
+        (b"q=a", ""),
+    ],
+)
+def test_bodies_that_are_refused(body, kind):
+    with pytest.raises(Refusal) as refused:
+        read_fields(body, kind)
+    assert refused.value.status == 400 and "\n" not in str(refused.value)
+
+
+def test_fields_that_are_refused():
+    good = {"q": "a", "source": "de", "target": "en"}
+    for status, named, changes in [
+        (400, "q is missing", {"q": ...}),
+        (400, "null", {"q": None}),
+        (400, "a number", {"q": ["a", 1]}),
+        (400, "surrogate", {"q": "\ud800"}),
+        (413, "11 characters", {"q": "a" * 11}),
+        (413, "11 texts", {"q": [""] * 11}),
+        (400, "source is missing", {"source": ...}),
+        (400, "target is a list", {"target": ["en"]}),
+        (400, "text or html", {"format": "pdf"}),
+        (400, "whole number", {"alternatives": -1}),
+        (400, "whole number", {"alternatives": True}),
+        (400, "from 1", {"n_best": 0}),
+        (400, "words or pieces", {"alignments": "letters"}),
+        (400, "true or false", {"scores": 3}),
+    ]:
+        fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
+        with pytest.raises(Refusal, match=named) as refused:
+            read_request(fields, LIMITS)
+        assert refused.value.status == status

@@ -1,0 +1,83 @@
+"""The command `serve`: its flags, and a process that answers what it has begun when it is told to end."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tiny_experiment import quick_environment
+
+from flaxformer_mt.commands.flags import parse_flags
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.server.serve_options import ServeOptions
+
+uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra serve")
+
+
+def test_several_runs_are_given_by_one_flag_each():
+    for flags in (["--run=a", "--run=b"], ["--run", "a", "--run=b"], ["--run=a,b"]):
+        options = parse_flags(ServeOptions, [*flags, "--port=1"], prog="serve")
+        assert [str(path) for path in options.run] == ["a", "b"] and options.port == 1
+
+
+def test_mistakes_are_named(tiny_run, tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("# no key\n\n")
+    for flags, named in [
+        (["--port=70000"], "65535"),
+        (["--timeout=0"], "--timeout is 0.0"),
+        (["--max_waiting=0"], "--max_waiting is 0"),
+        ([f"--api_key_file={keys}"], "has no key"),
+        ([f"--api_key_file={keys}x"], "cannot be read"),
+        (["--host=256.0.0.1"], "cannot listen"),
+        (["--backend=ctranslate2", "--dtype=float32"], "--dtype has no effect"),
+        (["--backend=ctranslate2", "--port=0"], "no model.bin"),
+        ([f"--run={tiny_run}", "--port=0", "--warm_up=False"], "two of --run translate from xx to yy"),
+    ]:
+        assert main(["serve", f"--run={tiny_run}", *flags]) == 2
+        assert named in capsys.readouterr().err, flags
+
+
+def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
+            *("--warm_up=False", "--max_waiting=5000"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=quick_environment(),
+    )
+    try:
+        line = next(line for line in process.stderr if "serving" in line)
+        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+        texts = ["ba do", "gu fi ka"] * 100
+
+        def ask():
+            body = json.dumps({"q": texts, "source": "xx", "target": "yy"}).encode()
+            request = urllib.request.Request(url + "translate", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=100) as response:
+                return response.status, json.loads(response.read())["translatedText"]
+
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(ask)
+            while "waiting_lines 200" not in _read(url + "metrics"):
+                assert not answer.done(), "the request was answered before the signal"
+            process.send_signal(signal.SIGTERM)
+            status, found = answer.result()
+        assert status == 200 and len(found) == 200 and found[:2] * 100 == found
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == "all requests are answered; the server ends\n"
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return response.read().decode()
