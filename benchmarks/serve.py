@@ -8,9 +8,10 @@ and 64 clients at a time, all from one process beside the server. A request is a
 that follow each other in the sources of the run's test set.
 
 Prints JSON: for each system and number of clients the requests a second, the 50th, 95th and 99th percentile
-of the latency in milliseconds, and the server's memory before and after; and for ours how many answers differ
-from what the command `translate` writes for the same lines. --requests is the number for the most clients;
-fewer clients send fewer, in proportion to their number, but at least 200.
+of the latency in milliseconds, and the server's memory in MiB at the beginning and after each tenth of the
+time; and for ours how many answers differ from what the command `translate` writes for the same lines.
+--requests is the number for the most clients; fewer clients send fewer, in proportion to their number, but at
+least 200.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -86,6 +88,25 @@ def read_memory(url: str) -> float:
     return round(float(found[1]) / 2**20, 1)
 
 
+@contextmanager
+def memory_samples(url: str) -> Iterator[list[float]]:
+    """Gives a list that gets the server's memory in MiB now, every second, and at the end."""
+    samples, ended = [read_memory(url)], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(1):
+            samples.append(read_memory(url))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+    samples.append(read_memory(url))
+
+
 async def send_all(
     url: str, texts: Sequence[str], pair: tuple[str, str], clients: int
 ) -> tuple[list[str], list[float]]:
@@ -119,15 +140,18 @@ def measure(
     url: str, texts: Sequence[str], pair: tuple[str, str], clients: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the figures of one number of clients, and the translations."""
-    before, start = read_memory(url), time.perf_counter()
-    translations, seconds = asyncio.run(send_all(url, texts, pair, clients))
+    start = time.perf_counter()
+    with memory_samples(url) as memory:
+        translations, seconds = asyncio.run(send_all(url, texts, pair, clients))
     took, ordered = time.perf_counter() - start, sorted(seconds)
     percentiles = {
         f"p{share}_ms": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 1)
         for share in (50, 95, 99)
     }
     figures = {"clients": clients, "requests": len(texts), "per_second": round(len(texts) / took, 1)}
-    return figures | percentiles | {"mib_before": before, "mib_after": read_memory(url)}, translations
+    return figures | percentiles | {
+        "mib": [memory[len(memory) * tenth // 10] for tenth in range(10)] + memory[-1:]
+    }, translations
 
 
 def compare(
