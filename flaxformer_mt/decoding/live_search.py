@@ -60,7 +60,7 @@ class LiveSearch:
     """Searches sentences that are submitted at any time; `advance` makes the next few decoding steps.
 
     A sentence joins the search of those that have begun before, and its result is the same as if it were
-    searched alone. All methods must be called by one thread.
+    searched alone. The methods must be called by one thread.
     """
 
     def __init__(self, engine: SearchEngine, params: tuple[Any, ...]) -> None:
@@ -73,8 +73,8 @@ class LiveSearch:
 
     @property
     def num_active(self) -> int:
-        """Number of sentences in rows of the device."""
-        return sum(lane.num_busy for lane in self._lanes.values())
+        """Number of sentences in rows of the device; may be asked by any thread."""
+        return sum(lane.num_busy for lane in list(self._lanes.values()))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,9 +103,9 @@ class LiveSearch:
                 return
 
     def warm_up(self, n_best: Iterable[int]) -> None:
-        """Compiles the programs for sentences of all lengths, in all numbers of rows, and to more rows.
+        """Compiles the programs for sentences of all lengths, in all numbers of rows.
 
-        The small programs that free rows while others are active are compiled when they are first needed.
+        The small programs that move active sentences to fewer rows are compiled when they are first needed.
         """
         for number in n_best:
             for length in self.lengths():
@@ -240,7 +240,7 @@ class _Lane:
         for rows in ladder:
             self._size = size = self._size._replace(rows=rows)
             self._search(self._no_lines(), [0] * len(self._busy), [0] * len(self._busy))
-            for more in ladder[ladder.index(rows) + 1 :]:
+            for more in ladder[ladder.index(rows) :]:  # as many: after a cancellation
                 self._size, self._state = size, self._programs.empty(self._layout, size)
                 self._move(more)
             self.reset()

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -55,6 +56,9 @@ def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
     try:
         line = next(line for line in process.stderr if "serving" in line)
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2][:-1]))) as client:
+            client.sendall(b"this is no HTTP\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
         texts = ["ba do", "gu fi ka"] * 100
 
         def ask():
@@ -71,7 +75,8 @@ def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
             status, found = answer.result()
         assert status == 200 and len(found) == 200 and found[:2] * 100 == found
         assert process.wait(timeout=60) == 0
-        assert process.stderr.read() == "all requests are answered; the server ends\n"
+        bad_request, end = process.stderr.read().rstrip("\n").split("\n")
+        assert "Invalid HTTP request" in bad_request and end == "all requests are answered; the server ends"
     finally:
         process.kill()
         process.wait()
