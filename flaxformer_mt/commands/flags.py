@@ -53,9 +53,11 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
     default: Any = tyro.MISSING_NONPROP
     description = kind.__doc__ or ""
     if takes_config(kind):
+        names = {f.name for f in dataclasses.fields(kind)}
         flags, config_name = _take_flag(flags, "--config")
         _, run = _take_flag(flags, "--run")
-        config, run_dir = choose_config(config_name, run)
+        init = _take_flag(flags, "--init")[1] if "init" in names else None
+        config, run_dir = choose_config(config_name, run, init)
         default = kind(run=run_dir, config=config)
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     if not {"-h", "--help"}.isdisjoint(flags):

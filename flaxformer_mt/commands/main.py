@@ -64,7 +64,10 @@ def _train(options: TrainOptions) -> object:
         raise UserError(
             f"--profile is {options.profile}; it must be at least 1 (the number of updates to record)"
         )
-    report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr)
+    if options.new_vocab and options.init is None:
+        raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")
+    start = {"init": options.init, "new_vocab": options.new_vocab}
+    report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr, **start)
     print(describe_report(report, options.run), file=sys.stderr)
     return report
 

@@ -50,10 +50,11 @@ def load_config(name: str | Path) -> Config:
     return files.load_config(find_config(str(name)))
 
 
-def choose_config(name: str | None, run: str | None) -> tuple[Config, Path]:
+def choose_config(name: str | None, run: str | None, init: str | None = None) -> tuple[Config, Path]:
     """Returns the config that `--config` and `--run` select, and its run directory.
 
-    Without `name`, an existing run directory provides its own config.json, else the default recipe is used.
+    Without `name`, an existing run directory provides its own config.json, else the run of `init` (RUN or
+    RUN@CHECKPOINT) does, else the default recipe is used.
     Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
 
@@ -61,7 +62,13 @@ def choose_config(name: str | None, run: str | None) -> tuple[Config, Path]:
       UserError: the config file is missing or invalid.
     """
     run_dir = Path(run).expanduser() if run else None
+    if init is not None and run_dir is None:
+        raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
     if name is None and run_dir is not None and (run_dir / "config.json").is_file():
         return files.read_config(run_dir / "config.json"), run_dir
+    if name is None and run_dir is not None and init is not None:
+        for base in (Path(init).expanduser(), Path(init.rpartition("@")[0]).expanduser()):
+            if (base / "config.json").is_file():
+                return files.read_config(base / "config.json"), run_dir
     path = find_config(name or DEFAULT_CONFIG)
     return files.load_config(path), run_dir or Path("runs") / path.stem

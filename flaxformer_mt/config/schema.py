@@ -239,6 +239,9 @@ class OptimConfig:
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
     ema_decay: Annotated[float, share()] = 0.0
+    # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
+    # all embeddings. Empty: all are trained.
+    freeze: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

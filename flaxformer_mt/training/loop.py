@@ -29,6 +29,8 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
+from flaxformer_mt.training.frozen import describe_frozen
+from flaxformer_mt.training.initial_model import start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import TrainingSetup, set_up_training, to_trees
@@ -42,7 +44,13 @@ _COMPILING = "compiling the first update; each further batch shape is compiled w
 
 
 def fit(
-    config: Config, run_dir: str | Path, *, profile: int = 0, progress: TextIO | None = None
+    config: Config,
+    run_dir: str | Path,
+    *,
+    init: str | None = None,
+    new_vocab: bool = False,
+    profile: int = 0,
+    progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Trains the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
 
@@ -51,6 +59,9 @@ def fit(
     Args:
       config: data, vocabulary, model and optimization of the run.
       run_dir: the run directory; created if it does not exist.
+      init: RUN or RUN@CHECKPOINT, the trained model whose parameters, network and vocabulary the run starts
+        from. None: random parameters.
+      new_vocab: with `init`, whether the vocabulary is made from the data of the config instead.
       profile: the number of updates to record as a trace in RUN/profile/; 0: none.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
@@ -60,6 +71,9 @@ def fit(
       TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
     run_dir = Path(run_dir).expanduser()
+    if init is not None:
+        say = None if progress is None or not is_first() else functools.partial(_say, progress)
+        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
     validate(config)
     check_run(run_dir, config)
     report = decide_once(lambda: _read_final_report(run_dir, config))
@@ -260,6 +274,8 @@ def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
         f"{sizes} {config.vocab.kind} pieces; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
+    if frozen := describe_frozen(setup.state.params, config.optim.freeze):
+        tracker.message(frozen)
     if setup.parallel.device_count > 1:
         tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
     if config.data.row_multiple % setup.parallel.layout.row_parts:

@@ -12,6 +12,7 @@ from optax import contrib
 
 from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.shapes import Array
+from flaxformer_mt.training.frozen import label_parameters
 
 Schedule = Callable[[Array | int], Array]
 
@@ -60,7 +61,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     """Builds the optimizer: gradient clipping by the global norm, then the update rule that the config names.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
-    parameters of normalization layers are exempt.
+    parameters of normalization layers are exempt. Frozen parameters have no optimizer state.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -95,7 +96,13 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
         ),
     }
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    return optax.chain(clip, rules[config.optimizer]())
+    rule = optax.chain(clip, rules[config.optimizer]())
+    if not config.freeze:
+        return rule
+    return optax.multi_transform(
+        {"trained": rule, "frozen": optax.set_to_zero()},
+        lambda params: label_parameters(params, config.freeze),
+    )
 
 
 def _matrices(params: dict) -> dict:

@@ -25,6 +25,7 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_progress import TrainProgress
@@ -88,6 +89,9 @@ def set_up_training(
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     warn_of_short_training(config)
     optimizer = make_optimizer(config.optim, schedule)
+    if config.optim.freeze:
+        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(config.seed)))
+        check_patterns(shapes, config.optim.freeze)
 
     def make_state() -> TrainState:
         params = init_params(model, jax.random.key(config.seed))

@@ -16,6 +16,7 @@ from flax import linen as nn
 from flaxformer_mt.config import Config
 from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
+from flaxformer_mt.training.frozen import stop_frozen_gradients
 from flaxformer_mt.training.state import TrainState
 
 
@@ -75,6 +76,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         dropout_key = make_dropout_key(config, step, microbatch)
 
         def loss_of(params: Any) -> tuple[Array, TokenSums]:
+            params = stop_frozen_gradients(params, config.optim.freeze)
+
             def run(module: Any) -> TokenSums:
                 hidden = module.hidden(batch, deterministic=False)
                 return sum_over_tokens(

@@ -1,0 +1,202 @@
+"""Starts a run from the parameters of another one, for training on another corpus (fine-tuning).
+
+The new run is made as `import` makes one: with the parameters as checkpoint 0, from which training goes on
+with a new optimizer state. The network is that of the other run, and so is the vocabulary, unless the new
+corpus gets its own: then pieces that both vocabularies have keep their parameters.
+"""
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import compare_configs, read_config, save_config
+from flaxformer_mt.data.prepare import prepare
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.load_run import TrainedModel, load_named
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
+from flaxformer_mt.runs.vocab_folder import seal_vocabs
+from flaxformer_mt.trees import flatten_tree, unflatten_like
+from flaxformer_mt.vocab import Vocab, Vocabs
+
+# Fields that do not change what the parameters mean: those of the new config count.
+_MODEL_FIELDS = (
+    "dropout_rate",
+    "embedding_dropout_rate",
+    "attention_dropout_rate",
+    "ffn_dropout_rate",
+    "initializer",
+    "attention",
+    "dtype",
+    "remat",
+    "scan_layers",
+)
+_VOCAB_FIELDS = ("sampling",)
+
+_FORMAT = "run"
+
+
+def start_run(
+    config: Config,
+    run_dir: Path,
+    init: str,
+    *,
+    new_vocab: bool = False,
+    say: Callable[[str], object] | None = None,
+) -> Config:
+    """Makes a run directory that starts from another run, unless it exists; returns the config to train with.
+
+    Args:
+      config: the config of the new run; see `adopt_network`.
+      init: RUN or RUN@CHECKPOINT, whose parameters are taken; the moving average if the checkpoint has one.
+      new_vocab: whether the vocabulary is made from the new corpus, as the config says.
+      say: receives what became of the pieces of a new vocabulary.
+
+    Raises:
+      UserError: the other run cannot be loaded or does not fit the config, or `run_dir` is a run that did not
+        start from it.
+    """
+    path = run_dir / "config.json"
+    if decide_once(path.exists):
+        origin = decide_once(lambda: _read_origin(run_dir))
+        if origin != _describe(init, new_vocab):
+            raise UserError(
+                f"{run_dir} started from {origin or 'random parameters'}, not from "
+                f"{_describe(init, new_vocab)}; leave out --init to resume it, or give another --run=DIR"
+            )
+    else:
+        if decide_once(lambda: run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir()))):
+            raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
+        _make_run(config, run_dir, load_named(init), init=init, new_vocab=new_vocab, say=say)
+    adopted = adopt_network(config, read_config(path), new_vocab=new_vocab)
+    if is_first() and (unused := compare_configs(config, adopted)):
+        warn_user(
+            f"the network{'' if new_vocab else ' and the vocabulary'} are those of {init}; these settings of "
+            f"the config are replaced: {', '.join(unused)}"
+        )
+    return adopted
+
+
+def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
+    """Returns the config with the network, and without `new_vocab` the vocabulary, of another config.
+
+    Dropout, subword sampling, and how the network is run (dtype, kernels, remat) stay those of `config`.
+    """
+    kept = {name: getattr(config.model, name) for name in _MODEL_FIELDS}
+    changed = dataclasses.replace(config, model=dataclasses.replace(other.model, **kept))
+    if new_vocab:
+        return changed
+    kept = {name: getattr(config.vocab, name) for name in _VOCAB_FIELDS}
+    return dataclasses.replace(changed, vocab=dataclasses.replace(other.vocab, **kept))
+
+
+def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
+    """Returns for each id of the new vocabulary the id of the same piece in the old one, or -1: [new.size].
+
+    Special symbols correspond by their roles, whatever their ids and names are.
+    """
+    ids = {piece: number for number, piece in enumerate(old.pieces(range(old.size)))}
+    found = np.asarray([ids.get(piece, -1) for piece in new.pieces(range(new.size))])
+    for role in ("unk_id", "bos_id", "eos_id", "pad_id"):
+        if getattr(new, role) >= 0:
+            found[getattr(new, role)] = getattr(old, role)
+    return found
+
+
+def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
+    """Returns the parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`.
+
+    Args:
+      params: parameters of the network with the old vocabularies.
+      fresh: initial parameters of the network with the new ones.
+    """
+    source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
+    leaves = {}
+    for path, leaf in flatten_tree(params).items():
+        leaves[path] = np.asarray(leaf)
+        if not path.endswith(("_embedding/embedding", "output_kernel", "output_bias")):
+            continue
+        found = source if path.startswith("source_") else target
+        known, moved = found >= 0, np.array(flatten_tree(fresh)[path])
+        # The vocabulary is the first axis of an embedding [V, D] and the last one of [D, V] and [V].
+        moved, origin = (moved, leaves[path]) if path.endswith("embedding") else (moved.T, leaves[path].T)
+        moved[known] = origin[found[known]]
+        leaves[path] = moved if path.endswith("embedding") else moved.T
+    return unflatten_like(params, leaves)
+
+
+def _make_run(
+    config: Config,
+    run_dir: Path,
+    base: TrainedModel,
+    *,
+    init: str,
+    new_vocab: bool,
+    say: Callable[[str], object] | None,
+) -> None:
+    """Writes the run beside its place, and moves it there when it is complete."""
+    config = adopt_network(config, base.config, new_vocab=new_vocab)
+    validate(config)
+    vocabs, params = base.vocabs, jax.device_get(base.params)
+    if new_vocab:
+        vocabs = first_then_others(lambda: prepare(config).vocabs, name="vocabulary of a new run")
+        params = move_pieces(params, _init_params(config, vocabs), base.vocabs, vocabs)
+        if say is not None:
+            say(_describe_pieces(base.vocabs, vocabs, init))
+    partial = run_dir.with_name(f".{run_dir.name}.new")
+    if is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_config(config, partial / "config.json")
+        vocabs.save(partial / "vocab")
+        seal_vocabs(partial / "vocab")
+    wait_for_all("folder of a new run")
+    checkpoints = Checkpoints(partial, best_metric=config.train.best_metric)
+    origin = {"format": _FORMAT, "path": _describe(init, new_vocab)}
+    checkpoints.save(IMPORTED_STEP, {"params": params}, {"step": IMPORTED_STEP, "imported_from": origin})
+    checkpoints.wait()
+    if is_first():
+        os.replace(partial, run_dir)
+    wait_for_all("new run")
+
+
+def _init_params(config: Config, vocabs: Vocabs) -> Any:
+    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    plain = dataclasses.replace(config.model, scan_layers=False)
+    model = make_model(plain, **sizes, platform=default_platform())
+    return jax.device_get(init_params(model, jax.random.key(config.seed)))
+
+
+def _describe(init: str, new_vocab: bool) -> str:
+    return f"{Path(init)} with a new vocabulary" if new_vocab else str(Path(init))
+
+
+def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
+    sides = [("", new.target, old.target)]
+    if not new.joint:
+        sides = [("source ", new.source, old.source), ("target ", new.target, old.target)]
+    counts = [
+        f"{int((map_pieces(one, own) >= 0).sum()):,} of {own.size:,} {side}pieces" for side, own, one in sides
+    ]
+    return f"{' and '.join(counts)} start with the parameters that they have in {init}; the others are new"
+
+
+def _read_origin(run_dir: Path) -> str:
+    """The run from which this one started; "" if it started from random parameters or another format."""
+    checkpoints = Checkpoints(run_dir)
+    if IMPORTED_STEP not in checkpoints.steps():
+        return ""
+    _, stored = checkpoints.restore(IMPORTED_STEP, {})
+    origin = stored.get("imported_from") or {}
+    return str(origin.get("path", "")) if origin.get("format") == _FORMAT else ""
