@@ -1,7 +1,7 @@
 """Parsing of flags: from `--flag=value` to the options dataclass of a command, or to an error message.
 
 Owns the import of tyro. Contains the syntax of flags and the messages about wrong flags; the flags of each
-command are defined in commands/options.py.
+command are defined in commands/options.py and commands/experiment_options.py.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 
 import tyro
 
+from flaxformer_mt.commands.experiment_options import ExperimentOptions
 from flaxformer_mt.commands.flag_values import describe_type, read_value
 from flaxformer_mt.commands.help_text import format_help
-from flaxformer_mt.commands.options import BARE_FLAGS, ExperimentOptions
+from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes

@@ -18,6 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import flaxformer_mt
+from flaxformer_mt.commands.experiment_options import (
+    PrepareOptions,
+    ProcessOptions,
+    ShowOptions,
+    TrainOptions,
+)
 from flaxformer_mt.commands.flags import parse_flags, takes_config
 from flaxformer_mt.commands.options import (
     AverageOptions,
@@ -27,12 +33,8 @@ from flaxformer_mt.commands.options import (
     GenerateOptions,
     ImportOptions,
     PlotOptions,
-    PrepareOptions,
-    ProcessOptions,
     ScoreOptions,
     SearchOptions,
-    ShowOptions,
-    TrainOptions,
     TranslateOptions,
 )
 from flaxformer_mt.commands.server.serve import serve
@@ -66,8 +68,14 @@ def _train(options: TrainOptions) -> object:
         )
     if options.new_vocab and options.init is None:
         raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")
-    start = {"init": options.init, "new_vocab": options.new_vocab}
-    report = fit(options.config, options.run, profile=options.profile or 0, progress=sys.stderr, **start)
+    report = fit(
+        options.config,
+        options.run,
+        init=options.init,
+        new_vocab=options.new_vocab,
+        profile=options.profile or 0,
+        progress=sys.stderr,
+    )
     print(describe_report(report, options.run), file=sys.stderr)
     return report
 

@@ -1,73 +1,18 @@
 """Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
 
+Those of the commands that start from a config are in experiment_options.py.
+
 The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.commands.experiment_options import ProcessOptions
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
-
-
-@dataclass(frozen=True)
-class ExperimentOptions:
-    """Options of all commands that start from a config."""
-
-    # Run directory: config, checkpoints and results. Without --config, the config of an existing run is used.
-    run: Path
-    # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
-    config: Config = field(default_factory=Config)
-
-
-@dataclass(frozen=True)
-class ProcessOptions:
-    """Options of all commands that several processes can run together, each started with these flags."""
-
-    # ---- several processes ----
-
-    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
-    coordinator: str | None = None
-    # Number of processes of a job. None: one process, or --distributed.
-    processes: int | None = None
-    # Index of this process in a job of several, from 0. None: one process, or --distributed.
-    process: int | None = None
-    # Read the number, the index and the coordinator of the processes from Slurm, GKE, a TPU pod or Open MPI
-    # instead of --coordinator, --processes and --process.
-    distributed: bool = False
-
-
-@dataclass(frozen=True)
-class TrainOptions(ProcessOptions, ExperimentOptions):
-    """Trains the model that a config describes, or resumes a run from its last checkpoint."""
-
-    # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
-    profile: int | None = None
-    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
-    # those of that run. None: random parameters.
-    init: str | None = None
-    # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
-    # parameters.
-    new_vocab: bool = False
-
-
-@dataclass(frozen=True)
-class PrepareOptions(ExperimentOptions):
-    """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
-
-    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
-    json: bool = False
-
-
-@dataclass(frozen=True)
-class ShowOptions(PrepareOptions):
-    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
-
-    # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
-    target: str | None = None
 
 
 @dataclass(frozen=True)
