@@ -7,14 +7,14 @@ W beam width · L layers. Masks are bool, True = may attend.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
-from jaxtyping import Bool, Float, Int, jaxtyped
+from jaxtyping import Bool, Float, Int
 
 Array = jax.Array | np.ndarray
 
@@ -22,8 +22,27 @@ Tokens = Int[Array, "B T"]
 Activations = Float[Array, "B T D"]
 AttentionMask = Bool[Array, "#B #H #Q M"]
 
-# Checks the annotated shapes of a function at each call; under jit only once, while tracing.
-typed = jaxtyped(typechecker=beartype)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def typed(function: Function) -> Function:
+    """Check the annotated shapes of a function at each call; under jit only once, while tracing.
+
+    The checker is loaded at the first call: a program that was traced by an earlier process needs none.
+    """
+
+    @functools.cache
+    def make_checked() -> Callable[..., Any]:
+        from beartype import beartype
+        from jaxtyping import jaxtyped
+
+        return jaxtyped(typechecker=beartype)(function)
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        return make_checked()(*arguments, **named)
+
+    return cast(Function, checked)
 
 
 class Batch(NamedTuple):

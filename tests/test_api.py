@@ -76,3 +76,27 @@ def test_importing_is_light():
     modules, *heavy = out.stdout.split()
     assert not heavy
     assert int(modules) < 150
+
+
+# What only training, tracing, other commands, and checkpoints in unusual layouts need.
+_NOT_TO_TRANSLATE = {
+    *("flax", "beartype", "optax", "orbax", "grain", "tensorflow_datasets", "sacrebleu", "tensorboardX"),
+    *("matplotlib", "torch", "rich"),
+}
+
+
+def test_a_second_process_traces_nothing_and_imports_little(tiny_run):
+    """The API finds the program that the command has compiled; without Flax it could not trace another."""
+    command = [sys.executable, "-m", "flaxformer_mt", "translate", f"--run={tiny_run}"]
+    first = subprocess.run(command, input="a b", cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "import sys; from flaxformer_mt import Translator; "
+        f"print(Translator.load({str(tiny_run)!r})(['a b'])[0].text); "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    second = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    text, modules = second.stdout.splitlines()
+    assert text == first.stdout.rstrip("\n")
+    assert not _NOT_TO_TRANSLATE & set(modules.split())

@@ -15,11 +15,12 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
     if sys.version_info < _OLDEST:
         number = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
+    from flaxformer_mt.commands.huge_pages import use_huge_pages
+
+    use_huge_pages()  # starts this program again, so before anything that takes time to import
     try:
-        from flaxformer_mt.commands.huge_pages import use_huge_pages
         from flaxformer_mt.commands.main import main
 
-        use_huge_pages()
         status = main(arguments)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -77,6 +77,8 @@ def translate_file(options: TranslateOptions) -> None:
             dtype=options.dtype,
             allow_nonfinite=options.allow_nonfinite,
         )
+        if options.warm_up:
+            translator.warm_up(n_best=n_best)
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
         output = files.enter_context(_open_one_output(options, translator, window, inputs=sorted(inputs)))
         if isinstance(output, ResumableOutput):

@@ -4,15 +4,15 @@ Row 12 of the data path. Connects models and search: provides the search with th
 attention weights. scheduler.py determines which sentences are searched when.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.model import make_model
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
@@ -41,6 +41,9 @@ from flaxformer_mt.search import (
     widen_rows,
 )
 from flaxformer_mt.shapes import Array, Cache
+
+if TYPE_CHECKING:
+    from flaxformer_mt.model import Model
 
 
 class Sources(NamedTuple):
@@ -79,16 +82,25 @@ class SearchPrograms:
         self._symbols = symbols
         self.parts = local_device_count() if spread else 1
         self._configs = configs
-        self._models = [
-            make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform())
-            for c in configs
-        ]
+        self._sizes = sizes
+        # What all programs depend on, apart from their arguments and sizes.
+        self.facts = [configs, options, symbols, sizes]
+        self.compile_options: dict[str, Any] = {}
         self._layouts: dict[Any, StateLayout] = {}
         self._shares_first_step = shares_first_step(options)
         self.compile()
 
+    @functools.cached_property
+    def _models(self) -> list["Model"]:
+        from flaxformer_mt.model import make_model
+
+        source_size, target_size = self._sizes
+        sizes = {"source_size": source_size, "target_size": target_size}
+        return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
+
     def compile(self, **options: Any) -> None:
         """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
+        self.compile_options = options
 
         def make(function: Callable[..., Any], *static: str, donate: tuple[int, ...] = ()) -> Any:
             if self.parts > 1:
@@ -184,6 +196,38 @@ class SearchPrograms:
         return self._search(params, state, lines, *scalars, layout=layout, n_best=n_best, refill=refill)
 
     # ---- traced functions of one part ----
+
+    def search_small_input(
+        self,
+        params: tuple[Any, ...],
+        ids: Array,
+        mask: Array,
+        lines: Lines,
+        *,
+        size: Size,
+        refill: int,
+        n_best: int,
+    ) -> dict[str, Array]:
+        """Searches sources [M, S] without prefixes in one program; returns the fields of their results.
+
+        Fewer rows than sources are refilled as in a queue; rows of padding come last, with a limit of 0.
+        """
+        sources = Sources(ids, mask, lines)
+        task, members = self._make_task(params, size.capacity, n_best)
+        if size.rows == len(ids):
+            cache = members.encode(ids, mask, task.width, size.capacity)
+            found = task.finish(task.run(task.start(cache, members.add_source_mask(sources))))
+        else:
+            blank = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), lines)
+            layout = self.find_layout(params, sources._replace(lines=blank), n_best=n_best)
+            waiting = self._read_rows(params, ids, mask, lines, n_best=n_best)
+            if self._shares_first_step:
+                waiting = self._begin_rows(params, waiting, n_best=n_best)
+            counts = (lines.max_lengths > 0).sum(), jnp.asarray(size.rows)
+            state = empty_rows(layout, size)
+            found = search_queue(task, layout, state, waiting, *counts, refill=refill).results
+            found = jax.tree.map(lambda leaf: leaf[: len(ids)], found)
+        return {name: leaf for name, leaf in found._asdict().items() if leaf is not None}
 
     def _read_rows(
         self, params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines, *, n_best: int

@@ -18,7 +18,16 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.sizes import LengthRule, SizeRule, group_by_need, round_up
+from flaxformer_mt.decoding.sizes import (
+    LengthRule,
+    SizeRule,
+    SmallSize,
+    group_by_need,
+    plan_small_input,
+    round_up,
+    sizes_in_advance,
+)
+from flaxformer_mt.decoding.small_inputs import SmallInputs
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.search import (
     NO_TOKEN,
@@ -74,6 +83,7 @@ class SearchEngine:
         source_pad_id: int,
         longest_source: int,
         spread: bool = False,
+        small_inputs: bool = False,
         warn: Callable[[str], None] = warn_user,
     ) -> None:
         """Builds the networks.
@@ -85,6 +95,7 @@ class SearchEngine:
           longest_source: maximum source length in tokens, with eos.
           spread: whether each local device searches a part of the sentences, in batches of
             options.batch_tokens each; parameters must then come from `replicate_locally`.
+          small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """
         self.options = options
@@ -99,6 +110,18 @@ class SearchEngine:
             _longest_target(self._configs, longest_source),
         )
         self.programs = SearchPrograms(self._configs, options, symbols, sizes=sizes, spread=spread)
+        self._small = SmallInputs(self.programs) if small_inputs else None
+
+    def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
+        """Loads, or compiles and keeps, the programs of all small inputs; returns their number."""
+        if self._small is None:
+            return 0
+        width = search_width(self.options, n_best)
+        sizes = sizes_in_advance(SizeRule(self.lengths, width, self.budget.tokens))
+        for size in sizes:
+            for _ in self._small.search(tuple(params), self.lay_out([]), size, n_best=n_best):
+                pass
+        return len(sizes)
 
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
@@ -126,9 +149,12 @@ class SearchEngine:
         """Searches with the default capacity, then with full capacity the sentences that exceed it."""
         width = search_width(self.options, n_best)
         exceeding = []
-        for index, result in self._search(
-            sentences, n_best, params, SizeRule(self.lengths, width, batch_tokens)
-        ):
+        sizes = SizeRule(self.lengths, width, batch_tokens)
+        if calls := self._plan_small_input(sentences, sizes):
+            found = self._search_small_input(sentences, calls, n_best, params)
+        else:
+            found = self._search(sentences, n_best, params, sizes)
+        for index, result in found:
             if result.lengths[0] == OVER_CAPACITY:
                 exceeding.append(index)
             else:
@@ -160,6 +186,32 @@ class SearchEngine:
             for position, result in scheduler.run():
                 yield group.indices[position], result
 
+    def _plan_small_input(
+        self, sentences: Sequence[Sentence], sizes: SizeRule
+    ) -> list[tuple[list[int], SmallSize]]:
+        """Returns the program calls of a small input; [] if it is not small, or has constraints."""
+        if self._small is None or not sentences:
+            return []
+        for one in sentences:
+            limit = self.lengths.limit(len(one.source))
+            if one.prefix or one.prefix_ends_word or one.required or one.shortest > limit:
+                return []
+        lengths = [len(sentence.source) for sentence in sentences]
+        return plan_small_input(lengths, sizes, parts=self.programs.parts)
+
+    def _search_small_input(
+        self,
+        sentences: Sequence[Sentence],
+        calls: Sequence[tuple[list[int], SmallSize]],
+        n_best: int,
+        params: tuple[Any, ...],
+    ) -> Iterator[tuple[int, SearchResult]]:
+        assert self._small is not None
+        for indices, size in calls:
+            sources = self.lay_out([sentences[index] for index in indices])
+            for number, result in self._small.search(params, sources, size, n_best=n_best):
+                yield indices[number], result
+
     @property
     def longest_target(self) -> int | None:
         """The maximum number of target tokens for which all models have positions; None: unlimited."""
@@ -180,10 +232,10 @@ class SearchEngine:
 
     def lay_out(self, sentences: Sequence[Sentence]) -> Sources:
         """Returns arrays with one row per sentence, and a last row for padding."""
-        lengths = np.array([len(sentence.source) for sentence in sentences])
-        ids = np.full((len(sentences) + 1, lengths.max()), self._source_pad_id, np.int32)
-        mask_lengths = np.append(lengths, 1)  # attention needs at least one position, also in the padding row
-        mask = np.arange(lengths.max()) < mask_lengths[:, None]
+        # Attention needs at least one position, also in the padding row.
+        lengths = np.array([*(len(sentence.source) for sentence in sentences), 1])
+        ids = np.full((len(lengths), lengths.max()), self._source_pad_id, np.int32)
+        mask = np.arange(lengths.max()) < lengths[:, None]
         for row, sentence in enumerate(sentences):
             ids[row, : lengths[row]] = sentence.source
         return Sources(ids, mask, self._make_lines(sentences))
@@ -207,7 +259,8 @@ class SearchEngine:
                 seed = zlib.crc32(np.asarray(sentence.stream, np.int64).tobytes(), options.seed)
                 seeds[row] = zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
             lines = lines._replace(seeds=seeds)
-        if longest := max(len(sentence.prefix) + sentence.prefix_ends_word for sentence in sentences):
+        prefix_lengths = (len(sentence.prefix) + sentence.prefix_ends_word for sentence in sentences)
+        if longest := max(prefix_lengths, default=0):
             # At least one position is left for the token after a prefix.
             width = min(round_up(longest), (self.longest_target or longest * 2) - 1)
             prefixes = np.full((rows, width), NO_TOKEN, np.int32)

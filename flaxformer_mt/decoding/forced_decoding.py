@@ -5,8 +5,9 @@ takes one forward pass without search. translation/scorer.py turns probabilities
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,12 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.sizes import SHORTEST, SearchBatch, plan_batches, round_down
-from flaxformer_mt.model import make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Array, Batch
+
+if TYPE_CHECKING:
+    from flaxformer_mt.model import Model
 
 # Maximum number of logits of a batch: half a GiB in float32.
 _MAX_LOGITS = 1 << 27
@@ -77,15 +80,19 @@ class ForcedDecoder:
           longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
         """
         self._configs = [dataclasses.replace(model, scan_layers=False) for model in models]
-        self._models = [
-            make_model(c, source_size=sizes[0], target_size=sizes[1], platform=default_platform())
-            for c in self._configs
-        ]
-        self._target_size = sizes[1]
+        self._sizes = sizes
         self._pad_id, self._bos_id = pad_id, bos_id
         self._longest = longest
         self._ensemble_mean = ensemble_mean
         self.compile()
+
+    @functools.cached_property
+    def _models(self) -> list["Model"]:
+        from flaxformer_mt.model import make_model
+
+        source_size, target_size = self._sizes
+        sizes = {"source_size": source_size, "target_size": target_size}
+        return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
 
     def compile(self, **options: Any) -> None:
         """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
@@ -112,7 +119,7 @@ class ForcedDecoder:
         def rows_of(length: int) -> int:
             source_length, target_length = self._shape(length)
             rows = batch_tokens // (source_length + target_length)
-            return round_down(max(1, min(rows, _MAX_LOGITS // (target_length * self._target_size))))
+            return round_down(max(1, min(rows, _MAX_LOGITS // (target_length * self._sizes[1]))))
 
         previous: tuple[list[int], list[Pair], Any] | None = None
         longest = max(self._longest)

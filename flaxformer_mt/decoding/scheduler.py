@@ -24,6 +24,11 @@ _FILLS = 2
 _REFILL_SHARE = 24
 
 
+def rows_to_refill(rows: int, *, at_once: bool) -> int:
+    """Returns how many free rows a queue refills together; all of them, if all its lines start at once."""
+    return rows if at_once else max(1, rows // _REFILL_SHARE)
+
+
 class _Queue(NamedTuple):
     """The sentences of one program call, and its results; lists have one entry per part."""
 
@@ -142,7 +147,7 @@ class Scheduler:
         else:
             num_lines = 1
             waiting = programs.empty(self._layout, Size(num_lines, size.source_length, 1))
-        refill = size.rows if at_once else max(1, size.rows // _REFILL_SHARE)
+        refill = rows_to_refill(size.rows, at_once=at_once)
         final_free_rows = refill
         if not self._waiting:
             # If all lines start at once, there are few, and a program for half the rows is not worth

@@ -22,6 +22,14 @@ SHORTEST = 8
 # searched again.
 _DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
 
+# Numbers of sentences of a device that the programs for small inputs take, and the shortest of their source
+# lengths, which are powers of two: few enough that all of them can be compiled in advance.
+SMALL_INPUTS = (1, 8, 64)
+_SHORTEST_SMALL = 16
+
+# Maximum source length of the programs for small inputs that are compiled in advance.
+_LONGEST_IN_ADVANCE = 128
+
 # Ladder of sizes: few enough that shapes recur, close enough that at most a third is padding.
 _LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
 
@@ -185,6 +193,63 @@ def plan_batches(
         batches.append(SearchBatch(indices, rows, source_length))
         start += len(indices)
     return batches
+
+
+class SmallSize(NamedTuple):
+    """The size of a program for small inputs: the sentences that each device takes, and those at a time."""
+
+    lines: int
+    size: Size
+
+
+def small_size(source_length: int, lines: int, sizes: SizeRule) -> SmallSize | None:
+    """Returns the size for up to `lines` sentences on each device; None if there are too many for one.
+
+    Up to 8 sentences are searched at once with the capacity for their longest translations: none is searched
+    again. More of them share rows of the default capacity.
+    """
+    length = max(source_length, _SHORTEST_SMALL)
+    length = min(round_up_coarsely(length), sizes.lengths.longest_source)
+    lines = next((entry for entry in SMALL_INPUTS if entry >= lines), 0)
+    if lines == SMALL_INPUTS[-1]:
+        shared = sizes.size(length, 0)
+        size = Size(min(shared.rows, lines), length, shared.capacity)
+    else:
+        size = Size(lines, length, sizes.lengths.limit(length))
+    tokens = size.rows * (length + sizes.width * size.capacity)
+    return SmallSize(lines, size) if lines and (lines == 1 or tokens <= sizes.batch_tokens) else None
+
+
+def plan_small_input(
+    lengths: Sequence[int], sizes: SizeRule, *, parts: int
+) -> list[tuple[list[int], SmallSize]]:
+    """Returns the indices of the sentences of each program call, and its size; [] if the input is not small.
+
+    Args:
+      lengths: lengths of the sources.
+      parts: number of devices that share the sentences.
+    """
+    at_once = SMALL_INPUTS[1] * parts
+    step = at_once if len(lengths) <= 2 * at_once else SMALL_INPUTS[-1] * parts
+    if len(lengths) > step and step > at_once:
+        return []
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    calls = []
+    for start in range(0, len(order), step):
+        indices = order[start : start + step]
+        size = small_size(lengths[indices[0]], -(-len(indices) // parts), sizes)
+        if size is None:
+            return []
+        calls.append((indices, size))
+    return calls
+
+
+def sizes_in_advance(sizes: SizeRule) -> list[SmallSize]:
+    """Returns the sizes of all small inputs of sources of up to 128 tokens."""
+    longest = min(_LONGEST_IN_ADVANCE, sizes.lengths.longest_source)
+    lengths = {min(_SHORTEST_SMALL << power, longest) for power in range(longest.bit_length())}
+    found = [small_size(length, lines, sizes) for lines in SMALL_INPUTS for length in sorted(lengths)]
+    return list(dict.fromkeys(size for size in found if size is not None))
 
 
 def choose_size(preferred: Size, current: Size | None, *, busy: int, waiting: int) -> Size:

@@ -1,55 +1,23 @@
 """The network: masks, position encodings, attention, feed-forward layers, blocks, and the models.
 
 Imports nothing of parallel/: parallel/sharding_rules.py shards parameters by their path. Padding arrives as
-masks or segments.
+masks or segments. The networks, and Flax with them, are loaded when one of these names is first used: a
+program that an earlier process has compiled runs without them.
 """
 
-import dataclasses
-import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
+if TYPE_CHECKING:
+    from flaxformer_mt.model.networks import Model, init_params, make_model
 
-from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.decoder_only import DecoderOnly
-from flaxformer_mt.model.encoder_decoder import EncoderDecoder
-from flaxformer_mt.model.fused_attention import resolve_attention
-from flaxformer_mt.model.scanned_layers import stack_layers
-from flaxformer_mt.shapes import Array, Batch
-
-Model = EncoderDecoder | DecoderOnly
+__all__ = ["Model", "init_params", "make_model"]
 
 
-def make_model(config: ModelConfig, *, source_size: int, target_size: int, platform: str = "cpu") -> Model:
-    """Build the model that the config describes, for vocabularies of the given sizes.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flaxformer_mt.model import networks
 
-    Args:
-      platform: the platform that programs are compiled for, which determines the kernel of
-        `model.attention=auto`. The kernel of the default runs on every platform.
-    """
-    config = dataclasses.replace(config, attention=resolve_attention(config.attention, platform))
-    if config.architecture == "decoder_only":
-        return DecoderOnly(config, target_size)
-    return EncoderDecoder(config, source_size, target_size)
-
-
-def init_params(model: Model, key: Array) -> dict:
-    """Initialise random float32 parameters.
-
-    One key gives the same values, up to rounding, with and without `model.scan_layers`.
-    """
-    plain = model.clone(config=dataclasses.replace(model.config, scan_layers=False, remat="none"))
-    if not model.config.scan_layers:
-        return _init_in_one_program(plain, key)
-    # The compile time of one program for all arrays grows with depth; lazy_init runs operation by operation.
-    tokens: Any = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    mask: Any = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
-    batch = Batch(tokens, tokens, tokens, mask, mask)
-    return stack_layers(plain.lazy_init(key, batch, deterministic=True)["params"])
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _init_in_one_program(model: Model, key: Array) -> dict:
-    tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    return model.init(key, Batch(tokens, tokens, tokens, mask, mask), deterministic=True)["params"]
+    value = getattr(networks, name)
+    globals()[name] = value
+    return value

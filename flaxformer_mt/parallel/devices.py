@@ -51,6 +51,12 @@ def choose_dtype(trained: str) -> str:
     return "float32" if default_platform() == "cpu" and not bfloat16_instructions() else trained
 
 
+def describe_processor() -> list[str]:
+    """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
+    facts = _read_processor_facts()
+    return [platform.machine(), *(facts.get(name, "") for name in ("model name", "flags", "Features"))]
+
+
 def _processor_name() -> str:
     return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
 

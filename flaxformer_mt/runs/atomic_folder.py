@@ -9,6 +9,7 @@ while its files are deleted. A process killed at any moment therefore leaves hid
 `sweep_folders` removes, and every visible folder is complete.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -149,17 +150,26 @@ def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True)
 def _read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir() and os.path.lexists(folder):
         raise ValueError("it is not a folder")
-    changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
         text = read_file(folder / MANIFEST_NAME)
-        body = json.loads(text)
-        digest = body.pop("blake2b")
     except FileNotFoundError:
         raise ValueError(f"file {MANIFEST_NAME} is missing") from None
     except PermissionError:
         raise  # not damage: the file may be whole
-    # a folder of that name, not UTF-8, not JSON, no digest, or nested too deeply
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError):  # such as a folder of that name
+        raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
+    return _parse_manifest(text)
+
+
+@functools.lru_cache(maxsize=16)
+def _parse_manifest(text: bytes) -> dict[str, Any]:
+    """The contents of a manifest, not to be changed: a command reads the same manifest several times."""
+    changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
+    try:
+        body = json.loads(text)
+        digest = body.pop("blake2b")
+    # not UTF-8, not JSON, no digest, or nested too deeply
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
     if digest != _digest_body(body):
         raise ValueError(changed)

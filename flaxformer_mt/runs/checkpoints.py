@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.parallel.processes import wait_for_all
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.runs.stored_arrays import read_stored_arrays
 from flaxformer_mt.trees import (
     Leaves,
     PyTree,
@@ -158,10 +158,13 @@ class Checkpoints:
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
-        leaves = _read_leaves(folder, name, specs)
+        filled = {path: spec for path, spec in specs.items() if not is_empty(spec)}
+        leaves = read_stored_arrays(folder / name, filled)
+        if leaves is None or len(filled) < len(specs):
+            leaves = _read_leaves(folder, name, specs)
         if not allow_nonfinite:
             _check_finite(folder, leaves)
-        return nest_leaves({path: jnp.asarray(leaf) for path, leaf in leaves.items()}), read_progress(folder)
+        return nest_leaves(jax.device_put(dict(leaves))), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.

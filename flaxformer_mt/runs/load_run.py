@@ -5,23 +5,26 @@ The parameters always have one subtree per layer, also if they were trained with
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
 from flaxformer_mt.parallel import choose_dtype, default_platform
+from flaxformer_mt.parallel.kept_programs import keep_json
 from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
 from flaxformer_mt.vocab import Vocabs
+
+if TYPE_CHECKING:
+    from flaxformer_mt.model import Model
 
 Warn = Callable[[str], None]
 
@@ -41,8 +44,10 @@ class TrainedModel:
     # The training progress that the checkpoint stores.
     progress: dict[str, Any]
 
-    def make_model(self, **changes: Any) -> Model:
+    def make_model(self, **changes: Any) -> "Model":
         """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
+        from flaxformer_mt.model import make_model
+
         config = dataclasses.replace(self.config.model, **changes)
         return make_model(
             config,
@@ -50,6 +55,18 @@ class TrainedModel:
             target_size=self.vocabs.target.size,
             platform=default_platform(),
         )
+
+    def find_shapes(self) -> dict[str, list[int]]:
+        """Finds the path and the shape of each parameter of the network; traces it once on this machine."""
+
+        def trace() -> dict[str, list[int]]:
+            from flaxformer_mt.model import init_params
+
+            model = self.make_model()
+            return _find_shapes(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
+
+        facts = [self.config.model, self.vocabs.source.size, self.vocabs.target.size]
+        return keep_json("shapes", facts, trace)
 
 
 def load_trained(
@@ -91,7 +108,7 @@ def load_trained(
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     trained = TrainedModel(config, vocabs, params, which, progress)
-    if problems := compare_shapes(trained.make_model(), params):
+    if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(
             f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "
             "Differing parameters:\n" + "\n".join(problems)
@@ -119,19 +136,19 @@ def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> 
                 )
 
 
-def compare_shapes(model: Model, params: Any) -> list[str]:
-    """Returns a line for each parameter that is absent, superfluous, or differs in shape from the model's."""
-    expected = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-
-    def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-        return {jax.tree_util.keystr(p): tuple(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-    ours, theirs = shapes(expected), shapes(params)
+def compare_shapes(expected: Mapping[str, Sequence[int]], params: Any) -> list[str]:
+    """Returns a line for each parameter that is absent, superfluous, or has another shape than expected."""
+    ours = {path: tuple(shape) for path, shape in expected.items()}
+    theirs = {path: tuple(shape) for path, shape in _find_shapes(params).items()}
     return [
         f"{path}: {ours.get(path, 'absent')} by the config, {theirs.get(path, 'absent')} in the checkpoint"
         for path in sorted(ours.keys() | theirs.keys())
         if ours.get(path) != theirs.get(path)
     ]
+
+
+def _find_shapes(tree: Any) -> dict[str, list[int]]:
+    return {jax.tree_util.keystr(p): list(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:

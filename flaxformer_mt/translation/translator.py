@@ -59,6 +59,7 @@ class Translator:
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         spread: bool = False,
+        small_inputs: bool = False,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -71,6 +72,7 @@ class Translator:
             only their beginning is translated.
           spread: whether each local device searches a part of each batch; parameters that are passed to a
             call must then come from `replicate_locally`.
+          small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           warn: receives one warning per call or window that names the lines that were split or cut, or whose
             translations lack required phrases; and one when the device first runs out of memory with batches
             of search.batch_tokens.
@@ -82,8 +84,7 @@ class Translator:
         for model in self.models:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
-        self.config = config
-        self.vocabs = vocabs
+        self.config, self.vocabs = config, vocabs
         self.checkpoint = checkpoint
         self.warn = warn
         self._long_lines: LongLines = long_lines
@@ -98,6 +99,7 @@ class Translator:
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
             spread=spread,
+            small_inputs=small_inputs,
             warn=lambda message: self.warn(message),
         )
         self.scorer = TokenScorer(
@@ -153,9 +155,9 @@ class Translator:
         enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
-        trained = load_trained(run_dir, checkpoint=checkpoint, **load)
+        trained = _on_host(load_trained(run_dir, checkpoint=checkpoint, **load))
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        members = [load_named(name, **load) for name in ensemble]
+        members = [_on_host(load_named(name, **load)) for name in ensemble]
         return cls(
             config,
             trained.params,
@@ -164,6 +166,7 @@ class Translator:
             ensemble=members,
             long_lines=long_lines,
             spread=spread,
+            small_inputs=True,
             warn=warn,
         )
 
@@ -171,6 +174,17 @@ class Translator:
     def all_params(self) -> tuple[Any, ...]:
         """The parameters of each model of the ensemble, the translator's own first."""
         return (self._params, *self._others)
+
+    def warm_up(self, *, n_best: int = 1) -> int:
+        """Prepares the programs for small inputs; returns their number.
+
+        Sentences of up to 128 tokens are then translated without tracing or compiling anything: one alone, 8
+        or 64 on each device. Programs that no process has compiled take a few seconds each; afterwards they
+        are loaded from disk. Lines with prefixes or required phrases use other programs.
+        """
+        if self._params is None:
+            raise ValueError("this translator has no parameters of its own to warm up with")
+        return self.search.warm_up(self.all_params, n_best=n_best)
 
     def describe(self) -> dict[str, Any]:
         """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
@@ -357,6 +371,11 @@ class Translator:
             if not isinstance(line, str):
                 raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
         constraints.check(search, len(lines), first_line)
+
+
+def _on_host(trained: TrainedModel) -> TrainedModel:
+    """Takes the parameters from the device, which would compile a program for each shape to cast them."""
+    return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:

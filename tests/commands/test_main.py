@@ -60,8 +60,13 @@ def run_dir(tmp_path):
 class FakeTranslator:
     """Turns text into capitals; offers as many hypotheses as it is asked for."""
 
+    warmed: tuple[int, ...] = ()
+
     def describe(self):
         return {"checkpoint": "best"}
+
+    def warm_up(self, *, n_best):
+        self.warmed = (*self.warmed, n_best)
 
     def pieces(self, tokens):
         return [f"p{token}" for token in tokens]
@@ -446,6 +451,13 @@ def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
     feed(monkeypatch, b"a\n")
     assert main(["translate", f"--run={run_dir}", "--scores"]) == 0
     assert capfd.readouterr().out == "-0.500000\tA\n"
+
+
+def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
+    for flags, warmed in (([], ()), (["--warm_up"], (1,)), (["--warm_up", "--n_best=3"], (1, 3))):
+        feed(monkeypatch, b"one line\n")
+        assert main(["translate", f"--run={run_dir}", *flags]) == 0
+        assert translator.warmed == warmed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""Compiled programs, and what tracing has found, kept on disk, so that a second process traces nothing.
+
+A file is named by a digest of all that it depends on: the code of this package, JAX and its settings, the
+machine and its devices, and the facts that the caller gives. Compiled programs are executed, so their folder
+is part of the folder of JAX's compilation cache: the user chooses it, and no run or config can.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxformer_mt.parallel.devices import describe_processor
+
+# Maximum number of files; those that were used longest ago are removed.
+_MAX_FILES = 200
+
+# Maximum size of a file in bytes. The program of a big model has a few megabytes.
+_MAX_BYTES = 1 << 30
+
+# A file begins with the digest of the rest.
+_DIGEST_BYTES = 32
+
+# Settings of JAX, by the beginnings of their names, that no program depends on.
+_UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compilation_cache", "jax_log")
+
+
+def kept_folder() -> Path | None:
+    """Return the folder of kept files; None if JAX keeps nothing, or if there are several processes."""
+    settings = jax.config.values
+    folder = settings["jax_compilation_cache_dir"]
+    if not folder or "://" in folder or not settings["jax_enable_compilation_cache"]:
+        return None
+    return Path(folder) / "kept" if jax.process_count() == 1 else None
+
+
+def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
+    """Return the JSON value that `make` returned in this process or an earlier one for equal facts."""
+    path = _find_path(kind, facts)
+    if (data := _read(path)) is None:
+        data = json.dumps(make()).encode()
+        _write(path, data)
+    return json.loads(data)
+
+
+def compile_kept(
+    function: Callable[..., Any], arguments: tuple[Any, ...], facts: Any, devices: Sequence[jax.Device]
+) -> Callable[..., dict[str, jax.Array]]:
+    """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
+
+    Args:
+      function: a result of `jax.jit`, without static arguments, that returns a dict of arrays.
+      arguments: arrays with the shapes, dtypes and shardings of all later calls; the program may be run on
+        them.
+      facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
+      devices: the devices that the program runs on.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
+    path = _find_path("program", [facts, shapes, [device.id for device in devices]])
+    if (data := _read(path)) is not None:
+        with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
+            return _load(data, arguments, devices)
+    lowered = function.lower(*arguments)  # type: ignore[attr-defined]
+    if path is None:
+        return lowered.compile()
+    with _outside_of_jax_cache():
+        compiled = lowered.compile()
+    _keep(path, compiled, arguments, devices)
+    return compiled
+
+
+def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
+    """Writes a program once its copy has given the same results; some devices' programs cannot be copied."""
+    from jax.experimental.serialize_executable import serialize
+
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):
+        program, _, structure = serialize(compiled)
+        outputs = jax.tree.unflatten(structure, range(structure.num_leaves))
+        data = json.dumps(sorted(outputs, key=outputs.get)).encode() + b"\n" + program
+        copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
+        if all(np.array_equal(copied[name], own[name], equal_nan=True) for name in own):
+            _write(path, data)
+
+
+def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+    from jax.experimental.serialize_executable import deserialize_and_load
+
+    names, _, program = data.partition(b"\n")
+    return deserialize_and_load(
+        program,
+        jax.tree.structure((arguments, {})),
+        jax.tree.structure(dict.fromkeys(json.loads(names), 0)),
+        backend=devices[0].client,
+        execution_devices=tuple(devices),
+    )
+
+
+@contextlib.contextmanager
+def _outside_of_jax_cache() -> Iterator[None]:
+    """Keeps programs out of JAX's cache: a program that came from there cannot be copied on CPUs."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _find_path(kind: str, facts: Any) -> Path | None:
+    folder = kept_folder()
+    if folder is None:
+        return None
+    text = json.dumps([kind, facts, _describe_surroundings()], sort_keys=True, default=_describe)
+    return folder / f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _describe(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else str(value)  # type: ignore[arg-type]
+
+
+def _describe_surroundings() -> dict[str, Any]:
+    """What any program depends on."""
+    devices = jax.local_devices()
+    settings = {
+        name: str(value) for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)
+    }
+    return {
+        "code": _digest_code(),
+        "versions": [sys.version, jax.__version__, jax.lib.__version__, devices[0].client.platform_version],
+        "settings": settings,
+        "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        "processor": describe_processor(),
+        "devices": [device.device_kind for device in devices],
+    }
+
+
+@functools.cache
+def _digest_code() -> str:
+    """Digests the modules that programs are traced from: a checkout may change without its version."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.blake2b(digest_size=16)
+    for wing in ("model", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
+        files = [package / wing] if wing.endswith(".py") else sorted((package / wing).rglob("*.py"))
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path | None) -> bytes | None:
+    """Reads a file; None if it is absent or damaged."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
+            content = path.read_bytes()
+            digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if digest == hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest():
+                with contextlib.suppress(OSError):  # a folder that may only be read
+                    os.utime(path)
+                return data
+    return None
+
+
+def _write(path: Path | None, data: bytes) -> None:
+    """Writes a file at once; without space or permission, nothing is kept."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                file.write(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() + data)
+                file.close()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        _remove_oldest(path.parent)
+
+
+def _remove_oldest(folder: Path) -> None:
+    files = [(path.stat().st_mtime, path) for path in folder.iterdir()]
+    for _, path in sorted(files)[:-_MAX_FILES]:
+        path.unlink(missing_ok=True)
