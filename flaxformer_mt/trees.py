@@ -3,6 +3,7 @@
 Defines the form of paths (`encoder/layers_0/kernel`) and of specs (`float32[4,8]`).
 """
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,6 +81,12 @@ def make_empty(spec: str) -> np.ndarray:
     return np.empty(shape, jnp.dtype(dtype))
 
 
+def make_like(spec: str) -> jax.ShapeDtypeStruct:
+    """Make the shape and dtype that `spec` describes."""
+    dtype, shape = _parse_spec(spec)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
 def _parse_spec(spec: str) -> tuple[str, list[int]]:
     dtype, _, shape = spec.rstrip("]").partition("[")
     return dtype, [int(size) for size in shape.split(",") if size]
@@ -115,15 +122,48 @@ def average_leaves(tables: Iterable[Leaves]) -> Leaves:
 
 
 def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
-    """Copy all leaves, gathered from all shards, to host memory; all processes must call it together.
+    """Copy all leaves of this process, gathered from all shards, to host memory.
 
     Leaves are copied even on the CPU, where the host could share the device's buffer: a later step that
-    donates the buffer overwrites it.
+    donates the buffer overwrites it. On accelerators, the host holds each leaf only once.
     """
     for leaf in leaves.values():
-        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+        if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
             leaf.copy_to_host_async()
-    return {path: np.array(gather_leaf(leaf), copy=True) for path, leaf in leaves.items()}
+    return {path: _copy_leaf(leaf) for path, leaf in leaves.items()}
+
+
+def _shares_host_memory(leaf: jax.Array) -> bool:
+    return next(iter(leaf.sharding.device_set)).platform == "cpu"
+
+
+def _copy_leaf(leaf: Any) -> np.ndarray:
+    if not isinstance(leaf, jax.Array) or _shares_host_memory(leaf):
+        return np.array(leaf, copy=True)
+    if leaf.is_fully_replicated:
+        return np.asarray(leaf)
+    whole = np.empty(leaf.shape, leaf.dtype)
+    # JAX keeps the host copy of a shard as long as the shard: here that of a copy, which ends at once.
+    shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
+    for shard, copy in [(shard, jnp.copy(shard.data)) for shard in shards]:
+        whole[shard.index] = np.asarray(copy)
+    return whole
+
+
+def digest_leaves(tree: PyTree) -> str:
+    """Digest the bytes of all leaves of a tree, or those parts of them that this process holds."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(tree):
+        whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        for part in [leaf] if whole else [shard.data for shard in leaf.addressable_shards]:
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def is_finite(leaf: Any) -> bool:
+    """Tell whether those parts of an array that this process holds are finite."""
+    parts = [shard.data for shard in leaf.addressable_shards] if isinstance(leaf, jax.Array) else [leaf]
+    return all(np.isfinite(part).all() for part in parts)
 
 
 def gather_leaf(leaf: Any) -> Any:

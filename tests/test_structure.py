@@ -41,7 +41,7 @@ LAYERS = [
 # Heavy dependency -> the only module, or folder, that imports it.
 DOORS = {
     "sentencepiece": ["vocab.vocabulary"],
-    "orbax": ["runs.checkpoints"],
+    "orbax": ["runs.array_files"],
     "sacrebleu": ["evaluation.metrics"],
     "tensorboardX": ["tracking.tracker"],
     "rich": ["tracking.progress_display", "text_io.throughput"],

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from flaxformer_mt import trees
 from flaxformer_mt.trees import (
     average_leaves,
     compare_specs,
@@ -87,6 +89,18 @@ def test_host_copies_share_no_memory():
         assert isinstance(copy, np.ndarray)
         np.testing.assert_array_equal(copy, ours[path])
         assert not np.shares_memory(copy, np.asarray(ours[path]))
+
+
+def test_leaves_of_accelerators_are_gathered_shard_by_shard(monkeypatch):
+    """Whole, replicated, split, and split over one axis of two."""
+    monkeypatch.setattr(trees, "_shares_host_memory", lambda leaf: False)
+    mesh = jax.make_mesh((2, 4), ("a", "b"), devices=jax.devices()[:8])
+    whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    ours = {"one": jnp.asarray(whole)}
+    for spec in [(), ("a", "b"), (None, "a"), (("a", "b"),)]:
+        ours[str(spec)] = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
+    for path, copy in copy_to_host(ours).items():
+        np.testing.assert_array_equal(copy, whole, err_msg=path)
 
 
 def test_leaves_go_where_their_target_is():

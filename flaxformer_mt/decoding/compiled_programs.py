@@ -15,7 +15,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import compile_by_rows, default_platform, local_device_count
+from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
     UNLIMITED,
     Lines,
@@ -68,19 +68,20 @@ class SearchPrograms:
         symbols: Symbols,
         *,
         sizes: tuple[int, int],
-        spread: bool,
+        spread: bool | SplitParameters,
     ) -> None:
         """Builds the networks.
 
         Args:
           configs: of one model, or of the members of an ensemble.
           sizes: number of entries of the source and the target vocabulary.
-          spread: whether each local device searches a part of the rows; parameters must then come from
-            `replicate_locally`.
+          spread: whether each local device searches a part of the rows, or the mesh over which parameters
+            are split; they come from `place_parameters`.
         """
         self._options = options
         self._symbols = symbols
-        self.parts = local_device_count() if spread else 1
+        self._split = spread if isinstance(spread, SplitParameters) else None
+        self.parts = local_device_count() if spread and self._split is None else 1
         self._configs = configs
         self._sizes = sizes
         # What all programs depend on, apart from their arguments and sizes.
@@ -103,6 +104,8 @@ class SearchPrograms:
         self.compile_options = options
 
         def make(function: Callable[..., Any], *static: str, donate: tuple[int, ...] = ()) -> Any:
+            if self._split is not None:
+                return self._split.compile(function, static_argnames=static, donate=donate, **options)
             if self.parts > 1:
                 return compile_by_rows(function, static_argnames=static, donate=donate, **options)
             return jax.jit(function, static_argnames=static, donate_argnums=donate, **options)

@@ -29,6 +29,7 @@ from flaxformer_mt.decoding.sizes import (
 )
 from flaxformer_mt.decoding.small_inputs import SmallInputs
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import (
     NO_TOKEN,
     OVER_CAPACITY,
@@ -82,7 +83,7 @@ class SearchEngine:
         sizes: tuple[int, int],
         source_pad_id: int,
         longest_source: int,
-        spread: bool = False,
+        spread: bool | SplitParameters = False,
         small_inputs: bool = False,
         warn: Callable[[str], None] = warn_user,
     ) -> None:
@@ -94,7 +95,8 @@ class SearchEngine:
           sizes: number of entries of the source and the target vocabulary.
           longest_source: maximum source length in tokens, with eos.
           spread: whether each local device searches a part of the sentences, in batches of
-            options.batch_tokens each; parameters must then come from `replicate_locally`.
+            options.batch_tokens each, or the mesh over which parameters are split; they come from
+            `place_parameters`.
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """

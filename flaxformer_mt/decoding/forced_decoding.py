@@ -16,7 +16,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.sizes import SHORTEST, SearchBatch, plan_batches, round_down
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parallel import SplitParameters, default_platform
 from flaxformer_mt.shapes import Array, Batch
 
 if TYPE_CHECKING:
@@ -72,18 +72,21 @@ class ForcedDecoder:
         bos_id: int,
         longest: tuple[int, int],
         ensemble_mean: str = SearchConfig.ensemble_mean,
+        split: SplitParameters | None = None,
     ) -> None:
         """Builds the networks.
 
         Args:
           sizes: number of entries of the source and the target vocabulary.
           longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
+          split: the mesh over which parameters are split, if they are.
         """
         self._configs = [dataclasses.replace(model, scan_layers=False) for model in models]
         self._sizes = sizes
         self._pad_id, self._bos_id = pad_id, bos_id
         self._longest = longest
         self._ensemble_mean = ensemble_mean
+        self._split = split
         self.compile()
 
     @functools.cached_property
@@ -96,7 +99,8 @@ class ForcedDecoder:
 
     def compile(self, **options: Any) -> None:
         """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
-        self.run = jax.jit(self.read_batch, static_argnames="watched", **options)
+        compile_program = jax.jit if self._split is None else self._split.compile
+        self.run = compile_program(self.read_batch, static_argnames=("watched",), **options)
 
     def read_all(
         self,

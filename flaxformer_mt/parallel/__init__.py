@@ -26,10 +26,17 @@ from flaxformer_mt.parallel.independent_rows import (
 )
 from flaxformer_mt.parallel.mesh import MeshParallel
 from flaxformer_mt.parallel.pmap import PmapParallel
+from flaxformer_mt.parallel.split_parameters import (
+    SplitParameters,
+    place_parameters,
+    split_as_trained,
+    split_for_search,
+)
 
 __all__ = [
     "DeviceLayout",
     "Parallel",
+    "SplitParameters",
     "choose_dtype",
     "choose_layout",
     "compile_by_rows",
@@ -38,7 +45,10 @@ __all__ = [
     "enable_compilation_cache",
     "local_device_count",
     "make_parallel",
+    "place_parameters",
     "replicate_locally",
+    "split_as_trained",
+    "split_for_search",
     "use_cpu_cores_as_devices",
 ]
 

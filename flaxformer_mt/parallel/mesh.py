@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_mt.parallel.backend import Parallel, PartOfBatch, put_rows
 from flaxformer_mt.parallel.sharding_rules import (
+    ACTIVATION_RULES,
     activation_spec,
     describe_placements,
     place_parameters,
@@ -31,14 +32,22 @@ _ROWS = PartitionSpec(_ROW_AXES)
 class _MeshActivations:
     """Pins the shardings of activations on a mesh, except over the axes `mapped`, which a vmap has taken."""
 
-    def __init__(self, sizes: Mapping[str, int], mapped: tuple[str, ...] = ()) -> None:
-        self._sizes, self._mapped = sizes, mapped
-        self._row_axes = tuple(axis for axis in _ROW_AXES if sizes[axis] > 1 and axis not in mapped)
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        mapped: tuple[str, ...] = (),
+        rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES,
+    ) -> None:
+        self._sizes, self._mapped, self._rules = sizes, mapped, rules
+        splits_rows = "B" in rules
+        self._row_axes = tuple(
+            axis for axis in _ROW_AXES if splits_rows and sizes[axis] > 1 and axis not in mapped
+        )
         self.row_parts = math.prod(sizes[axis] for axis in self._row_axes)
 
     def constrain(self, x: Array, axes: str) -> Array:
         """Pin the sharding that `ACTIVATION_RULES` give, by the mesh of the program that is being traced."""
-        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped)
+        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=self._rules)
         return jax.lax.with_sharding_constraint(x, spec)
 
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
@@ -83,7 +92,7 @@ class MeshParallel(Parallel):
 
         @functools.wraps(function)
         def sharded(*arguments: Any) -> Any:
-            with self._activation_sharding():
+            with self.pin_activations():
                 if partial and batch is not None and self.layout.data > 1:
                     results = self._map_parts(function, arguments, batch)
                 else:
@@ -106,15 +115,15 @@ class MeshParallel(Parallel):
             return jax.vmap(apply, spmd_axis_name="data")(parts, jnp.arange(count))
 
     @contextlib.contextmanager
-    def _activation_sharding(self) -> Iterator[None]:
-        """Pin activations while a program is traced; on one device nothing is pinned."""
+    def pin_activations(self, rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES) -> Iterator[None]:
+        """Pin activations by these rules while a program is traced; on one device nothing is pinned."""
         if self.device_count == 1:
             yield
             return
         # The mesh of the context distinguishes the traces of functions that are jitted already.
         with (
             jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh),
-            shard_activations(_MeshActivations(self._sizes)),
+            shard_activations(_MeshActivations(self._sizes, rules=rules)),
         ):
             yield
 

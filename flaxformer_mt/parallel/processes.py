@@ -6,29 +6,27 @@ one process, all functions return without communication.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import jax
 import numpy as np
 
 from flaxformer_mt.errors import TrainingInterrupted, UserError
-from flaxformer_mt.parallel.watchdog import (
-    HEARTBEAT_INTERVAL,
-    HEARTBEAT_TIMEOUT,
-    LOST_PROCESS_STATUS,
-    Watchdog,
-)
+from flaxformer_mt.parallel.watchdog import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, Watchdog
 
 T = TypeVar("T")
 
 # Seconds that processes wait for one that is still working: if it dies, the watchdog ends them sooner.
 _BARRIER_TIMEOUT = 24 * 3600.0
+# The exit status of a process that ends because another one has died.
+LOST_PROCESS_STATUS = 75
 
 
 def connect(
@@ -82,7 +80,8 @@ def connect(
         ) from error
     if jax.process_count() > 1:
         global _watchdog
-        _watchdog = Watchdog(_client())
+        # The current stream: sys.stderr may be redirected later.
+        _watchdog = Watchdog(_client(), functools.partial(_end_this_process, sys.stderr))
         _watchdog.start()
         if not is_first():
             _explain_aborts()
@@ -112,6 +111,18 @@ def _explain_aborts() -> None:
 
 # Callbacks that C code refers to; the list protects them from garbage collection.
 _callbacks: list[Any] = []
+
+
+def _end_this_process(stream: TextIO, lost: str) -> NoReturn:
+    """End this process at once, since its main thread may wait for the dead process forever."""
+    print(
+        f"error: {lost}: it or its machine has died, so this process ends too. "
+        "To resume from the last checkpoint, start the same command again with as many processes as are "
+        "available",
+        file=stream,
+        flush=True,
+    )
+    os._exit(LOST_PROCESS_STATUS)
 
 
 def _reserve_standard_output() -> None:
@@ -199,15 +210,15 @@ def work_in_all(work: Callable[[], T], *, what: str) -> T:
     """
     if process_count() == 1:
         return work()
-    made, problem = None, ""
+    made, report = None, {}
     try:
         made = work()
     except UserError as error:
-        problem = str(error)
-    problems = [message.decode() for message in exchange(problem.encode())]
-    for process, found in enumerate(problems):
-        if found:
-            raise UserError(f"process {process} of {len(problems)} cannot {what}: {found}")
+        report = {"problem": str(error)}
+    reports = [json.loads(message) for message in exchange(json.dumps(report).encode())]
+    for process, each in enumerate(reports):
+        if "problem" in each:
+            raise UserError(f"process {process} of {len(reports)} cannot {what}: {each['problem']}")
     return made  # type: ignore[return-value]
 
 
@@ -220,6 +231,30 @@ def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
     if jax.process_count() > 1:
         barrier = f"flaxformer_mt/{name}/{_count_visit(name)}"
         _client().wait_at_barrier(barrier, timeout_in_ms=int(1000 * seconds))
+
+
+def let_first_conclude(name: str, report: str, conclude: Callable[[list[str]], str]) -> str:
+    """Return, in all processes, what `conclude` makes of the reports of all processes in process 0.
+
+    Uses no device: a thread of each process may call it while the processes compute. `name` distinguishes
+    calls of different kinds, and those of one kind are in the same order in all processes.
+    """
+    if process_count() == 1:
+        return conclude([report])
+    client, timeout = _client(), int(1000 * _BARRIER_TIMEOUT)
+    visit = _count_visit(f"{name}/conclusion")
+    folder = f"flaxformer_mt/{name}/{visit}"
+    if not is_first():
+        client.key_value_set(f"{folder}/{process_index()}", report)
+        return json.loads(client.blocking_key_value_get(f"{folder}/conclusion", timeout))
+    others = [
+        client.blocking_key_value_get(f"{folder}/{process}", timeout) for process in range(1, process_count())
+    ]
+    # All processes have read the conclusion before this one.
+    client.key_value_delete(f"flaxformer_mt/{name}/{visit - 1}/")
+    conclusion = conclude([report, *others])
+    client.key_value_set(f"{folder}/conclusion", json.dumps(conclusion))
+    return conclusion
 
 
 _barrier_visits: dict[str, int] = {}

@@ -9,6 +9,7 @@ sharded like their parameters.
 import math
 import re
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -40,6 +41,15 @@ RULES: tuple[tuple[str, Axes], ...] = (
 # Letter of an activation's axis -> mesh axes; all other letters are not split.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "B": ("data", "fsdp"),
+    "H": ("tensor",),
+    "F": ("tensor",),
+    "V": ("tensor",),
+}
+
+# The same for search with split parameters, in which all devices compute all rows: activations are split as
+# the parameters are that they are multiplied with.
+SEARCH_ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
+    "D": ("fsdp",),
     "H": ("tensor",),
     "F": ("tensor",),
     "V": ("tensor",),
@@ -79,7 +89,12 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
 
 
 def activation_spec(
-    axes: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, mapped: Collection[str] = ()
+    axes: str,
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+    *,
+    mapped: Collection[str] = (),
+    rules: Mapping[str, tuple[str, ...]] = MappingProxyType(ACTIVATION_RULES),
 ) -> PartitionSpec:
     """Return the PartitionSpec of an activation whose dimensions have the letters `axes`.
 
@@ -87,6 +102,7 @@ def activation_spec(
 
     Args:
       mapped: mesh axes that a vmap has taken, over which the array is not split.
+      rules: letter of an axis -> mesh axes.
 
     Raises:
       ValueError: the letters are not as many as the dimensions.
@@ -95,9 +111,7 @@ def activation_spec(
         raise ValueError(f"{axes} names {len(axes)} dimensions, but the array has the shape {shape}")
     split: list[tuple[str, ...] | None] = []
     for letter, size in zip(axes, shape, strict=True):
-        kept = tuple(
-            axis for axis in ACTIVATION_RULES.get(letter, ()) if axis not in mapped and sizes[axis] > 1
-        )
+        kept = tuple(axis for axis in rules.get(letter, ()) if axis not in mapped and sizes[axis] > 1)
         parts = math.prod(sizes[axis] for axis in kept)
         split.append(kept if kept and size % parts == 0 else None)
     return PartitionSpec(*split)

@@ -8,10 +8,10 @@ names the process that has died: the requests of N processes are 2 N per interva
 import atexit
 import json
 import os
-import sys
 import threading
 import time
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -19,8 +19,6 @@ import jax
 HEARTBEAT_INTERVAL = 1.0
 # Seconds without a heartbeat after which a process counts as dead; the variable overrides the default.
 HEARTBEAT_TIMEOUT = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
-# The exit status of a process that ends because another one has died.
-LOST_PROCESS_STATUS = 75
 
 _FOLDER = "flaxformer_mt/alive"
 
@@ -101,11 +99,12 @@ def _describe(process: int, count: int, silence: float) -> str:
 class Watchdog:
     """Thread that exchanges heartbeats, and ends this process when another one has died."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, end: Callable[[str], object]) -> None:
+        """Stores the client of the key-value store, and what ends this process, given who has died."""
         self._index, self._count = jax.process_index(), jax.process_count()
         self._client = client
         self._heartbeats = Heartbeats(client, self._index, self._count)
-        self._stream = sys.stderr  # the current stream: sys.stderr may be redirected later
+        self._end = end
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch-processes", daemon=True)
 
@@ -131,14 +130,3 @@ class Watchdog:
                 if self._index == 0:  # the others read the message before their coordinator ends
                     time.sleep(3 * HEARTBEAT_INTERVAL)
                 self._end(lost)
-
-    def _end(self, lost: str) -> NoReturn:
-        """End this process at once, since its main thread may wait for the dead process forever."""
-        print(
-            f"error: {lost}: it or its machine has died, so this process ends too. "
-            "To resume from the last checkpoint, start the same command again with as many processes as are "
-            "available",
-            file=self._stream,
-            flush=True,
-        )
-        os._exit(LOST_PROCESS_STATUS)

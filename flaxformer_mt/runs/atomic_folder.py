@@ -3,10 +3,10 @@
 Contains the manifest of a folder (file names, sizes and digests; written last) and the renames that publish a
 finished folder. The contents of the files are left to the caller.
 
-A folder NAME is written as `.writing-NAME`, sealed with its manifest, and renamed to NAME. An older NAME that
-it replaces is called `.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME`
-while its files are deleted. A process killed at any moment therefore leaves hidden folders, which
-`sweep_folders` removes, and every visible folder is complete.
+A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
+manifest, and renamed to NAME. An older NAME that it replaces is called `.replaced-NAME` between the two
+renames. A folder to delete is called `.removed-NAME` while its files are deleted. A process killed at any
+moment therefore leaves hidden folders, which `sweep_folders` removes, and every visible folder is complete.
 """
 
 import functools
@@ -15,9 +15,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypedDict
 
 from flaxformer_mt.config.files import read_file
 
@@ -27,31 +28,53 @@ MANIFEST_FORMAT = 1
 _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
 
 
-def begin_folder(final: Path) -> Path:
-    """Creates the empty hidden folder in which `final` is written; deletes one left by an earlier attempt."""
-    temporary = final.with_name(_WRITING + final.name)
+class FileDigest(TypedDict):
+    """Size and digest of a file, as a manifest lists them."""
+
+    bytes: int
+    blake2b: str
+
+
+def begin_folder(final: Path, *, unique: bool = False) -> Path:
+    """Creates the empty hidden folder in which `final` is written; deletes one left by an earlier attempt.
+
+    With `unique`, its name is used only once, and what earlier attempts left is for `sweep_folders`.
+    """
+    suffix = f"-{secrets.token_hex(8)}" if unique else ""
+    temporary = final.with_name(_WRITING + final.name + suffix)
     _delete(temporary)
     temporary.mkdir(parents=True)
     return temporary
 
 
+def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, FileDigest]:
+    """Flushes the files of `folder` to disk; returns their digests by their names relative to `folder`."""
+    files: dict[str, FileDigest] = {}
+    for name, path in _walk_files(folder):
+        if wanted(name):
+            with path.open("rb") as file:
+                digest = _digest_file(file)
+                os.fsync(file.fileno())
+            files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
+    return files
+
+
 def seal_folder(
-    folder: Path, facts: dict[str, Any], *, wanted: Callable[[str], bool] = lambda name: True
+    folder: Path,
+    facts: dict[str, Any],
+    *,
+    wanted: Callable[[str], bool] = lambda name: True,
+    written: Mapping[str, FileDigest] = MappingProxyType({}),
 ) -> None:
     """Flushes all files of `folder` to disk, then writes the manifest that lists them.
 
     Args:
       facts: JSON values that the manifest stores in addition to the list of files.
       wanted: selects the files by their name relative to `folder`.
+      written: files that another process has flushed, with what it has written.
     """
-    files = {}
-    for name, path in _walk_files(folder):
-        if not wanted(name):
-            continue
-        with path.open("rb") as file:
-            digest = _digest_file(file)
-            os.fsync(file.fileno())
-        files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
+    files = dict(written) | digest_files(folder, wanted=lambda name: wanted(name) and name not in written)
+    files = dict(sorted(files.items()))
     body = {"format": MANIFEST_FORMAT, "facts": facts, "files": files}
     unfinished = folder / f".{MANIFEST_NAME}.{secrets.token_hex(4)}"
     with unfinished.open("wb") as file:
@@ -63,9 +86,13 @@ def seal_folder(
         _sync_directory(directory)
 
 
-def publish_folder(final: Path) -> None:
-    """Renames the sealed folder `.writing-NAME` to `final`, replacing whatever has that name."""
-    temporary, replaced = final.with_name(_WRITING + final.name), final.with_name(_REPLACED + final.name)
+def publish_folder(final: Path, written: Path | None = None) -> None:
+    """Renames the sealed folder `written` to `final`, replacing whatever has that name.
+
+    None is the folder `.writing-NAME`.
+    """
+    temporary = final.with_name(_WRITING + final.name) if written is None else written
+    replaced = final.with_name(_REPLACED + final.name)
     if os.path.lexists(final):
         _delete(replaced)
         os.rename(final, replaced)

@@ -1,7 +1,7 @@
 """Checkpoints: named trees of arrays, and the training progress, in RUN/checkpoints/STEP/.
 
-Row 11 of the data path, and the only module that imports orbax. Copies trees to the host to write them, and
-places the arrays that it reads according to the sharding of the target; accepts any tree of arrays.
+Row 11 of the data path. Copies trees to the host to write them, and places the arrays that it reads according
+to the sharding of the target; accepts any tree of arrays. array_files.py contains the form of arrays on disk.
 
     RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
                           progress.json            the training progress, needed to resume
@@ -11,22 +11,20 @@ places the arrays that it reads according to the sharding of the target; accepts
 
 import contextlib
 import json
-import logging
-import os
-import re
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.parallel.processes import wait_for_all
-from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
+from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.runs.shared_save import SharedSave
 from flaxformer_mt.runs.stored_arrays import read_stored_arrays
 from flaxformer_mt.trees import (
     Leaves,
@@ -37,10 +35,10 @@ from flaxformer_mt.trees import (
     copy_to_host,
     flatten_tree,
     is_empty,
-    make_empty,
+    is_finite,
+    make_like,
     make_specs,
     nest_leaves,
-    place_leaf,
     unflatten_like,
 )
 
@@ -54,9 +52,10 @@ class Checkpoints:
     """Reads and writes the checkpoints of one run.
 
     `save` returns once the arrays are on the host, and a thread writes them; every other call waits for that
-    thread and re-raises its exception. Only one process may write to a run at a time; others may read
-    meanwhile. With several JAX processes, all of them call `save`, `average` and `wait`; the first one
-    writes, to a folder that all of them can read.
+    thread and re-raises its exception. Only one job may write to a run at a time; others may read meanwhile.
+    With several JAX processes, all of them call `save`, `average` and `wait`. Each writes its own shards to a
+    shared folder; the first one makes the checkpoint visible once all have written. If one of them fails to
+    write, all raise an exception.
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
@@ -93,16 +92,19 @@ class Checkpoints:
         """
         self._join_writer()
         progress_text = json.dumps(progress, indent=1)
-        leaves = {name: copy_to_host(flatten_tree(tree)) for name, tree in trees.items()}
-        if jax.process_index() == 0:
-            arguments = (step, leaves, progress_text)
-            self._writer = threading.Thread(target=self._write_and_prune, args=arguments, name=f"save-{step}")
-            self._writer.start()
+        leaves = {name: flatten_tree(tree) for name, tree in trees.items()}
+        write: Callable[[], None]
+        if process_count() > 1:
+            write = self._start_shared_save(step, leaves, progress_text)
+        else:
+            write = self._start_save(step, leaves, progress_text)
+        self._writer = threading.Thread(target=self._run_writer, args=(write,), name=f"save-{step}")
+        self._writer.start()
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Stores the scores of a checkpoint that was saved without them; its arrays stay as they are."""
         self._join_writer()
-        if jax.process_index() == 0:
+        if is_first():
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
             with self._explain_failed_write():
@@ -137,20 +139,33 @@ class Checkpoints:
         self._check_fit(folder, wanted)
         trees = {}
         for name, target in targets.items():
-            leaves = _read_leaves(folder, name, wanted[name])
-            likes = flatten_tree(target)
-            trees[name] = unflatten_like(
-                target, {path: place_leaf(leaves[path], likes[path]) for path in likes}
-            )
+            leaves = array_files.read_item(folder / name, wanted[name], flatten_tree(target))
+            trees[name] = unflatten_like(target, leaves)
         return trees, read_progress(folder)
 
+    def parameter_bytes(self, which: int | str) -> int:
+        """The bytes of the parameters that `restore_params` reads.
+
+        Raises:
+          UserError: the checkpoint is absent or damaged.
+        """
+        likes = map(make_like, self._inference_tree(self.resolve(which))[1].values())
+        return sum(like.size * like.dtype.itemsize for like in likes)
+
     def restore_params(
-        self, which: int | str, *, allow_nonfinite: bool = False
+        self,
+        which: int | str,
+        *,
+        allow_nonfinite: bool = False,
+        sharding_of: Callable[[str, tuple[int, ...]], jax.sharding.Sharding] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads the parameters for evaluation and translation, and the progress.
 
-        The parameters are the moving average if the checkpoint has one, as nested dicts of arrays on the
-        default device, regardless of the devices that they were saved from.
+        The parameters are the moving average if the checkpoint has one, as nested dicts of arrays, regardless
+        of the devices that they were saved from.
+
+        Args:
+          sharding_of: the sharding of an array, by its path and shape. None: the default device.
 
         Raises:
           UserError: the checkpoint is absent or damaged, or has NaN or infinite parameters and not
@@ -158,13 +173,15 @@ class Checkpoints:
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
-        filled = {path: spec for path, spec in specs.items() if not is_empty(spec)}
-        leaves = read_stored_arrays(folder / name, filled)
-        if leaves is None or len(filled) < len(specs):
-            leaves = _read_leaves(folder, name, specs)
+        leaves = None if sharding_of is not None else _read_without_orbax(folder / name, specs)
+        if leaves is None:
+            likes = {path: make_like(spec) for path, spec in specs.items()}
+            if sharding_of is not None:
+                likes = {path: x.update(sharding=sharding_of(path, x.shape)) for path, x in likes.items()}
+            leaves = array_files.read_item(folder / name, specs, likes)
         if not allow_nonfinite:
             _check_finite(folder, leaves)
-        return nest_leaves(jax.device_put(dict(leaves))), read_progress(folder)
+        return nest_leaves(leaves), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
@@ -186,9 +203,9 @@ class Checkpoints:
         for step in steps:
             self._check_fit(self._index.folder(step), {name: specs})
         final = self._index.folder(AVERAGE_NAME)
-        if jax.process_index() == 0:
-            read = _read_leaves if allow_nonfinite else _read_finite_leaves
-            tables = (read(self._index.folder(step), name, specs) for step in steps)
+        if is_first():
+            read = array_files.read_item if allow_nonfinite else _read_finite_leaves
+            tables = (read(self._index.folder(step) / name, specs) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
             with self._explain_failed_write():
@@ -256,13 +273,56 @@ class Checkpoints:
                 f"{self._index.describe()}"
             ) from error
 
-    def _write_and_prune(self, step: int, trees: dict[str, Leaves], progress_text: str) -> None:
+    def _run_writer(self, write: Callable[[], None]) -> None:
         try:
-            self._sweep()
-            _write_checkpoint(self._index.folder(step), trees, progress_text)
-            self._prune(step)
+            write()
         except Exception as error:  # re-raised by `_join_writer` in the training thread
             self._error = error
+
+    def _start_save(self, step: int, trees: dict[str, Leaves], progress_text: str) -> Callable[[], None]:
+        """Copies the trees to the host; returns the function that writes them."""
+        copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
+
+        def write() -> None:
+            self._sweep()
+            _write_checkpoint(self._index.folder(step), copies, progress_text)
+            self._prune(step)
+
+        return write
+
+    def _start_shared_save(
+        self, step: int, trees: dict[str, Leaves], progress_text: str
+    ) -> Callable[[], None]:
+        """Starts to write the shards of this process; returns the function that waits for the checkpoint."""
+        final = self._index.folder(step)
+
+        def begin() -> Path:
+            with self._explain_failed_write():
+                self._sweep()
+                # A process of an earlier job that has not ended yet must not write into this folder.
+                folder = atomic_folder.begin_folder(final, unique=True)
+                for name in filled:
+                    (folder / name).mkdir()
+                return folder
+
+        def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
+            with name_full_disk(folder):
+                _seal(folder, specs, progress_text, written)
+            atomic_folder.publish_folder(final, folder)
+            self._prune(step)
+
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        filled = {name: kept for name, leaves in trees.items() if (kept := _without_empty(leaves))}
+        shared = SharedSave(filled, begin=begin, publish=publish)
+
+        def write() -> None:
+            try:
+                shared.complete()
+            except BaseException:
+                self._swept = False  # the next save removes what is left
+                raise
+
+        return write
 
     def _prune(self, step: int) -> None:
         for other in self._index.removable(step, keep_last=self._keep_last):
@@ -270,7 +330,7 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         # only before the first save: a reader must not remove what another process is writing
-        if not self._swept and jax.process_index() == 0:
+        if not self._swept and is_first():
             atomic_folder.sweep_folders(self.directory)
         self._swept = True
 
@@ -302,89 +362,51 @@ class Checkpoints:
         return name, stored[name]
 
 
+def _without_empty(leaves: Leaves) -> Leaves:
+    """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
+    return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}
+
+
 def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
     folder = atomic_folder.begin_folder(final)
     with name_full_disk(folder):
         for name, leaves in trees.items():
-            # orbax stores neither empty arrays nor empty trees; the manifest describes them completely
-            filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
-            if filled:
-                _save_item(folder / name, filled)
-        (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
+            if filled := _without_empty(leaves):
+                array_files.write_item(folder / name, filled)
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        atomic_folder.seal_folder(folder, {"trees": specs})
+        _seal(folder, specs, progress_text)
     atomic_folder.publish_folder(final)
 
 
-def _save_item(folder: Path, leaves: Leaves) -> None:
-    try:
-        _make_checkpointer().save(folder, nest_leaves(leaves))
-    except (ValueError, RuntimeError) as error:
-        # the storage library below orbax reports a full or read-only disk only in the text of its message
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+def _seal(
+    folder: Path,
+    specs: dict[str, Specs],
+    progress_text: str,
+    written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
+) -> None:
+    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
+    atomic_folder.seal_folder(folder, {"trees": specs}, written=written)
 
 
-def _read_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp
+def _read_without_orbax(item: Path, specs: Specs) -> Leaves | None:
+    """The arrays on the default device, read by tensorstore alone; None for what only orbax reads."""
+    if any(map(is_empty, specs.values())):
+        return None
+    leaves = read_stored_arrays(item, specs)
+    return None if leaves is None else jax.device_put(dict(leaves))
 
-    filled = {
-        path: ocp.RestoreArgs(restore_type=np.ndarray) for path, spec in specs.items() if not is_empty(spec)
-    }
-    leaves = {path: make_empty(spec) for path, spec in specs.items() if path not in filled}
-    if filled:
-        arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
-        leaves.update(flatten_tree(_make_checkpointer().restore(folder / name, args=arguments)))
+
+def _read_finite_leaves(item: Path, specs: Specs) -> Leaves:
+    leaves = array_files.read_item(item, specs)
+    _check_finite(item.parent, leaves)
     return leaves
 
 
-def _read_finite_leaves(folder: Path, name: str, specs: Specs) -> dict[str, np.ndarray]:
-    leaves = _read_leaves(folder, name, specs)
-    _check_finite(folder, leaves)
-    return leaves
-
-
-def _check_finite(folder: Path, leaves: dict[str, np.ndarray]) -> None:
-    bad = [path for path, leaf in leaves.items() if not np.isfinite(leaf).all()]
+def _check_finite(folder: Path, leaves: Leaves) -> None:
+    bad = [path for path, leaf in leaves.items() if not is_finite(leaf)]
     if bad:
         raise UserError(
             f"checkpoint {folder.name} of {folder.parent} has NaN or infinite values in {len(bad)} of "
             f"{len(leaves)} arrays of parameters, first in {bad[0]}; use another --checkpoint, or give "
             "--allow_nonfinite to translate, score, evaluate or average with it"
         )
-
-
-def _ignore_late_writes() -> None:
-    """Hides what the storage library below orbax prints when one of several writes has failed.
-
-    Orbax then closes its event loop, and each other write that ends later calls it, in a thread of its own:
-    Python prints that traceback. The error itself is raised where orbax was called.
-    """
-    previous = sys.unraisablehook
-    if getattr(previous, "ignores_late_writes", False):
-        return
-
-    def show(unraisable: Any) -> None:
-        trace = unraisable.exc_traceback
-        where = "" if trace is None else trace.tb_frame.f_code.co_name
-        if (str(unraisable.exc_value), where) != ("Event loop is closed", "call_soon_threadsafe"):
-            previous(unraisable)
-
-    show.ignores_late_writes = True  # type: ignore[attr-defined]
-    sys.unraisablehook = show
-
-
-def _make_checkpointer() -> Any:
-    import orbax.checkpoint as ocp
-
-    _ignore_late_writes()
-    # orbax logs its progress, and a traceback of each exception that it raises; the exception is enough
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    # each process reads and writes alone: the writing process has gathered all arrays on its host
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
-    )

@@ -16,9 +16,9 @@ from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
-from flaxformer_mt.parallel import choose_dtype, default_platform
+from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.kept_programs import keep_json
-from flaxformer_mt.parallel.processes import decide_once
+from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
 from flaxformer_mt.vocab import Vocabs
@@ -43,6 +43,8 @@ class TrainedModel:
     checkpoint: str
     # The training progress that the checkpoint stores.
     progress: dict[str, Any]
+    # The mesh over which the parameters are split; None: they are whole on the default device.
+    split: SplitParameters | None = None
 
     def make_model(self, **changes: Any) -> "Model":
         """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
@@ -75,6 +77,7 @@ def load_trained(
     checkpoint: str | None = None,
     dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
+    may_split: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
     """Loads a trained model from a run directory.
@@ -88,6 +91,7 @@ def load_trained(
       dtype: the data type of activations and products. None: that of the run's config, or float32 on a CPU
         without instructions for bfloat16.
       allow_nonfinite: whether parameters may be NaN or infinite.
+      may_split: whether to split parameters that are too large for one device over all devices.
 
     Raises:
       UserError: the run directory or the checkpoint is absent, or the parameters do not match the config, or
@@ -102,12 +106,23 @@ def load_trained(
         return [which, checkpoints.resolve(which).name]
 
     which, folder_name = decide_once(choose)
-    params, progress = checkpoints.restore_params(folder_name, allow_nonfinite=allow_nonfinite)
+    what = f"read checkpoint {folder_name}, which process 0 has chosen"
+    split = None
+    if may_split:
+        size = work_in_all(lambda: checkpoints.parameter_bytes(folder_name), what=what)
+        split = split_for_search(config, size)
+    sharding_of = None if split is None else split.sharding_of
+    params, progress = work_in_all(
+        lambda: checkpoints.restore_params(
+            folder_name, allow_nonfinite=allow_nonfinite, sharding_of=sharding_of
+        ),
+        what=what,
+    )
     if is_stacked(params):
         params = unstack_layers(params)
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
-    trained = TrainedModel(config, vocabs, params, which, progress)
+    trained = TrainedModel(config, vocabs, params, which, progress, split)
     if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(
             f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "

@@ -157,7 +157,7 @@ def _train(
     train, progress, state = config.train, setup.progress, setup.state
     validate_params = None
     if setup.prepared.valid_pairs is not None:
-        validate_params = Validation(config, setup.prepared, setup.model, setup.parallel)
+        validate_params = Validation(config, setup.prepared, setup.model, setup.parallel, like=state.params)
     if validate_params is not None and _starts_from_import(checkpoints, progress):
         # Training may not improve on the imported model, which then stays the best.
         _evaluate(validate_params, state, progress, tracker, train.best_metric)

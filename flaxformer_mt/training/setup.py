@@ -21,7 +21,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
-from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first
+from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
@@ -156,14 +156,25 @@ def load_state(
 ) -> tuple[TrainState, TrainProgress]:
     """The newest checkpoint's state on the devices of `parallel`, or an initial state where there is none.
 
-    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes.
+    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
+    of them read it or none.
 
     Raises:
-      UserError: there are checkpoints, but each is damaged or of another structure.
+      UserError: there are checkpoints, but each is damaged or of another structure, or some process cannot
+        read the one that process 0 has chosen.
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
         return parallel.init(make_state), TrainProgress()
+    return work_in_all(
+        lambda: _restore_state(checkpoints, parallel, make_state, step),
+        what=f"read checkpoint {step}, from which process 0 resumes training",
+    )
+
+
+def _restore_state(
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
+) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
         state = parallel.init(make_state)
         params = _restore_imported(checkpoints, parallel, state.params)

@@ -15,7 +15,7 @@ from flaxformer_mt.evaluation.metrics import choose_tokenizer
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.evaluation.translation_files import Translations
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import Parallel, replicate_locally
+from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.translation.translator import Translator
 
@@ -29,7 +29,14 @@ class Validation:
     For a language model, which does not translate: loss, accuracy and perplexity.
     """
 
-    def __init__(self, config: Config, prepared: Prepared, model: Any, parallel: Parallel) -> None:
+    def __init__(
+        self, config: Config, prepared: Prepared, model: Any, parallel: Parallel, *, like: Any
+    ) -> None:
+        """Compiles nothing yet; a model that is too large for one device is searched as it is split.
+
+        Args:
+          like: the parameters, of which only the sizes are used.
+        """
         assert prepared.valid_pairs is not None and prepared.valid is not None
         vocab = prepared.vocabs.target
         self._config = config
@@ -42,7 +49,7 @@ class Validation:
         )
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
-        self._unstack = jax.jit(unstack_layers)
+        self._unstack = parallel.compile(unstack_layers)
         # Some sentences of the last evaluation, the same ones each time.
         self.samples: list[Sample] = []
         self._translator = None
@@ -57,11 +64,12 @@ class Validation:
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
         # Decoding takes parameters with one subtree per layer.
         unstacked = dataclasses.replace(config.model, scan_layers=False)
+        self._split = split_as_trained(parallel, sum(leaf.nbytes for leaf in jax.tree.leaves(like)))
         self._translator = Translator(
             dataclasses.replace(config, search=greedy, model=unstacked),
             None,
             prepared.vocabs,
-            spread=True,
+            spread=self._split or True,
             warn=ignored.append,
         )
 
@@ -79,7 +87,9 @@ class Validation:
             self._references,
             lowercase=train.lowercase,
             tokenize=self._tokenize,
-            params=replicate_locally(self._unstack(params) if self._config.model.scan_layers else params),
+            params=place_parameters(
+                self._unstack(params) if self._config.model.scan_layers else params, self._split or True
+            ),
         )
         self.samples = choose_samples(evaluation)
         scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}

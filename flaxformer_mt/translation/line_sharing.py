@@ -13,20 +13,21 @@ from flaxformer_mt.parallel.processes import exchange, process_count, process_in
 from flaxformer_mt.translation.result import Translation
 
 
-def own_share() -> slice:
+def own_share(*, together: bool = False) -> slice:
     """Returns the slice of a list of sentences that this process translates.
 
-    Of three processes, the second has sentences 1, 4, 7, ...
+    Of three processes, the second has sentences 1, 4, 7, ...; all have all sentences if they translate each
+    sentence `together`, with parameters that are split over them.
     """
-    return slice(process_index(), None, process_count())
+    return slice(None) if together else slice(process_index(), None, process_count())
 
 
-def gather_translations(share: Sequence[Translation]) -> list[Translation]:
+def gather_translations(share: Sequence[Translation], *, together: bool = False) -> list[Translation]:
     """Returns the translations of all sentences, in order, given those of this process's `own_share`.
 
     All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
     """
-    if process_count() == 1:
+    if process_count() == 1 or together:
         return list(share)
     message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
     shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]

@@ -23,7 +23,7 @@ from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
-from flaxformer_mt.parallel import enable_compilation_cache
+from flaxformer_mt.parallel import SplitParameters, enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
@@ -57,12 +57,14 @@ class TokenScorer:
         *,
         longest: tuple[int, int],
         warn: Warn,
+        spread: bool | SplitParameters = False,
     ) -> None:
         """Builds the networks.
 
         Args:
           longest: maximum source and target length, in tokens with eos.
           warn: receives a warning if the device runs out of memory with batches of search.batch_tokens.
+          spread: the mesh over which parameters are split, if they are.
         """
         self.options = search
         self.decoder = ForcedDecoder(
@@ -72,6 +74,7 @@ class TokenScorer:
             bos_id=vocabs.target.bos_id,
             longest=longest,
             ensemble_mean=search.ensemble_mean,
+            split=spread if isinstance(spread, SplitParameters) else None,
         )
         self._budget = TokenBudget(search.batch_tokens, warn=warn)
         covers = search.method == "beam" and search.coverage_penalty > 0

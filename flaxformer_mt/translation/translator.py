@@ -6,7 +6,7 @@ Row 12 of the data path. Every line gives exactly one line, in order; all lines 
 
 import collections
 import dataclasses
-import hashlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,8 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
-from flaxformer_mt.parallel import enable_compilation_cache, replicate_locally, use_cpu_cores_as_devices
+from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
+from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
@@ -33,6 +34,7 @@ from flaxformer_mt.translation.line_sharing import gather_translations, own_shar
 from flaxformer_mt.translation.result import FAILED, Translation
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
+from flaxformer_mt.trees import digest_leaves
 from flaxformer_mt.vocab import Vocabs
 
 
@@ -58,7 +60,7 @@ class Translator:
         checkpoint: str = "",
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
-        spread: bool = False,
+        spread: bool | SplitParameters = False,
         small_inputs: bool = False,
         warn: Warn = warn_user,
     ) -> None:
@@ -70,8 +72,8 @@ class Translator:
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
             only their beginning is translated.
-          spread: whether each local device searches a part of each batch; parameters that are passed to a
-            call must then come from `replicate_locally`.
+          spread: whether each local device searches a part of each batch, or the mesh over which parameters
+            are split; parameters that are passed to a call must come from `place_parameters`.
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           warn: receives one warning per call or window that names the lines that were split or cut, or whose
             translations lack required phrases; and one when the device first runs out of memory with batches
@@ -88,9 +90,13 @@ class Translator:
         self.checkpoint = checkpoint
         self.warn = warn
         self._long_lines: LongLines = long_lines
-        place = replicate_locally if spread else jax.device_put
+        self._together = isinstance(spread, SplitParameters)
+        place = functools.partial(place_parameters, spread=spread)
         self._params = None if params is None else place(cast_kernels(params, config.model.dtype))
         self._others = tuple(place(cast_kernels(m.params, m.config.model.dtype)) for m in ensemble)
+        self._digest = ""
+        if isinstance(spread, SplitParameters):
+            self._digest = spread.digest((self._params, self._others))
         self.search = SearchEngine(
             self.models,
             config.search,
@@ -108,6 +114,7 @@ class Translator:
             vocabs,
             longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
+            spread=spread,
         )
 
     @classmethod
@@ -127,20 +134,17 @@ class Translator:
         """Loads a trained model from a run directory.
 
         Args:
-          checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if
-            that checkpoint is absent (training is still running, or was interrupted), best or last, with a
-            warning.
+          checkpoint, dtype, allow_nonfinite: see `load_trained`; the last two apply to the whole ensemble.
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
-          spread: see `Translator`. On a CPU, each of the first four cores becomes a device that searches a
-            part of each batch, unless JAX has computed before. All callers share the programs compiled so.
-          dtype, allow_nonfinite: see `load_trained`; they apply to the whole ensemble.
+          spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
+            one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
+            has computed before. All callers share the programs compiled so.
 
         Raises:
-          UserError: the run directory or the checkpoint is absent, the parameters do not match the config,
-            the run is a language model, the search options are invalid, or the vocabularies of an ensemble
-            differ.
+          UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
+            the vocabularies of an ensemble differ.
         """
         if spread:
             use_cpu_cores_as_devices()
@@ -155,7 +159,9 @@ class Translator:
         enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
-        trained = _on_host(load_trained(run_dir, checkpoint=checkpoint, **load))
+        trained = load_trained(run_dir, checkpoint=checkpoint, may_split=spread, **load)
+        if trained.split is None:
+            trained = _on_host(trained)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
         members = [_on_host(load_named(name, **load)) for name in ensemble]
         return cls(
@@ -165,8 +171,8 @@ class Translator:
             checkpoint=trained.checkpoint,
             ensemble=members,
             long_lines=long_lines,
-            spread=spread,
-            small_inputs=True,
+            spread=trained.split or spread,
+            small_inputs=trained.split is None,
             warn=warn,
         )
 
@@ -188,13 +194,10 @@ class Translator:
 
     def describe(self) -> dict[str, Any]:
         """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
-        digest = hashlib.blake2b(digest_size=16)
-        for leaf in jax.tree.leaves(self.all_params):
-            digest.update(np.ascontiguousarray(leaf).tobytes())
         models = [dataclasses.asdict(model) for model in self.models]
         return {
             "checkpoint": self.checkpoint,
-            "parameters": digest.hexdigest(),
+            "parameters": self._digest or digest_leaves(self.all_params),
             "vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint],
             "models": models,
             "longest_source": self.config.data.max_source_length,
@@ -294,7 +297,7 @@ class Translator:
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
         sentences = self._make_sentences(parts, constraints, first_line)
-        share = own_share()
+        share = own_share(together=self._together)
         numbers = [part.line for part in parts[share]]
         translations = self._search(sentences[share], constraints.n_best, all_params, numbers)
         # Blank lines, and those of other processes.
@@ -304,7 +307,7 @@ class Translator:
             items = [Annotated(p.ids, p.text, t) for p, t in pairs]
             options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
             translations = annotate(items, notes, **options, params=all_params)
-        translations = gather_translations(translations)
+        translations = gather_translations(translations, together=self._together)
         self._warn_of_failures(
             [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         )

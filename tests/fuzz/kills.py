@@ -23,7 +23,7 @@ MOMENTS = {
     "the vocabulary": ("flaxformer_mt.data.prepare._find_vocabs",),
     "the token store": ("flaxformer_mt.data.token_store._write_store",),
     "the run's config": ("flaxformer_mt.data.prepare.open_run",),
-    "a checkpoint written": ("flaxformer_mt.runs.checkpoints._save_item",),
+    "a checkpoint written": ("flaxformer_mt.runs.array_files.write_item",),
     "a checkpoint sealed": ("flaxformer_mt.runs.checkpoints.atomic_folder.seal_folder",),
     "a checkpoint published": ("flaxformer_mt.runs.checkpoints.atomic_folder.publish_folder",),
     "an old checkpoint removed": ("flaxformer_mt.runs.checkpoints.atomic_folder.remove_folder",),

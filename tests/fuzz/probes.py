@@ -153,7 +153,7 @@ def final_state(run: Path, *, last: int = 0) -> dict[str, Any]:
 
 def state_digest(folder: Path) -> str:
     """Of all arrays of a checkpoint, optimizer state included, bit for bit."""
-    from flaxformer_mt.runs import atomic_folder, checkpoints
+    from flaxformer_mt.runs import array_files, atomic_folder
 
     assert not atomic_folder.find_damage(folder), folder
     trees = atomic_folder.read_facts(folder)["trees"]
@@ -161,7 +161,7 @@ def state_digest(folder: Path) -> str:
         *(
             part
             for name in sorted(trees)
-            for item in sorted(checkpoints._read_leaves(folder, name, trees[name]).items())
+            for item in sorted(array_files.read_item(folder / name, trees[name]).items())
             for part in item
         )
     )

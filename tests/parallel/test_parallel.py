@@ -34,13 +34,13 @@ from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 from flaxformer_mt.translation import scorer, translator
 
-V, STEPS = 20, 20
+V, STEPS = 24, 20
 # No size of the model has the factor 7: a dimension that ROWS divides carries the rows of a whole batch.
 ROWS, PART = 56, 7
 CONFIG = Config(
     data=DataConfig(row_multiple=8),
     model=ModelConfig(
-        num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=4, ffn_dim=24, dropout_rate=0.0
+        num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=8, ffn_dim=24, dropout_rate=0.0
     ),
     # Biases of keys have no gradient but rounding, which Adam would blow up were epsilon not far above it.
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.9, epsilon=1e-3),
@@ -53,9 +53,9 @@ LAYOUTS = {
     "pmap 8": ParallelConfig(backend="pmap"),
     "data 8": ParallelConfig(backend="mesh"),
     "fsdp 8": ParallelConfig(fsdp=8),
+    "tensor 8": ParallelConfig(tensor=8),
     "2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2),
 }
-MESHES = ("one", "data 8", "fsdp 8", "2 x 2 x 2")
 DROPOUT = 0.3
 # Collectives of an update, by kind, in JAX 0.10; later compilers combine some.
 COLLECTIVES: dict[str, dict[str, int]] = {
@@ -64,6 +64,8 @@ COLLECTIVES: dict[str, dict[str, int]] = {
     "data 8": {"all-reduce": 1},
     # Of parameters and their gradients.
     "fsdp 8": {"all-gather": 12, "all-reduce": 14},
+    # Of activations, of the rows of the whole batch.
+    "tensor 8": {"all-reduce": 99},
     # Of parameters over fsdp, of activations over tensor, of gradients over data.
     "2 x 2 x 2": {"all-gather": 12, "all-reduce": 25},
 }
@@ -182,6 +184,8 @@ def test_parts_of_a_batch_train_as_the_batch_does(runs):
         state, metrics = update(state, sums)
         losses.append(float(metrics.loss_sum / metrics.weight))
     np.testing.assert_allclose(losses, one.losses, rtol=1e-5)
+    for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
 
 
 def test_devices_of_a_pmap_draw_dropout_of_their_own():
@@ -221,7 +225,9 @@ def test_fsdp_keeps_an_eighth_of_the_parameters_on_each_device():
     assert own / sum(leaf.size for leaf in leaves) == pytest.approx(1 / 8, rel=0.1)
 
 
-@pytest.mark.parametrize(("name", "share"), [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), ("2 x 2 x 2", 4)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), ("tensor 8", 8), ("2 x 2 x 2", 4)]
+)
 def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
     """After twenty updates the moments and the average are split as the parameters are."""
     run = runs[name]

@@ -22,6 +22,7 @@ import optax
 import pytest
 
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -389,7 +390,7 @@ def refuse_writes(patch, place: str) -> None:
     if owner == "storage":
         kind, make = (
             {"value": ValueError, "runtime": RuntimeError}[name],
-            checkpoint_module._make_checkpointer,
+            array_files._make_checkpointer,
         )
 
         def save(folder, tree):
@@ -398,7 +399,7 @@ def refuse_writes(patch, place: str) -> None:
         storage = SimpleNamespace(
             save=save, restore=lambda *given, **options: make().restore(*given, **options)
         )
-        patch.setattr(checkpoint_module, "_make_checkpointer", lambda: storage)
+        patch.setattr(array_files, "_make_checkpointer", lambda: storage)
     else:
         patch.setattr({"Path": Path, "os": os, "shutil": shutil}[owner], name, full)
 
@@ -452,7 +453,7 @@ def test_writes_that_end_after_a_failed_one_print_nothing(tmp_path, capfd, monke
 
 
 def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch):
-    def fail(*args):
+    def fail(*args, **options):
         raise ZeroDivisionError("a defect")
 
     checkpoints = save_steps(tmp_path, {1: 1.0})

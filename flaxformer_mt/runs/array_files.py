@@ -1,0 +1,184 @@
+"""Tables of arrays as orbax items on disk: written by one process or by all, read into any sharding.
+
+The only module that imports orbax. An item is a folder; it knows neither the other files of a checkpoint nor
+how a checkpoint becomes visible.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxformer_mt.trees import Leaves, Specs, flatten_tree, is_empty, make_empty, nest_leaves, place_leaf
+
+
+def write_item(folder: Path, leaves: Leaves) -> None:
+    """Writes host arrays as the item `folder`; other processes take no part.
+
+    Raises:
+      OSError: the disk is full or read-only.
+    """
+    with _raise_storage_errors(folder):
+        _make_checkpointer().save(folder, nest_leaves(leaves))
+
+
+def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
+    """Starts to write this process's shards of an item, which all processes write together.
+
+    Returns once the shards are copied to the host, so that their buffers may be donated or overwritten. On
+    accelerators this is the only copy in host memory. Of replicated arrays, each process writes a part.
+
+    Args:
+      folder: the item, an empty folder that all processes see.
+      leaves: arrays of any sharding, or numbers; the same paths, shapes and shardings in all processes.
+
+    Returns:
+      A function that waits until the shards are on disk.
+
+    Raises:
+      OSError: the disk is full or read-only; also raised by the function that is returned.
+    """
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    _quieten()
+    tree = nest_leaves({path: _own_copy(leaf) for path, leaf in leaves.items()})
+    handler = _make_shared_handler()
+
+    def start() -> list[Any]:
+        args = ocp.args.PyTreeSave(tree)
+        return asyncio.run(handler.async_save(epath.Path(folder), args=args)) or []
+
+    with _raise_storage_errors(folder), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # In a thread of its own: the caller may run an event loop, as notebooks do.
+        writes = pool.submit(start).result()
+
+    def wait() -> None:
+        with _raise_storage_errors(folder):
+            for write in writes:
+                write.result()
+
+    return wait
+
+
+def finish_shared_item(folder: Path) -> None:
+    """Completes an item once all processes have written their shards; only process 0 calls it."""
+    from etils import epath
+
+    with _raise_storage_errors(folder):
+        _make_shared_handler().finalize(epath.Path(folder))
+
+
+def is_written_by(name: str, process: int) -> bool:
+    """Returns whether a file of a shared item, by its path in it or above it, is written by this process."""
+    return f"ocdbt.process_{process}" in name.split("/")
+
+
+def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
+    """Reads arrays bit for bit; other processes take no part.
+
+    Args:
+      specs: of all arrays of the item, empty ones included, which orbax does not store.
+      likes: for each path, the target: an array is placed on the sharding of a jax.Array or ShapeDtypeStruct,
+        or the default device if that is None, and each device reads its shards only. None, and other kinds of
+        targets: numpy arrays.
+    """
+    import orbax.checkpoint as ocp
+
+    likes = likes or {}
+    filled = {}
+    for path in (path for path, spec in specs.items() if not is_empty(spec)):
+        like = likes.get(path)
+        filled[path] = ocp.RestoreArgs(restore_type=np.ndarray)
+        if isinstance(like, jax.Array | jax.ShapeDtypeStruct) and like.sharding is not None:
+            filled[path] = ocp.ArrayRestoreArgs(
+                restore_type=jax.Array, sharding=like.sharding, global_shape=like.shape, dtype=like.dtype
+            )
+    leaves = {path: make_empty(spec) for path, spec in specs.items() if path not in filled}
+    if filled:
+        arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
+        leaves.update(flatten_tree(_make_checkpointer().restore(folder, args=arguments)))
+    return {
+        path: leaf if isinstance(leaf, jax.Array) else place_leaf(leaf, likes.get(path))
+        for path, leaf in leaves.items()
+    }
+
+
+def _own_copy(leaf: Any) -> Any:
+    """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
+    if leaf.sharding.device_set and next(iter(leaf.sharding.device_set)).platform != "cpu":
+        return leaf  # orbax copies its shards from the devices
+    copies = [
+        jax.device_put(np.array(shard.data, copy=True), shard.device) for shard in leaf.addressable_shards
+    ]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, copies)
+
+
+@contextlib.contextmanager
+def _raise_storage_errors(folder: Path) -> Iterator[None]:
+    """Raises as OSError what the storage library below orbax reports only in the text of its message."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+
+
+def _ignore_late_writes() -> None:
+    """Hides what the storage library below orbax prints when one of several writes has failed.
+
+    Orbax then closes its event loop, and each other write that ends later calls it, in a thread of its own:
+    Python prints that traceback. The error itself is raised where orbax was called.
+    """
+    previous = sys.unraisablehook
+    if getattr(previous, "ignores_late_writes", False):
+        return
+
+    def show(unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        where = "" if trace is None else trace.tb_frame.f_code.co_name
+        if (str(unraisable.exc_value), where) != ("Event loop is closed", "call_soon_threadsafe"):
+            previous(unraisable)
+
+    show.ignores_late_writes = True  # type: ignore[attr-defined]
+    sys.unraisablehook = show
+
+
+def _quieten() -> None:
+    _ignore_late_writes()
+    # orbax logs its progress, and a traceback of each exception that it raises; the exception is enough
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
+def _make_checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    _quieten()
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+    )
+
+
+def _make_shared_handler() -> Any:
+    import orbax.checkpoint as ocp
+
+    # orbax waits for no other process here: checkpoints.py does, without involving any device
+    together = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes=set(range(jax.process_count()))
+    )
+    return ocp.PyTreeCheckpointHandler(multiprocessing_options=together)

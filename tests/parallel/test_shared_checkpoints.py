@@ -1,0 +1,102 @@
+"""Checkpoints that two processes write together: on any layout, whoever is killed, whatever is damaged."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked_job import (
+    ANY,
+    MOMENTS,
+    SHARED,
+    Jobs,
+    check_params,
+    check_state,
+    open_jobs,
+    save_params,
+    save_state,
+)
+from test_parallel import LAYOUTS
+from test_processes import CONFIG
+
+from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.runs.checkpoints import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    with open_jobs() as jobs:
+        yield jobs
+
+
+def save_alone(run: Path, layout: str, step: int) -> None:
+    checkpoints = Checkpoints(run)
+    save_state(checkpoints, layout, step)
+    checkpoints.wait()
+
+
+def test_checkpoints_move_between_layouts_of_one_and_two_processes(jobs, tmp_path):
+    """Six layouts of one process and five of two, each onto each, bit for bit."""
+    save_params(tmp_path, "one", LAYOUTS)
+    jobs.run("move", folder=str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == len(LAYOUTS) + len(SHARED) == 11
+    for source in SHARED:
+        folder = tmp_path / f"two {source}" / "checkpoints" / "7"
+        assert not list(folder.parent.glob(".*")) and not atomic_folder.find_damage(folder)
+        for layout in LAYOUTS:
+            check_params(tmp_path / f"two {source}", layout)
+        written = [sum(f.stat().st_size for f in folder.glob(f"*/ocdbt.process_{i}/d/*")) for i in range(2)]
+        assert min(written) > 0.2 * sum(written), f"each process writes its share: {source} {written}"
+
+
+def test_processes_resume_from_the_step_that_process_0_has_chosen(jobs, tmp_path):
+    """Whichever of them sees the newest checkpoint damaged."""
+    for step in (1, 2):
+        save_alone(tmp_path, "fsdp 8", step)
+    for printed in jobs.run("see_damage", run=str(tmp_path), by=0):
+        assert printed == "step 1\n"
+    for printed in jobs.run("see_damage", 2, 2, run=str(tmp_path), by=1):
+        assert printed.count("\n") == 1 and printed.startswith(
+            "error: process 1 of 2 cannot read checkpoint 2, from which process 0 resumes training: "
+            f"checkpoint 2 of {tmp_path / 'checkpoints'} is damaged: file x is missing; "
+        )
+
+
+def test_training_ends_with_one_line_if_a_process_cannot_read_the_checkpoint(
+    jobs, tiny_config, tiny_run, tmp_path
+):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    (tmp_path / "run" / "report.json").unlink()
+    config = to_dict(tiny_config)
+    config["parallel"] |= {"devices": 0, "fsdp": 8}
+    (tmp_path / "fsdp.py").write_text(CONFIG.format(values=config), encoding="utf-8")
+    flags = ["train", f"--config={tmp_path / 'fsdp.py'}", f"--run={tmp_path / 'run'}"]
+    for printed in jobs.run("command", 2, 2, flags=flags, damaged=1):
+        (line,) = [line for line in printed.split("\n") if line.startswith("error: ")]
+        assert "process 1 of 2 cannot read checkpoint 48, from which process 0 resumes training" in line
+        assert "Traceback" not in printed
+
+
+def test_killed_processes_lose_nothing(jobs, tmp_path):
+    """One run, in which each process is killed at each moment in which it can be."""
+    run = tmp_path / "run"
+    save_alone(run, "one", 1)
+    killed = [(victim, moment) for victim in (0, 1) for moment in MOMENTS]
+    killed = [
+        (victim, moment) for victim, moment in killed if victim == 0 or moment in ("shards", "reported")
+    ]
+    newest = 1
+    for victim, moment in killed:
+        # JAX ends a process whose coordinator has died; the other way round it takes half a minute.
+        statuses = [ANY, ANY]
+        statuses[victim] = -signal.SIGALRM if moment == "reported" else -signal.SIGKILL
+        jobs.run("fill", *statuses, run=str(run), steps=newest + 9, victim=victim, moment=moment)
+        before, newest = newest, Checkpoints(run).newest_undamaged()
+        published = moment in ("removal", "reported")
+        assert newest == before + 1 + (moment == "removal") or (published and newest == before + 2), moment
+        assert check_state(run, "one") == newest
+    jobs.run("fill", run=str(run), steps=newest + 1, victim=-1, moment="")
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [str(newest), str(newest + 1)]
+    assert check_state(run, "pmap 8") == newest + 1
