@@ -54,6 +54,32 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
         raise
 
 
+def find_cloud_path(path: str | Path) -> str:
+    """What is wrong with a path such as gs://bucket/run; "" if it is one of a file system.
+
+    As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
+    """
+    found = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
+    if found is None or Path(path).exists():
+        return ""
+    return (
+        f"{found[1]}://{str(path)[found.end() :]} is in an object store, which has neither the renames nor "
+        "the locks that keep runs and caches intact; give a folder of a local or shared file system, and "
+        "copy it with a tool of the store, such as `gcloud storage rsync` or `aws s3 sync`"
+    )
+
+
+def local_path(path: str | Path) -> Path:
+    """The path with its ~ expanded.
+
+    Raises:
+      UserError: it is that of an object store, such as gs://bucket/run.
+    """
+    if problem := find_cloud_path(path):
+        raise UserError(problem)
+    return Path(path).expanduser()
+
+
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(message, FlaxformerWarning, stacklevel=3)

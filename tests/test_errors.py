@@ -12,7 +12,12 @@ import pytest
 from flaxformer_mt import errors
 from flaxformer_mt.commands import launch
 from flaxformer_mt.commands.doctor import EXTRAS
-from flaxformer_mt.errors import command_line, install_command
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import Config, DataConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.errors import UserError, command_line, install_command, local_path
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.training.loop import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -107,3 +112,28 @@ def test_a_python_without_the_packages_gets_one_line(tmp_path):
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
         assert done.stderr.startswith(f"error: this Python lacks the package tyro ({sys.executable}); ")
         assert f"{sys.executable} -m pip install -r {ROOT}/requirements.txt" in done.stderr
+
+
+def test_paths_of_object_stores_are_refused(tmp_path, monkeypatch, capsys):
+    """Path("gs://bucket/run") would be a local folder called gs:, and nothing would reach the bucket."""
+    monkeypatch.chdir(tmp_path)
+    refused = "is in an object store, which has neither the renames nor the locks .*`gcloud storage rsync`"
+    config = Config(data=DataConfig(text_dir="s3://bucket/text", dataset="parallel_text@gs://b/t"))
+    with pytest.raises(UserError, match=rf"data.text_dir: s3://bucket/text {refused}") as caught:
+        validate(config)
+    assert "\ndata.dataset: gs://b/t is in an object store" in str(caught.value)
+    for use in (
+        lambda: fit(Config(), "gs://bucket/run"),
+        lambda: load_trained(Path("gs://bucket/run")),
+        lambda: local_path("gs://bucket/run"),
+    ):
+        with pytest.raises(UserError, match=rf"^gs://bucket/run\S* {refused}"):
+            use()
+    for command in ("train", "prepare", "evaluate", "translate", "average"):
+        options = {"average": ["--last=1"], "translate": ["--input=x"]}.get(command, [])
+        assert main([command, "--run=gs://bucket/run", *options]) == 2
+        assert "error: gs://bucket/run is in an object store" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "gs:" / "old").mkdir(parents=True)
+    assert local_path("gs://old") == Path("gs:/old"), "a run that an earlier version has put there"
+    assert local_path("C:/x") == Path("C:/x") and local_path("~") == Path.home()

@@ -24,7 +24,7 @@ from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, local_path
 
 _CONFIG_HELP = f"""
 
@@ -95,7 +95,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         _refuse_unknown(unknown[0], _flag_names(kind))
     # Shells do not expand the ~ of --run=~/x.
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
-    return dataclasses.replace(options, **{k: v.expanduser() for k, v in values if isinstance(v, Path)})
+    return dataclasses.replace(options, **{k: local_path(v) for k, v in values if isinstance(v, Path)})
 
 
 def _join_repeated(kind: type, flags: list[str]) -> list[str]:

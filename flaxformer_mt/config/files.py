@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError, local_path, name_full_disk
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
@@ -142,7 +142,7 @@ def read_config(path: Path) -> Config:
       UserError: the file is missing or damaged, or its values are not those that were written.
     """
     try:
-        values = read_json_object(path)
+        values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
         config = from_dict(values)
         if digest is not None and digest != _digest_of(values):

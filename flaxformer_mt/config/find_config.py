@@ -8,7 +8,7 @@ import difflib
 from pathlib import Path
 
 from flaxformer_mt.config import Config, files
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, local_path
 
 DEFAULT_CONFIG = "toy_de_en"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -61,13 +61,13 @@ def choose_config(name: str | None, run: str | None, init: str | None = None) ->
     Raises:
       UserError: the config file is missing or invalid.
     """
-    run_dir = Path(run).expanduser() if run else None
+    run_dir = local_path(run) if run else None
     if init is not None and run_dir is None:
         raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
     if name is None and run_dir is not None and (run_dir / "config.json").is_file():
         return files.read_config(run_dir / "config.json"), run_dir
     if name is None and run_dir is not None and init is not None:
-        for base in (Path(init).expanduser(), Path(init.rpartition("@")[0]).expanduser()):
+        for base in (local_path(init), local_path(init.rpartition("@")[0])):
             if (base / "config.json").is_file():
                 return files.read_config(base / "config.json"), run_dir
     path = find_config(name or DEFAULT_CONFIG)

@@ -19,7 +19,7 @@ from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
-from flaxformer_mt.errors import DISK_FULL, UserError, warn_user
+from flaxformer_mt.errors import DISK_FULL, UserError, local_path, warn_user
 
 # The files that describe a set have some kilobytes.
 _DESCRIPTION_BYTES = 1 << 26
@@ -33,7 +33,7 @@ def cache_dir(config: DataConfig) -> Path:
 def user_cache_dir() -> Path:
     """The user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt."""
     given = os.environ.get("FLAXFORMER_MT_CACHE", "")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "flaxformer_mt"
+    return local_path(given) if given else Path.home() / ".cache" / "flaxformer_mt"
 
 
 def compiled_dir() -> Path:
@@ -44,7 +44,7 @@ def compiled_dir() -> Path:
 def tfds_dir(config: DataConfig) -> Path:
     """The folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
-    return Path(given).expanduser() if given else Path.home() / "tensorflow_datasets"
+    return local_path(given) if given else Path.home() / "tensorflow_datasets"
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:

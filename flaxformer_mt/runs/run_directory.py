@@ -15,7 +15,7 @@ from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
-from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, command_line, local_path, name_full_disk, warn_user
 
 _ROUNDING = "further updates are the same up to rounding"
 # Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
@@ -67,7 +67,7 @@ def check_run(run_dir: Path, config: Config) -> None:
 
     Writes nothing; accepts a run directory that is absent.
     """
-    path = run_dir / "config.json"
+    path = local_path(run_dir) / "config.json"
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, not a directory; give another --run=DIR")
     if not path.exists():
