@@ -134,7 +134,8 @@ def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
 
 
 def _shares_host_memory(leaf: jax.Array) -> bool:
-    return next(iter(leaf.sharding.device_set)).platform == "cpu"
+    device: Any = next(iter(leaf.sharding.device_set))
+    return device.platform == "cpu"
 
 
 def _copy_leaf(leaf: Any) -> np.ndarray:

@@ -117,7 +117,8 @@ def _own_copy(leaf: Any) -> Any:
     """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
-    if leaf.sharding.device_set and next(iter(leaf.sharding.device_set)).platform != "cpu":
+    device: Any = next(iter(leaf.sharding.device_set))
+    if device.platform != "cpu":
         return leaf  # orbax copies its shards from the devices
     copies = [
         jax.device_put(np.array(shard.data, copy=True), shard.device) for shard in leaf.addressable_shards

@@ -34,7 +34,6 @@ from flaxformer_mt.trees import (
     compare_specs,
     copy_to_host,
     flatten_tree,
-    is_empty,
     is_finite,
     make_like,
     make_specs,
@@ -93,11 +92,8 @@ class Checkpoints:
         self._join_writer()
         progress_text = json.dumps(progress, indent=1)
         leaves = {name: flatten_tree(tree) for name, tree in trees.items()}
-        write: Callable[[], None]
-        if process_count() > 1:
-            write = self._start_shared_save(step, leaves, progress_text)
-        else:
-            write = self._start_save(step, leaves, progress_text)
+        start = self._start_shared_save if process_count() > 1 else self._start_save
+        write = start(step, leaves, progress_text)
         self._writer = threading.Thread(target=self._run_writer, args=(write,), name=f"save-{step}")
         self._writer.start()
 
@@ -173,7 +169,7 @@ class Checkpoints:
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
-        leaves = None if sharding_of is not None else _read_without_orbax(folder / name, specs)
+        leaves = None if sharding_of is not None else read_stored_arrays(folder / name, specs)
         if leaves is None:
             likes = {path: make_like(spec) for path, spec in specs.items()}
             if sharding_of is not None:
@@ -181,7 +177,7 @@ class Checkpoints:
             leaves = array_files.read_item(folder / name, specs, likes)
         if not allow_nonfinite:
             _check_finite(folder, leaves)
-        return nest_leaves(leaves), read_progress(folder)
+        return nest_leaves(jax.device_put(dict(leaves))), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
@@ -386,14 +382,6 @@ def _seal(
 ) -> None:
     (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
     atomic_folder.seal_folder(folder, {"trees": specs}, written=written)
-
-
-def _read_without_orbax(item: Path, specs: Specs) -> Leaves | None:
-    """The arrays on the default device, read by tensorstore alone; None for what only orbax reads."""
-    if any(map(is_empty, specs.values())):
-        return None
-    leaves = read_stored_arrays(item, specs)
-    return None if leaves is None else jax.device_put(dict(leaves))
 
 
 def _read_finite_leaves(item: Path, specs: Specs) -> Leaves:

@@ -91,12 +91,7 @@ class Translator:
         self.warn = warn
         self._long_lines: LongLines = long_lines
         self._together = isinstance(spread, SplitParameters)
-        place = functools.partial(place_parameters, spread=spread)
-        self._params = None if params is None else place(cast_kernels(params, config.model.dtype))
-        self._others = tuple(place(cast_kernels(m.params, m.config.model.dtype)) for m in ensemble)
-        self._digest = ""
-        if isinstance(spread, SplitParameters):
-            self._digest = spread.digest((self._params, self._others))
+        self._place_parameters(params, ensemble, spread)
         self.search = SearchEngine(
             self.models,
             config.search,
@@ -175,6 +170,16 @@ class Translator:
             small_inputs=trained.split is None,
             warn=warn,
         )
+
+    def _place_parameters(
+        self, params: Any, ensemble: Sequence[TrainedModel], spread: bool | SplitParameters
+    ) -> None:
+        place = functools.partial(place_parameters, spread=spread)
+        self._params = None if params is None else place(cast_kernels(params, self.config.model.dtype))
+        self._others = tuple(place(cast_kernels(m.params, m.config.model.dtype)) for m in ensemble)
+        # Of parameters that several processes hold, all processes compute the digest together.
+        held = (self._params, self._others)
+        self._digest = spread.digest(held) if isinstance(spread, SplitParameters) else ""
 
     @property
     def all_params(self) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
     elif old is None:
         value = 0.25 if name.endswith("rate") else True if name.endswith("norm") else 32
     elif isinstance(old, tuple):
-        value = ["a"] if name == "search.suppress" else [1.0]
+        value = ["a"] if name in ("search.suppress", "optim.freeze") else [1.0]
     else:
         value = another_word(name, old)
     new = change(Config(), name, value)
