@@ -84,6 +84,7 @@ ADDED = [
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     # Benchmarks, which take an hour.
     Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
+    Added("docs/serving.md", r"benchmarks/serve\.py", "--requests=200 --clients=8"),
     # Each cell of the table is minutes of compiling.
     Added("docs/performance.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
 ]
