@@ -88,8 +88,8 @@ class _Server:
                 response = await answer(request)
             except Refusal as refusal:
                 response = self._refuse(request, refusal.status, str(refusal))
-            except UserError as error:
-                response = self._refuse(request, 400, str(error))
+            except UserError as error:  # of whoever runs the server, such as a model whose scores are NaN
+                response = self._refuse(request, 500, str(error))
             except TimeoutError:
                 message = f"no answer within {self._limits.seconds:g} seconds"
                 response = self._refuse(request, 504, message)

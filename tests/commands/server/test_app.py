@@ -13,6 +13,7 @@ import pytest
 from flaxformer_mt.commands.server.languages import find_models, list_languages
 from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 
@@ -171,6 +172,13 @@ class SlowSystem:
         return [translation.text]
 
 
+def raising(error):
+    def fail(found):
+        raise error
+
+    return fail
+
+
 @pytest.fixture
 def slow():
     return SlowSystem()
@@ -229,6 +237,12 @@ def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread
 
 def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
     server = serve({("xx", "yy"): slow_thread})
+    slow.go.set()
+    for error in (UserError("NaN, as the operator must know"), ZeroDivisionError("a bug")):
+        slow.finish = raising(error)
+        assert server.translate("one")[0] == 500
+        assert str(error) in server.take_log()[0]
+    slow.go.clear()
     slow.error = RuntimeError("broken\nmodel")
     for _ in range(2):
         assert server.translate("one")[0] == 503
