@@ -133,13 +133,14 @@ def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
     return {path: _copy_leaf(leaf) for path, leaf in leaves.items()}
 
 
-def _shares_host_memory(leaf: jax.Array) -> bool:
+def shares_host_memory(leaf: jax.Array) -> bool:
+    """Tell whether an array is on a CPU, where numpy may share its memory."""
     device: Any = next(iter(leaf.sharding.device_set))
     return device.platform == "cpu"
 
 
 def _copy_leaf(leaf: Any) -> np.ndarray:
-    if not isinstance(leaf, jax.Array) or _shares_host_memory(leaf):
+    if not isinstance(leaf, jax.Array) or shares_host_memory(leaf):
         return np.array(leaf, copy=True)
     if leaf.is_fully_replicated:
         return np.asarray(leaf)

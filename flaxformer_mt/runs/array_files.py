@@ -18,7 +18,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_mt.trees import Leaves, Specs, flatten_tree, is_empty, make_empty, nest_leaves, place_leaf
+from flaxformer_mt.trees import (
+    Leaves,
+    Specs,
+    flatten_tree,
+    is_empty,
+    make_empty,
+    nest_leaves,
+    place_leaf,
+    shares_host_memory,
+)
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
@@ -48,9 +57,11 @@ def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
       OSError: the disk is full or read-only; also raised by the function that is returned.
     """
     import orbax.checkpoint as ocp
-    from etils import epath
+    from etils import epath  # the paths of orbax, which brings it along
 
     _quieten()
+    # orbax's other processes wait for process 0 to make this folder, for ever if that has failed
+    (folder / "array_metadatas").mkdir(exist_ok=True)
     tree = nest_leaves({path: _own_copy(leaf) for path, leaf in leaves.items()})
     handler = _make_shared_handler()
 
@@ -72,7 +83,7 @@ def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
 
 def finish_shared_item(folder: Path) -> None:
     """Completes an item once all processes have written their shards; only process 0 calls it."""
-    from etils import epath
+    from etils import epath  # the paths of orbax, which brings it along
 
     with _raise_storage_errors(folder):
         _make_shared_handler().finalize(epath.Path(folder))
@@ -117,8 +128,7 @@ def _own_copy(leaf: Any) -> Any:
     """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
-    device: Any = next(iter(leaf.sharding.device_set))
-    if device.platform != "cpu":
+    if not shares_host_memory(leaf):
         return leaf  # orbax copies its shards from the devices
     copies = [
         jax.device_put(np.array(shard.data, copy=True), shard.device) for shard in leaf.addressable_shards

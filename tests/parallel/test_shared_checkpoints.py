@@ -79,6 +79,17 @@ def test_training_ends_with_one_line_if_a_process_cannot_read_the_checkpoint(
         assert "Traceback" not in printed
 
 
+def test_a_full_disk_of_one_process_is_one_message_of_all(jobs, tmp_path):
+    for printed in jobs.run("run_out_of_space", run=str(tmp_path)):
+        for line, victim in zip(printed.splitlines(), (0, 1), strict=True):
+            assert line.startswith(
+                f"step {2 + victim}: a checkpoint could not be written: process {victim} of 2: "
+            )
+            assert "; free disk space" in line and line.endswith(" has 1")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "4"]
+    assert check_state(tmp_path, "fsdp 8") == 4
+
+
 def test_killed_processes_lose_nothing(jobs, tmp_path):
     """One run, in which each process is killed at each moment in which it can be."""
     run = tmp_path / "run"
