@@ -108,12 +108,46 @@ def _no_totals(count: bool) -> _Totals:
     return _Totals(jnp.zeros(()), jnp.zeros(()) if count else None)
 
 
-def _add_chunk(totals: _Totals, loss: Array, logits: Array, target: Array, weights: Array) -> _Totals:
+def _add_chunk(totals: _Totals, loss: Array, correct: Array | None, weights: Array) -> _Totals:
     loss_sum = totals.loss_sum + (loss * weights).sum()
-    if totals.correct_sum is None:
+    if totals.correct_sum is None or correct is None:
         return _Totals(loss_sum, None)
-    correct = _is_argmax(logits, target).astype(weights.dtype)
-    return _Totals(loss_sum, totals.correct_sum + (correct * weights).sum())
+    return _Totals(loss_sum, totals.correct_sum + (correct.astype(weights.dtype) * weights).sum())
+
+
+class _Scores(NamedTuple):
+    """The words of each token: exponentials of logits minus `shift`, and their sum.
+
+    exponentials: [B, T, V], in the dtype of the hidden states. correct: whether the target is the most
+    probable word; None if not asked for.
+    """
+
+    shift: Array
+    total: Array
+    exponentials: Array
+    correct: Array | None
+
+
+def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores:
+    """Score all words; with `target`, compare the most probable one with it."""
+
+    def with_logits(hidden: Array, output: Output) -> _Scores:
+        logits = _project(hidden, output)
+        largest = logits.max(axis=-1)
+        exponentials = jnp.exp(logits - largest[..., None])
+        correct = None if target is None else _is_argmax(logits, target)
+        return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), correct)
+
+    def in_two_passes(hidden: Array, output: Output) -> _Scores:
+        # A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute
+        # the product twice takes it less time than to write and to read logits in float32.
+        largest = _project(*jax.lax.optimization_barrier((hidden, output))).max(axis=-1)
+        exponentials = jnp.exp(_project(hidden, output) - largest[..., None])
+        return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), None)
+
+    if target is not None:
+        return with_logits(hidden, output)
+    return jax.lax.platform_dependent(hidden, output, tpu=in_two_passes, default=with_logits)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -124,7 +158,7 @@ def _chunked_totals(
         hidden, target, weights = chunk
         logits = _project(hidden, output)
         loss = _entropies(logits, target, smoothing)
-        return _add_chunk(totals, loss, logits, target, weights), None
+        return _add_chunk(totals, loss, _is_argmax(logits, target) if count else None, weights), None
 
     return jax.lax.scan(add, _no_totals(count), (hidden, target, weights))[0]
 
@@ -149,18 +183,15 @@ def _chunked_totals_forward(
     ) -> tuple[tuple[_Totals, Output], Array]:
         totals, gradient = sums
         hidden, target, weights = chunk
-        logits = _project(hidden, output)
-        largest = logits.max(axis=-1, keepdims=True)
-        exponentials = jnp.exp(logits - largest)
-        total = exponentials.sum(axis=-1)
+        scores = _score_words(hidden, output._replace(table=table), target if count else None)
         # Small products give the target's logit and the mean logit without a second pass over the logits.
         hidden32 = hidden.astype(jnp.float32)
         target_rows = table[target].astype(jnp.float32)
         at_target = (hidden32 * target_rows).sum(-1) + (bias[target] if bias.ndim else bias)
         mean = (hidden32 * table_mean).sum(-1) + bias.mean()
-        loss = jnp.log(total) + largest[..., 0] - (1 - smoothing) * at_target - smoothing * mean
-        totals = _add_chunk(totals, loss, logits, target, weights)
-        narrow = exponentials.astype(hidden.dtype)
+        loss = jnp.log(scores.total) + scores.shift - (1 - smoothing) * at_target - smoothing * mean
+        totals = _add_chunk(totals, loss, scores.correct, weights)
+        narrow, total = scores.exponentials, scores.total
         factors = (weights / total)[..., None]  # of the exponentials in the gradient
         even_mass = weights[..., None] * smoothing
         target_mass = weights[..., None] * (1 - smoothing)  # beyond the target's even share
@@ -171,7 +202,7 @@ def _chunked_totals_forward(
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
         d_bias = gradient.bias
         if d_bias is not None:
-            d_bias = d_bias + (exponentials * factors).sum((0, 1)) - even_mass.sum() / size
+            d_bias = d_bias + (narrow.astype(jnp.float32) * factors).sum((0, 1)) - even_mass.sum() / size
         so_far = Output(constrain(jnp.asarray(gradient.table) + d_table, "DV"), d_bias)
         return (totals, so_far), d_hidden.astype(hidden.dtype)
 
@@ -231,13 +262,9 @@ def sum_over_tokens(
       module: the model, bound to its parameters, with the methods `logits` and `output_layer`.
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
-    if chunk_tokens:
-        output = Output(*module.output_layer())
-        options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens, "count": count}
-        return projected_cross_entropy(hidden, output, target, mask, **options)
-    logits = constrain(module.logits(hidden), "BTV")
-    loss_sum, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
-    return TokenSums(loss_sum, weight, count_correct(logits, target, mask)[0] if count else None)
+    output = Output(*module.output_layer())
+    options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens or target.size, "count": count}
+    return projected_cross_entropy(hidden, output, target, mask, **options)
 
 
 class Reduce(Protocol):

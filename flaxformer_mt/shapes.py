@@ -8,7 +8,7 @@ W beam width · L layers. Masks are bool, True = may attend.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
@@ -105,6 +105,17 @@ class ActivationSharding(Protocol):
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
         """Apply function(part, *shared) to each part [row_parts, ...] on the devices that hold it."""
 
+    def local_shape(self, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+        """Return the shape of a device's part of an activation whose dimensions have these letters."""
+
+    def map_devices(
+        self,
+        function: Callable[..., Array],
+        inputs: Sequence[tuple[Array, str]],
+        result: tuple[tuple[int, ...], str],
+    ) -> Array:
+        """Apply a function to the parts of the inputs on each device; see `map_devices`."""
+
 
 _sharding: contextvars.ContextVar[ActivationSharding | None] = contextvars.ContextVar(
     "sharding", default=None
@@ -128,6 +139,29 @@ def constrain(x: Array, axes: str) -> Array:
     """
     sharding = _sharding.get()
     return x if sharding is None else sharding.constrain(x, axes)
+
+
+def local_shape(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+    """Return the shape of a device's part of an activation; on one device, the shape itself."""
+    sharding = _sharding.get()
+    return shape if sharding is None else sharding.local_shape(shape, axes)
+
+
+def map_devices(
+    function: Callable[..., Array], *inputs: tuple[Array, str], result: tuple[tuple[int, ...], str]
+) -> Array:
+    """Apply a function to the part of each input that a device holds, on every device.
+
+    For kernels that XLA cannot split.
+
+    Args:
+      inputs: arrays with the letters of their axes.
+      result: the shape of the result, and the letters of its axes.
+    """
+    sharding = _sharding.get()
+    if sharding is None:
+        return function(*(array for array, _ in inputs))
+    return sharding.map_devices(function, inputs, result)
 
 
 def activations_are_sharded() -> bool:

@@ -72,7 +72,7 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
     """Finds problems of a fused attention that is requested by name: it could never be used."""
-    if model.attention not in ("xla", "cudnn"):
+    if model.attention not in ("xla", "cudnn", "pallas"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
     if rate:
@@ -80,8 +80,11 @@ def _attention_problems(model: ModelConfig) -> Iterator[str]:
             f"model.attention {model.attention} does not support the attention dropout rate {rate}; set "
             "model.attention_dropout_rate=0, or model.attention=auto"
         )
-    if model.attention == "cudnn" and model.dtype != "bfloat16":
-        yield f"model.attention cudnn needs model.dtype=bfloat16, not {model.dtype}; set it, or use auto"
+    if model.attention in ("cudnn", "pallas") and model.dtype != "bfloat16":
+        yield (
+            f"model.attention {model.attention} needs model.dtype=bfloat16, not {model.dtype}; set it, "
+            "or use auto"
+        )
 
 
 def _decoder_only(model: ModelConfig) -> bool:

@@ -187,9 +187,10 @@ class ModelConfig:
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), xla (that of
-    # jax.nn.dot_product_attention) or cudnn (flash attention, on GPUs in bfloat16). auto: cudnn where it
-    # applies, else plain. Dropout and plots of attention weights always use plain.
-    attention: Literal["auto", "plain", "xla", "cudnn"] = "auto"
+    # jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
+    # about 256 tokens, on TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else
+    # plain. Dropout and plots of attention weights always use plain.
+    attention: Literal["auto", "plain", "xla", "cudnn", "pallas"] = "auto"
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Dtype = "float32"
@@ -253,7 +254,7 @@ class TrainConfig:
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
-    # evaluation, to save memory. 0: all at once, best on GPUs and TPUs; about 256 is best on CPUs.
+    # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False

@@ -11,13 +11,26 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model.fused_attention import attend_fused, choose_attention
+from flaxformer_mt.model.fused_attention import attend_fused, attend_pallas, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
+from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.model.positions import rotate
 from flaxformer_mt.model.products import contract
-from flaxformer_mt.model.projections import Projection, project_together
-from flaxformer_mt.shapes import Array, AttentionMask, Cache, constrain, typed
+from flaxformer_mt.model.projections import (
+    Projection,
+    project_beside,
+    project_together,
+    stack_biases,
+)
+from flaxformer_mt.shapes import (
+    Array,
+    AttentionMask,
+    Cache,
+    activations_are_sharded,
+    constrain,
+    typed,
+)
 
 
 @typed
@@ -84,11 +97,17 @@ class MultiHeadAttention(nn.Module):
         x: Array,
         memory: Array,
         *,
-        mask: Array | None,
+        mask: Array | MaskRule | None,
         positions: Array | None = None,
         deterministic: bool,
     ) -> Array:
         """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys."""
+        needs_weights = (not deterministic and self.dropout.rate > 0) or self.is_mutable_collection(
+            "intermediates"
+        )
+        if not needs_weights and positions is None and isinstance(mask, MaskRule):
+            if (projected := self._project_for_kernel(x, memory)) is not None:
+                return self.output(attend_pallas(projected[0], mask, projected[1]))
         if memory is x:
             query, keys, values = project_together(x, [self.query, self.key, self.value])
         else:
@@ -97,17 +116,35 @@ class MultiHeadAttention(nn.Module):
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
-        drops_weights = not deterministic and self.dropout.rate > 0
-        kind = choose_attention(
-            self.config.attention,
-            query,
-            keys,
-            values,
-            needs_weights=drops_weights or self.is_mutable_collection("intermediates"),
-        )
-        if kind != "plain":
+        kind = choose_attention(self.config.attention, query, keys, values, needs_weights=needs_weights)
+        if kind != "plain" and not (kind == "pallas" and isinstance(mask, jax.Array)):
             return self.output(attend_fused(query, keys, values, mask, kind))
+        if isinstance(mask, MaskRule):
+            mask = mask.dense(query.shape[1])
         return self.attend(query, keys, values, mask=mask, deterministic=deterministic)
+
+    def _project_for_kernel(self, x: Array, memory: Array) -> tuple[list[Array], list[Array]] | None:
+        """Project queries, keys and values as the TPU kernel reads them; None if it cannot be used.
+
+        Returns the projected arrays, [B, T, N, H, K], and the biases whose gradients the kernel computes.
+        """
+        shapes = (
+            jax.ShapeDtypeStruct((*side.shape[:2], *part.features), part.dtype)
+            for side, part in ((x, self.query), (memory, self.key), (memory, self.value))
+        )
+        if choose_attention(self.config.attention, *shapes, needs_weights=False) != "pallas":
+            return None
+        sides = [(x, [self.query]), (memory, [self.key, self.value])]
+        if memory is x:
+            sides = [(x, [self.query, self.key, self.value])]
+        projected, biases = [], []
+        for side, projections in sides:
+            bias = None if activations_are_sharded() else stack_biases(projections)
+            if bias is not None:
+                biases.append(bias)
+                bias = jax.lax.stop_gradient(bias)
+            projected.append(constrain(project_beside(side, projections, biases=bias), "BTNHK"))
+        return projected, biases
 
     def attend(
         self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool

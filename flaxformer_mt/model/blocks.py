@@ -11,6 +11,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import MultiHeadAttention
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
+from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.shapes import Array
 
 
@@ -25,7 +26,9 @@ class EncoderBlock(nn.Module):
         self.feedforward = FeedForward(self.config)
         self.feedforward_residual = Residual(self.config)
 
-    def __call__(self, x: Array, mask: Array | None, positions: Array | None, deterministic: bool) -> Array:
+    def __call__(
+        self, x: Array, mask: Array | MaskRule | None, positions: Array | None, deterministic: bool
+    ) -> Array:
         """Map x [B, S, D] to [B, S, D]."""
 
         def attend(y: Array) -> Array:
@@ -109,8 +112,8 @@ class DecoderBlock(nn.Module):
         self,
         x: Array,
         memory: Array,
-        self_mask: Array,
-        cross_mask: Array | None,
+        self_mask: Array | MaskRule | None,
+        cross_mask: Array | MaskRule | None,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:

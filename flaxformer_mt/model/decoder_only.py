@@ -12,8 +12,9 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.blocks import CausalBlock
+from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
-from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
+from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
 from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache
 
@@ -130,10 +131,10 @@ class DecoderOnly(nn.Module):
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
 
-    def _mask_and_positions(self, batch: Batch) -> tuple[Array, Array]:
+    def _mask_and_positions(self, batch: Batch) -> tuple[Array | MaskRule | None, Array]:
         """Make the mask [B, 1, N, N] and positions [B, N] of source and target concatenated, N = S + T."""
         source_length, target_length = batch.source.shape[1], batch.target_in.shape[1]
-        causal = make_causal_mask(source_length + target_length)
+        length = source_length + target_length
         if batch.target_segments is not None:
             assert batch.source_segments is not None and batch.source_positions is not None
             assert batch.target_positions is not None
@@ -141,9 +142,9 @@ class DecoderOnly(nn.Module):
             same = batch.target_segments[:, :, None] == batch.source_segments[:, None, :]
             after_source = same.sum(axis=-1, dtype=jnp.int32) + batch.target_positions
             positions = jnp.concatenate([batch.source_positions, after_source], axis=1)
-            return causal & make_segment_mask(segments, segments), positions
+            return self._mask(MaskRule(segments, segments, causal=True), length), positions
         if self.config.padding_mask == "none":  # padding is attended to like text
-            return causal, jnp.arange(source_length + target_length)[None]
+            return self._mask(MaskRule(causal=True), length), jnp.arange(length)[None]
         target_mask = batch.target_mask
         if self.config.padding_mask == "source":
             target_mask = jnp.ones_like(target_mask)
@@ -151,4 +152,8 @@ class DecoderOnly(nn.Module):
         source_lengths = jnp.asarray(batch.source_mask).sum(axis=1, dtype=jnp.int32)[:, None]
         source_index = jnp.broadcast_to(jnp.arange(source_length)[None], batch.source.shape)
         positions = jnp.concatenate([source_index, source_lengths + jnp.arange(target_length)[None]], axis=1)
-        return causal & make_padding_mask(is_token), positions
+        return self._mask(MaskRule(None, is_token, causal=True), length), positions
+
+    def _mask(self, rule: MaskRule, length: int) -> Array | MaskRule | None:
+        """Make the mask of `length` queries, or leave it to the kernel that computes attention."""
+        return rule if takes_rules(self.config.attention) else rule.dense(length)

@@ -13,8 +13,9 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
+from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
-from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
+from flaxformer_mt.model.masks import MaskRule, make_padding_mask
 from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache
 
@@ -54,16 +55,18 @@ class EncoderDecoder(nn.Module):
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
         """Compute the hidden states [B, T, D] of the decoder, the input of the output layer."""
-        causal = make_causal_mask(batch.target_in.shape[1])
         if batch.source_segments is None or batch.target_segments is None:
-            source_mask = cross_mask = self._padding(batch.source_mask)
-            self_mask = causal
-            if self.config.padding_mask == "both":
-                self_mask = causal & make_padding_mask(batch.target_mask)
+            source_rule = cross_rule = self._padding_rule(batch.source_mask)
+            reads_padding = self.config.padding_mask != "both"
+            self_rule = MaskRule(None, None if reads_padding else batch.target_mask, True, True)
         else:
-            source_mask = make_segment_mask(batch.source_segments, batch.source_segments)
-            cross_mask = make_segment_mask(batch.target_segments, batch.source_segments)
-            self_mask = make_segment_mask(batch.target_segments, batch.target_segments) & causal
+            source_rule = MaskRule(batch.source_segments, batch.source_segments)
+            cross_rule = MaskRule(batch.target_segments, batch.source_segments)
+            self_rule = MaskRule(batch.target_segments, batch.target_segments, causal=True)
+        source_mask = self._mask(source_rule, batch.source.shape[1])
+        self_mask, cross_mask = (
+            self._mask(rule, batch.target_in.shape[1]) for rule in (self_rule, cross_rule)
+        )
         memory = self._encode(
             batch.source,
             batch.source_mask,
@@ -88,7 +91,7 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: Array, source_mask: Array) -> Array:
         """Encode sources [B, S], one per row, to memory [B, S, D]."""
-        mask = self._padding(source_mask)
+        mask = self._mask(self._padding_rule(source_mask), source.shape[1])
         return self._encode(source, source_mask, mask, positions=None, deterministic=True)
 
     def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
@@ -96,8 +99,8 @@ class EncoderDecoder(nn.Module):
         x = self._decode(
             target_in,
             memory,
-            self_mask=make_causal_mask(target_in.shape[1]),
-            cross_mask=self._padding(source_mask),
+            self_mask=self._mask(MaskRule(causal=True), target_in.shape[1]),
+            cross_mask=self._mask(self._padding_rule(source_mask), target_in.shape[1]),
             positions=None,
             deterministic=True,
         )
@@ -168,6 +171,13 @@ class EncoderDecoder(nn.Module):
         tied = self.shared_embedding if self.config.tying == "all" else self.target_embedding
         return tied.embedding, bias
 
+    def _mask(self, rule: MaskRule, length: int) -> Array | MaskRule | None:
+        """Make the mask of `length` queries, or leave it to the kernel that computes attention."""
+        return rule if takes_rules(self.config.attention) else rule.dense(length)
+
+    def _padding_rule(self, is_token: Array) -> MaskRule:
+        return MaskRule(None, None if self.config.padding_mask == "none" else is_token, padded_at_end=True)
+
     def _padding(self, is_token: Array) -> Array | None:
         return None if self.config.padding_mask == "none" else make_padding_mask(is_token)
 
@@ -188,7 +198,7 @@ class EncoderDecoder(nn.Module):
         self,
         source: Array,
         is_token: Array,
-        mask: Array | None,
+        mask: Array | MaskRule | None,
         *,
         positions: Array | None,
         deterministic: bool,
@@ -205,8 +215,8 @@ class EncoderDecoder(nn.Module):
         target_in: Array,
         memory: Array,
         *,
-        self_mask: Array,
-        cross_mask: Array | None,
+        self_mask: Array | MaskRule | None,
+        cross_mask: Array | MaskRule | None,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:

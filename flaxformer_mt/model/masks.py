@@ -1,8 +1,13 @@
-"""Attention masks: bool, True = may attend, broadcastable to [B, H, Q, M].
+"""Attention masks: bool, True = may attend, broadcastable to [B, H, Q, M]; and the rules they follow.
 
 A model makes them once per batch and passes them to all layers. Padding arrives as a mask or as segment 0.
+Kernels that make their masks themselves get the rule instead.
 """
 
+import dataclasses
+import functools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
@@ -46,3 +51,58 @@ def make_segment_mask(
     query = jnp.asarray(query_segments)[:, None, :, None]
     memory = jnp.asarray(memory_segments)[:, None, None, :]
     return (query == memory) & (memory > 0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["query_segments", "memory_segments"],
+    meta_fields=["causal", "padded_at_end"],
+)
+@dataclasses.dataclass(frozen=True)
+class MaskRule:
+    """Which positions a query may attend to: those of its own segment that are no padding.
+
+    query_segments: int [B, Q]; None: all queries belong to segment 1. memory_segments: int [B, M], 0 for
+    padding, or bool, True for tokens; None: all positions belong to segment 1. causal: a query attends to its
+    own and to earlier positions only. padded_at_end: the padding of each row follows all of its tokens.
+    """
+
+    query_segments: Array | None = None
+    memory_segments: Array | None = None
+    causal: bool = False
+    padded_at_end: bool = False
+
+    def dense(self, length: int) -> Array | None:
+        """Make the mask of `length` queries; None if each of them may attend to all positions."""
+        mask = make_causal_mask(length) if self.causal else None
+        if self.memory_segments is None:
+            return mask
+        if self.query_segments is None:
+            allowed = make_padding_mask(self._is_token())
+        else:
+            allowed = make_segment_mask(self.query_segments, self.memory_segments)
+        return allowed if mask is None else allowed & mask
+
+    def segments(self, query: Array, keys: Array) -> tuple[Array, Array]:
+        """Return the segments of all queries [B, Q] and attended positions [B, M] as int32."""
+        given = (self.query_segments, self.memory_segments)
+        shapes = (query.shape[:2], keys.shape[:2])
+        ones = (jnp.ones(shape, jnp.int32) for shape in shapes)
+        query_segments, memory_segments = (
+            one if segments is None else jnp.asarray(segments).astype(jnp.int32)
+            for segments, one in zip(given, ones, strict=True)
+        )
+        return query_segments, memory_segments
+
+    def memory_lengths(self) -> Array | None:
+        """Count the tokens of each row, [B], at least 1; None if the rule is not one of lengths.
+
+        Kernels that get lengths have no result for a row without tokens, as rows are that fill a batch.
+        """
+        if self.query_segments is not None or not self.padded_at_end or self.memory_segments is None:
+            return None
+        return jnp.maximum(1, self._is_token().sum(axis=1, dtype=jnp.int32))
+
+    def _is_token(self) -> Array:
+        segments = jnp.asarray(self.memory_segments)
+        return segments if segments.dtype == jnp.bool_ else segments > 0

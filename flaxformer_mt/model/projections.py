@@ -56,25 +56,49 @@ class Projection(nn.Module):
         return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
 
 
-def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]:
-    """Apply several projections to the same x [..., D] by one product with their stacked kernels.
+def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array | None = None) -> Array:
+    """Apply several projections of N equal shapes to the same x [..., D]: [..., N, *features].
 
     One product of three times the width is faster than three products, forward and backward, and reads x
     once. The kernels are stacked on a new axis; where devices share the work, the product keeps it beside the
-    heads, so that each device computes its own heads only. Kernels of different shapes are multiplied apart.
+    heads, so that each device computes its own heads only.
+
+    Args:
+      biases: what to add instead of `stack_biases`.
     """
     first = projections[0]
-    if any(other.features != first.features for other in projections):
-        return [projection(x) for projection in projections]
     dtype = first.dtype
     kernels = jnp.stack([projection.kernel for projection in projections], axis=1)
+    shape = (*x.shape[:-1], len(projections), *first.features)
+    biases = stack_biases(projections) if biases is None else biases
     if activations_are_sharded():
         together = contract("...D,DNHK->...NHK", x.astype(dtype), kernels)
-    else:  # on one device the matrix of merged axes needs no transposition
-        together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
-        together = together.reshape(*x.shape[:-1], len(projections), *first.features)
-    if first.use_bias:
-        together = together + jnp.stack([projection.bias for projection in projections])
-    together = checkpoint_name(together.astype(dtype), PROJECTED)
+        if biases is not None:
+            together = together + biases
+        return checkpoint_name(together.astype(dtype), PROJECTED)
+    # On one device the matrix of merged axes needs no transposition.
+    together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
+    if biases is not None:
+        together = together + biases.reshape(-1)
+    return checkpoint_name(together.astype(dtype), PROJECTED).reshape(shape)
+
+
+def stack_biases(projections: Sequence[Projection]) -> Array | None:
+    """Stack the biases of projections of equal shapes, [N, *features]; None without biases."""
+    if not projections[0].use_bias:
+        return None
+    return jnp.stack([projection.bias for projection in projections])
+
+
+def project_together(x: Array, projections: Sequence[Projection]) -> list[Array]:
+    """Apply several projections to the same x [..., D], by one product if their shapes are equal."""
+    if not have_equal_shapes(projections):
+        return [projection(x) for projection in projections]
+    together = project_beside(x, projections)
     parts = jax.lax.split(together, (1,) * len(projections), axis=x.ndim - 1)
     return [part.squeeze(x.ndim - 1) for part in parts]
+
+
+def have_equal_shapes(projections: Sequence[Projection]) -> bool:
+    """Tell whether the results of projections have the same shape, so that one product computes them."""
+    return all(other.features == projections[0].features for other in projections)

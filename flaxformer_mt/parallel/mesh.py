@@ -6,7 +6,7 @@ Contains the shardings of arrays. XLA derives the communication from them; progr
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,29 @@ class _MeshActivations:
         in_axes = (0, *[None] * len(shared))
         with shard_activations(_MeshActivations(self._sizes, (*self._mapped, *self._row_axes))):
             return jax.vmap(function, in_axes=in_axes, spmd_axis_name=self._row_axes)(parts, *shared)
+
+    def local_shape(self, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+        """Divide the dimensions that `ACTIVATION_RULES` split by the number of their parts."""
+        spec = activation_spec(axes, shape, self._sizes, mapped=self._mapped)
+        return tuple(
+            size // math.prod(self._sizes[axis] for axis in names or ())
+            for size, names in zip(shape, spec, strict=True)
+        )
+
+    def map_devices(
+        self,
+        function: Callable[..., Array],
+        inputs: Sequence[tuple[Array, str]],
+        result: tuple[tuple[int, ...], str],
+    ) -> Array:
+        """Apply the function by shard_map on the mesh of the program that is being traced."""
+
+        def spec(shape: tuple[int, ...], axes: str) -> PartitionSpec:
+            return activation_spec(axes, shape, self._sizes, mapped=self._mapped)
+
+        specs = tuple(spec(array.shape, axes) for array, axes in inputs)
+        mapped = jax.shard_map(function, in_specs=specs, out_specs=spec(*result), check_vma=False)
+        return mapped(*(array for array, _ in inputs))
 
 
 class MeshParallel(Parallel):

@@ -274,6 +274,7 @@ def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
         f"{sizes} {config.vocab.kind} pieces; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
+    tracker.message(setup.attention)
     if frozen := describe_frozen(setup.state.params, config.optim.freeze):
         tracker.message(frozen)
     if setup.parallel.device_count > 1:

@@ -19,6 +19,7 @@ from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.model.fused_attention import explain_attention
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
@@ -54,6 +55,8 @@ class TrainingSetup(NamedTuple):
     parameters: int
     # The sharding of each parameter, as lines for the log; empty where parameters are replicated.
     placements: list[str]
+    # Which kernel computes attention, and why, as a line for the log.
+    attention: str
 
     @property
     def row_share(self) -> RowShare:
@@ -108,7 +111,19 @@ def set_up_training(
         progress,
         sum(x.size for x in jax.tree.leaves(state.params)),
         parallel.describe_parameters(state.params),
+        _describe_attention(config, parallel),
     )
+
+
+def _describe_attention(config: Config, parallel: Parallel) -> str:
+    """Tells which kernel computes attention in the longest batches, and why."""
+    data = config.data
+    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
+    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
+    kernel, reason = explain_attention(
+        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
+    )
+    return f"attention: {kernel} ({reason})"
 
 
 def warn_of_short_training(config: Config) -> None:

@@ -261,7 +261,14 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
         ("auto", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
         ("auto", (2, 6, 2, 64), "bfloat16", True, "gpu", "plain"),
         ("auto", (2, 6, 2, 64), "bfloat16", False, "cpu", "plain"),
-        ("auto", (2, 6, 2, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 16, 2, 64), "bfloat16", False, "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", False, "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", False, "cpu", "plain"),
+        ("auto", (2, 16, 2, 64), "bfloat16", True, "tpu", "plain"),
+        ("auto", (2, 24, 2, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 512, 2, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 16, 3, 64), "bfloat16", False, "tpu", "plain"),
+        ("auto", (2, 16, 2, 96), "bfloat16", False, "tpu", "plain"),
         ("auto", (2, 6, 2, 64), "float32", False, "gpu", "plain"),
         ("auto", (2, 5, 2, 64), "bfloat16", False, "gpu", "plain"),
         ("auto", (2, 6, 2, 20), "bfloat16", False, "gpu", "plain"),
@@ -290,7 +297,11 @@ def test_the_choice_of_a_kernel_is_explained():
 
     assert explain("cuda") == ("cudnn", "model.attention=auto on cuda")
     assert explain("cuda", (0, 6)) == ("cudnn", "model.attention=auto on cuda")  # a language model
-    assert explain("tpu") == ("plain", "model.attention=auto has no fused kernel on tpu")
+    assert explain("cpu") == ("plain", "model.attention=auto has no fused kernel on cpu")
+    wide = {"model_dim": 256, "num_heads": 4}
+    assert explain("tpu", (32, 16), **wide) == ("pallas", "model.attention=auto on tpu")
+    kind, why = explain("tpu", (32, 24), **wide)
+    assert kind == "plain" and "multiples of 16" in why and "lengths 32 and 24" in why
     assert explain("tpu", attention="xla") == ("xla", "model.attention=xla on tpu")
     assert explain("cuda", attention="plain") == ("plain", "model.attention=plain")
     for changes, reason in [

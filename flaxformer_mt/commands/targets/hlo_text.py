@@ -45,6 +45,7 @@ _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
 _KERNEL = re.compile(r'custom_call_target="([^"]*)"')
+_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)".*?"bytes_accessed":"(\d+)"')
 _KERNEL_NAME = re.compile(r'"kernel_name":\s*"([^"]*)"')
 
 
@@ -113,6 +114,13 @@ class Traffic:
     bytes: int
 
 
+class KernelWork(NamedTuple):
+    """What kernels of one path in the model declare to do in a run: operations, and bytes of memory."""
+
+    flops: int
+    bytes: int
+
+
 def bytes_of(result: str) -> int:
     """Counts the bytes of all arrays in a type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
     total = 0
@@ -178,6 +186,16 @@ class Program:
             if run.instruction.kernel:
                 kernels[run.instruction.kernel] += run.times
         return kernels
+
+    def declared_work(self) -> dict[str, list[KernelWork]]:
+        """The work of each call of a Pallas kernel in a run, by path: the compiler gives these no cycles."""
+        found: dict[str, list[KernelWork]] = {}
+        for run in self.executions:
+            work = _DECLARED.search(run.instruction.attributes) if run.instruction.kernel else None
+            if work is not None and not run.instruction.cycles:
+                calls = [KernelWork(int(work.group(1)), int(work.group(2)))] * run.times
+                found.setdefault(run.instruction.path, []).extend(calls)
+        return found
 
     def loops_of_unknown_length(self) -> int:
         """The number of loops whose iterations the compiler does not know; they are counted once."""

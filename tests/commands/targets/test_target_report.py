@@ -48,6 +48,20 @@ def test_the_time_is_that_of_cycles_and_of_bytes():
     assert estimate["target_tokens_a_second"] == round(2 * rows * length / 1.08)
     flops = 2 * training_flops(CONFIG.model, padded_work(rows, 16, length), target_size=8000)
     assert estimate["mfu"] == round(flops / 4 / 197e12 / 1.08, 3)
+    # A kernel: 197e9 operations at a third of 197e12 a second; another: 8.19e9 bytes at 819e9 a second.
+    kernel = Program(
+        "ENTRY %main (p: f32[4]) -> f32[4] {\n"
+        + "".join(
+            f'  %k{flops} = f32[4] custom-call(%p), custom_call_target="tpu_custom_call", '
+            f'metadata={{op_name="layers_0/self_attention/x"}}, backend_config={{"cost_estimate":'
+            f'{{"flops":"{flops}","transcendentals":"5","bytes_accessed":"{size}"}}}}\n'
+            for flops, size in ((197 * 10**9, 8), (8, 819 * 10**7))
+        )
+        + "}\n"
+    )
+    with_kernel = [*programs, Compiled("kernel", 0, kernel, 1.0)]
+    estimate = target_report.estimate_time(CONFIG, target, with_kernel, batch, target_size=8000)
+    assert estimate["computing_milliseconds"] == pytest.approx(1000 + 3 + 10)
     refused = [*programs, Compiled("refused", 2**40, None, 1.0)]
     assert target_report.estimate_time(CONFIG, target, refused, batch, target_size=8000) is None
     gpu = parse_target("h100")

@@ -1,0 +1,322 @@
+"""Attention over short rows as one TPU kernel: neither scores nor weights reach the chip's memory.
+
+A program of the kernel holds whole rows of queries, keys and values, with all heads, as the projections
+leave them: [B, T, 3 * H * K] of self-attention, without transpositions and copies. Heads that share the 128
+lanes of a register are multiplied together: the lanes of the others are zeroed in one operand, so that no
+head is moved to other lanes. Scores are computed as [M, Q]: sums over the attended positions then run along
+sublanes, which costs additions, where sums along lanes would cost shuffles. The backward pass computes the
+weights again.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from flaxformer_mt.shapes import Array
+
+LANES = 128
+# Of lengths: the sublanes of a tile of bfloat16 numbers.
+LENGTH_MULTIPLE = 16
+# Of one row's scores of a head, Q * M, which registers and fast memory must hold several times.
+MAX_SCORES = 256 * 256
+# Groups of heads that one program computes, of one row or several: their latencies hide each other.
+_GROUPS_OF_PROGRAM = 8
+
+_MASKED = -1e30
+_LAST_AXES = ((1,), (1,))
+_LAST_BY_FIRST = ((1,), (0,))
+_FIRST_AXES = ((0,), (0,))
+
+
+class Segments(NamedTuple):
+    """Numbers of the segments that positions belong to, int32 [B, 1, Q] and [B, 1, M]; 0 is padding."""
+
+    query: Array
+    memory: Array
+
+
+def fits_kernel(query_length: int, memory_length: int, *, heads: int, size: int) -> bool:
+    """Tell whether the kernel can attend with heads of this size over rows of these lengths."""
+    whole = (LANES % size == 0 or size % LANES == 0) and heads * size % LANES == 0
+    return (
+        whole
+        and query_length % LENGTH_MULTIPLE == 0
+        and memory_length % LENGTH_MULTIPLE == 0
+        and 0 < query_length * memory_length <= MAX_SCORES
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def attend_rows(
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    projected: tuple[Array, ...],
+    biases: tuple[Array, ...],
+    segments: Segments,
+) -> Array:
+    """Attend with queries over keys and values, with the scaling of equation 1: [B, Q, W], W = H * K.
+
+    A query attends to the positions of its segment, and only to earlier ones and its own if `causal`. Where
+    it may attend to none, it averages all values.
+
+    Args:
+      interpret: whether to run on a CPU, slowly.
+      projected: queries, keys and values beside each other, [B, T, 3 W]; or queries [B, Q, W], and keys and
+        values [B, M, 2 W]; or the three apart.
+      biases: the vectors that were added to each of these arrays, or none. They are not added again, but get
+        their gradients here, the sums over all positions, which would otherwise cost another pass.
+    """
+    batch, length = projected[0].shape[:2]
+    output = jax.ShapeDtypeStruct((batch, length, _widths(projected)[0]), projected[0].dtype)
+    return _call(_forward, heads, causal, interpret, segments, projected, (), results=[output])[0]
+
+
+def _widths(projected: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
+    """The width W, and for queries, keys and values the number of their array and their offset in it."""
+    places = {1: [(0, 0), (0, 1), (0, 2)], 2: [(0, 0), (1, 0), (1, 1)], 3: [(0, 0), (1, 0), (2, 0)]}
+    width = projected[0].shape[-1] // (3 if len(projected) == 1 else 1)
+    return width, [(array, place * width) for array, place in places[len(projected)]]
+
+
+def _attend_forward(
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    projected: tuple[Array, ...],
+    biases: tuple[Array, ...],
+    segments: Segments,
+) -> tuple[Array, Any]:
+    return attend_rows(heads, causal, interpret, projected, biases, segments), (projected, biases, segments)
+
+
+def _attend_backward(
+    heads: int, causal: bool, interpret: bool, saved: Any, gradient: Array
+) -> tuple[tuple[Array, ...], tuple[Array, ...], None]:
+    projected, biases, segments = saved
+    extra = (gradient.astype(projected[0].dtype),)
+    programs = projected[0].shape[0] // _rows_of_program(projected, heads)
+    sums = [jax.ShapeDtypeStruct((programs, 1, x.shape[-1]), jnp.float32) for x in projected]
+    found = _call(
+        _backward, heads, causal, interpret, segments, projected, extra, results=(*projected, *sums)
+    )
+    d_biases = [
+        x.sum(axis=(0, 1)).astype(bias.dtype)
+        for x, bias in zip(found[len(projected) :], biases, strict=False)
+    ]
+    return tuple(found[: len(projected)]), tuple(d_biases), None
+
+
+attend_rows.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(
+    kernel: Callable[..., None],
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    segments: Segments,
+    projected: Sequence[Array],
+    extra: Sequence[Array],
+    *,
+    results: Sequence[Any],
+) -> Sequence[Array]:
+    from jax.experimental import pallas as pl  # a seventh of a second, which other platforms do not need
+    from jax.experimental.pallas import tpu as pltpu
+
+    batch = projected[0].shape[0]
+    width, places = _widths(projected)
+    scores = heads * segments.query.shape[-1] * segments.memory.shape[-1]
+    rows = _rows_of_program(projected, heads)
+
+    def block(array: Any) -> Any:
+        return pl.BlockSpec((array.shape[0] * rows // batch, *array.shape[1:]), lambda i: (i, 0, 0))
+
+    def run(query_segments: Any, memory_segments: Any, *references: Any) -> None:
+        inputs, others = references[: len(projected)], references[len(projected) :]
+        parts = [_Part(inputs[array], offset) for array, offset in places]
+        masks = [_mask(query_segments[row], memory_segments[row], causal=causal) for row in range(rows)]
+        turns = [(row, group) for row in range(rows) for group in _groups(width, width // heads)]
+        kernel(masks, turns, parts, others, places, scale=(width // heads) ** -0.5)
+
+    arrays = (*segments, *projected, *extra)
+    products = 5 if extra else 2
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*arrays, *results))
+    return pl.pallas_call(
+        run,
+        grid=(batch // rows,),
+        in_specs=[block(x) for x in arrays],
+        out_specs=[block(x) for x in results],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        name=f"attention{kernel.__name__}",
+        interpret=interpret,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        cost_estimate=pl.CostEstimate(
+            flops=products * 2 * batch * scores * (width // heads),
+            transcendentals=batch * scores,
+            bytes_accessed=size,
+        ),
+    )(*arrays)
+
+
+def _rows_of_program(projected: Sequence[Array], heads: int) -> int:
+    groups = max(1, min(_widths(projected)[0] // LANES, heads))
+    return math.gcd(projected[0].shape[0], 2 ** max(0, (_GROUPS_OF_PROGRAM // groups).bit_length() - 1))
+
+
+class _Group(NamedTuple):
+    """The heads that share a register's lanes: where they begin, their width, and a mask for each head."""
+
+    start: int
+    width: int
+    heads: list[Array | None]
+
+
+class _Part(NamedTuple):
+    """Queries, keys or values: the reference of their array, and where they begin in its last axis."""
+
+    array: Any
+    offset: int
+
+    def at(self, row: int, group: _Group) -> tuple[int, slice, slice]:
+        """The index of a row's numbers of a group."""
+        start = self.offset + group.start
+        return row, slice(None), slice(start, start + group.width)
+
+    def read(self, row: int, group: _Group) -> Array:
+        """Read a row's numbers of a group, [T, width]."""
+        return self.array[self.at(row, group)]
+
+    def write(self, row: int, group: _Group, numbers: Array) -> None:
+        """Write a row's numbers of a group."""
+        self.array[self.at(row, group)] = numbers.astype(self.array.dtype)
+
+    def add(self, row: int, group: _Group, numbers: Array) -> None:
+        """Add the sum over a row's positions to those of the rows before it, [1, width]."""
+        at = self.at(0, group)
+        total = numbers.sum(axis=0, keepdims=True)
+        self.array[at] = total if row == 0 else self.array[at] + total
+
+
+def _groups(width: int, size: int) -> list[_Group]:
+    if size >= LANES:
+        return [_Group(start, size, [None]) for start in range(0, width, size)]
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+    masks: list[Array | None] = [(lane >= start) & (lane < start + size) for start in range(0, LANES, size)]
+    return [_Group(start, LANES, masks) for start in range(0, width, LANES)]
+
+
+def _select(x: Array, lanes: Array | None) -> Array:
+    return x if lanes is None else jnp.where(lanes, x, jnp.zeros((), x.dtype))
+
+
+def _join(parts: Sequence[Array], group: _Group) -> Array:
+    """Take the lanes of each head from its own product."""
+    joined = parts[0]
+    for part, lanes in zip(parts[1:], group.heads[1:], strict=True):
+        assert lanes is not None
+        joined = jnp.where(lanes, part, joined)
+    return joined
+
+
+def _dot(x: Array, y: Array, axes: Any) -> Array:
+    return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _mask(query_segments: Any, memory_segments: Any, *, causal: bool) -> Array:
+    """Mark the positions that queries may attend to: bool [M, Q]."""
+    length, memory_length = query_segments.shape[-1], memory_segments.shape[-1]
+    shape = (memory_length, length)
+    memory = jnp.broadcast_to(memory_segments, (length, memory_length)).T
+    mask = (memory == jnp.broadcast_to(query_segments, shape)) & (memory > 0)
+    if causal:
+        position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, shape)
+        mask &= position(0) <= position(1)
+    return mask
+
+
+def _weights(query: Array, keys: Array, mask: Array, group: _Group) -> list[Array]:
+    """The attention weights of each head of a group: float32 [M, Q]."""
+    scores = [
+        jnp.where(mask, _dot(_select(keys, lanes), query, _LAST_AXES), _MASKED) for lanes in group.heads
+    ]
+    exponentials = [jnp.exp(x - x.max(0, keepdims=True)) for x in scores]
+    return [x / x.sum(0, keepdims=True) for x in exponentials]
+
+
+def _in_turns(
+    turns: Sequence[tuple[int, _Group]], first: Callable[..., Any], second: Callable[..., None]
+) -> None:
+    """Run first(row, group) and second(row, group, result) in each turn, the latter after the next first.
+
+    So the products of one turn fill the time in which those of the other wait for their results.
+    """
+    waiting: tuple[int, _Group, Any] | None = None
+    for row, group in turns:
+        result = first(row, group)
+        if waiting is not None:
+            second(*waiting)
+        waiting = row, group, result
+    if waiting is not None:
+        second(*waiting)
+
+
+def _forward(
+    masks: Any, turns: Any, parts: Sequence[_Part], others: Any, places: Any, *, scale: float
+) -> None:
+    query, keys, values = parts
+    output = _Part(others[0], 0)
+
+    def weigh(row: int, group: _Group) -> list[Array]:
+        scaled = _scale(query.read(row, group), scale)
+        return _weights(scaled, keys.read(row, group), masks[row], group)
+
+    def average(row: int, group: _Group, weights: list[Array]) -> None:
+        own = values.read(row, group)
+        output.write(row, group, _join([_dot(x.astype(own.dtype), own, _FIRST_AXES) for x in weights], group))
+
+    _in_turns(turns, weigh, average)
+
+
+def _backward(
+    masks: Any, turns: Any, parts: Sequence[_Part], others: Any, places: Any, *, scale: float
+) -> None:
+    query, keys, values = parts
+    gradient = _Part(others[0], 0)
+    count = (len(others) - 1) // 2
+    results = [_Part(others[1 + array], offset) for array, offset in places]
+    sums = [_Part(others[1 + count + array], offset) for array, offset in places]
+
+    def weigh(row: int, group: _Group) -> tuple[Array, list[Any], list[Any]]:
+        """The scaled queries, the weights, and the gradients of the scores."""
+        scaled = _scale(query.read(row, group), scale)
+        weights = _weights(scaled, keys.read(row, group), masks[row], group)
+        own, d_output = values.read(row, group), gradient.read(row, group)
+        d_weights = [_dot(_select(own, lanes), d_output, _LAST_AXES) for lanes in group.heads]
+        d_scores = [
+            jnp.where(masks[row], w * (d - (w * d).sum(0, keepdims=True)), 0).astype(own.dtype)
+            for w, d in zip(weights, d_weights, strict=True)
+        ]
+        return scaled, [w.astype(own.dtype) for w in weights], d_scores
+
+    def multiply(row: int, group: _Group, weighed: tuple[Array, list[Any], list[Any]]) -> None:
+        scaled, weights, d_scores = weighed
+        d_output, own = gradient.read(row, group), keys.read(row, group)
+        found = (
+            scale * _join([_dot(x, own, _FIRST_AXES) for x in d_scores], group),
+            _join([_dot(x, scaled, _LAST_BY_FIRST) for x in d_scores], group),
+            _join([_dot(x, d_output, _LAST_BY_FIRST) for x in weights], group),
+        )
+        for result, total, numbers in zip(results, sums, found, strict=True):
+            result.write(row, group, numbers)
+            total.add(row, group, numbers)
+
+    _in_turns(turns, weigh, multiply)
+
+
+def _scale(x: Array, scale: float) -> Array:
+    return (x.astype(jnp.float32) * scale).astype(x.dtype)
