@@ -10,13 +10,16 @@ each other down; all systems have large memory pages and `--threads` threads. Th
 one after another, which is not measured; then they take turns for several rounds of all batches, and medians
 are compared.
 
-Settings: small and base for CPUs in float32; big is Transformer-big in bfloat16 for a GPU. With big, and with
-`--batching=pack`, ours trains on packed batches, and the peers on buckets with the same number of tokens per
-batch. `--tiny` runs everything with a toy model in seconds. Prints JSON: for each system the tokens per
-second of every round, the GFLOP/s of the matrix products of a step (padding included), and their share of the
-GFLOP/s of a 1024 x 1024 float32 product in the same process; `ratio`, our rate divided by that of the faster
-peer; and, if the peak of the device is known, `utilization`, the share of the peak that the FLOPs of
-non-padding tokens reach.
+Settings: small and base for CPUs, each system in float32 and in bfloat16 (`--dtypes`; of the peers, by
+autocast), so that the fastest of ours is compared with the fastest peer (`ratio`), and each dtype with itself
+(`ratios`); big is Transformer-big in bfloat16 for a GPU. With big, and with `--batching=pack`, ours trains on
+packed batches, and the peers on buckets with the same number of tokens per batch. `--tiny` runs everything
+with a toy model in seconds.
+
+Prints JSON: for each system the tokens per second of every round, the GFLOP/s of the matrix products of a
+step (padding included), and their share of the GFLOP/s of a 1024 x 1024 float32 product in the same process;
+`ratio`, our rate divided by that of the fastest peer; and, if the peak of the device is known, `utilization`,
+the share of the peak that the FLOPs of non-padding tokens reach.
 """
 
 import argparse
@@ -146,8 +149,10 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
     return total
 
 
-def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Writes the batches and the task file for the workers; returns its path and the batches by kind."""
+def write_tasks(
+    setting: Setting, options: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Writes the batches and a task file for each dtype; returns their paths and the batches by kind."""
     kinds = ["bucket"] if options.batching == "bucket" else ["pack", "bucket"]
     batches = {
         kind: make_batches(make_config(setting, options, kind), options.batches or setting.batches)
@@ -161,23 +166,41 @@ def write_task(setting: Setting, options: argparse.Namespace, folder: Path) -> t
             if array is not None
         }
         np.savez(folder / f"{kind}.npz", **arrays)
-    task = {
+    task: dict[str, Any] = {
         "config": to_dict(make_config(setting, options, kinds[0])),
         "batches": {kind: str(folder / f"{kind}.npz") for kind in kinds},
         "vocabulary": setting.vocabulary,
         "device": options.device,
         "threads": options.threads,
         "torch_compile": options.torch_compile,
-        "peer_dtype": options.peer_dtype or setting.model.dtype,
         "marian_attention": options.marian_attention,
         "warm_up": {
             "ours": _one_of_each_shape(batches[kinds[0]]),
             "peers": _one_of_each_shape(batches["bucket"]),
         },
     }
-    path = folder / "task.json"
-    path.write_text(json.dumps(task), encoding="utf-8")
-    return path, {"ours": batches[kinds[0]], "peers": batches["bucket"]}
+    paths = {}
+    for dtype in options.dtypes:
+        task["config"]["model"]["dtype"] = dtype
+        task["peer_dtype"] = options.peer_dtype or dtype
+        paths[dtype] = folder / f"task_{dtype}.json"
+        paths[dtype].write_text(json.dumps(task), encoding="utf-8")
+    return paths, {"ours": batches[kinds[0]], "peers": batches["bucket"]}
+
+
+def name_systems(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """Returns the system and the dtype of each worker by its name: "ours", or "ours bfloat16" of several."""
+    several = len(options.dtypes) > 1
+    return {
+        f"{system} {dtype}" if several else system: (system, dtype)
+        for dtype in options.dtypes
+        for system in options.systems.split(",")
+    }
+
+
+def _kind(name: str) -> str:
+    """Returns whose batches a system trains on."""
+    return "ours" if name.startswith("ours") else "peers"
 
 
 def _one_of_each_shape(batches: list[Batch]) -> list[int]:
@@ -188,26 +211,24 @@ def _one_of_each_shape(batches: list[Batch]) -> list[int]:
 
 def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     """Measures the systems in turns; returns the results as JSON values."""
-    names = options.systems.split(",")
+    systems_of = name_systems(options)
+    names = list(systems_of)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        task, batches = write_task(setting, options, Path(folder))
+        tasks, batches = write_tasks(setting, options, Path(folder))
         platform = "cuda" if options.device == "gpu" else "cpu"
         workers = {
             name: stack.enter_context(
-                open_worker(Path(__file__), name, task, threads=options.threads, platform=platform)
+                open_worker(Path(__file__), system, tasks[dtype], threads=options.threads, platform=platform)
             )
-            for name in names
+            for name, (system, dtype) in systems_of.items()
         }
-        tokens = {
-            name: sum(int(b.target_mask.sum()) for b in batches["ours" if name == "ours" else "peers"])
-            for name in names
-        }
+        tokens = {name: sum(int(b.target_mask.sum()) for b in batches[_kind(name)]) for name in names}
         rates: dict[str, list[float]] = {name: [] for name in names}
         losses, products = {}, {name: [] for name in names}
         for number in range(options.rounds or setting.rounds):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                count = len(batches["ours" if name == "ours" else "peers"])
+                count = len(batches[_kind(name)])
                 answer = workers[name].ask({"train": list(range(count))})
                 rates[name].append(tokens[name] / answer["seconds"])
                 losses[name] = answer["loss"]
@@ -241,9 +262,8 @@ def _conclude(
             counts[shape] = counts.get(shape, 0) + 1
         real = sum(int(b.target_mask.sum()) for b in some)
         result[f"batches_{kind}"] = {"shapes": counts, "target_tokens": real}
-    peers = {name: systems[name]["target_tokens_per_second"] for name in PEERS if name in systems}
     for name, system in systems.items():
-        kind = "ours" if name == "ours" else "peers"
+        kind = _kind(name)
         a_second = system["target_tokens_per_second"] / tokens[name]  # rounds of all batches
         gflops = count_flops(batches[kind], setting, padded=True) * a_second / 1e9
         system["step_gflops"] = round(gflops, 1)
@@ -251,11 +271,25 @@ def _conclude(
         if peak := peak_flops(make_config(setting, options, "bucket"), system.get("device_kind", "")):
             model_flops = count_flops(batches[kind], setting, padded=False) * a_second
             system["utilization"] = round(model_flops / peak, 3)
-    if "ours" in systems and peers:
-        faster = max(peers, key=peers.__getitem__)
-        result["faster_peer"] = faster
-        result["ratio"] = round(systems["ours"]["target_tokens_per_second"] / peers[faster], 2)
+    rates = {name: system["target_tokens_per_second"] for name, system in systems.items()}
+    if {_kind(name) for name in rates} == {"ours", "peers"}:
+        ours, result["faster_peer"], result["ratio"] = _compare(rates)
+        if len(options.dtypes) > 1:
+            result["faster_of_ours"] = ours
+            result["ratios"] = {
+                dtype: _compare({name: rate for name, rate in rates.items() if name.endswith(dtype)})[-1]
+                for dtype in options.dtypes
+            }
     return result
+
+
+def _compare(rates: dict[str, float]) -> tuple[str, str, float]:
+    """Returns the fastest of ours, the fastest of the peers, and the ratio of their rates."""
+    ours, peer = (
+        max((name for name in rates if _kind(name) == kind), key=rates.__getitem__)
+        for kind in ("ours", "peers")
+    )
+    return ours, peer, round(rates[ours] / rates[peer], 2)
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -286,6 +320,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "--peer_dtype", choices=("float32", "bfloat16"), help="dtype of the peers; bfloat16 means autocast"
     )
     parser.add_argument(
+        "--dtypes", help="dtypes of all systems, comma-separated; default: bfloat16 with big, else both"
+    )
+    parser.add_argument(
         "--peak_tflops", type=float, default=0.0, help="peak of the device, for utilization; 0: from a table"
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -295,6 +332,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         options.loss_chunk_tokens = 256 if options.device == "cpu" else 0
     if options.batching is None:
         options.batching = "pack" if options.setting == "big" else "bucket"
+    default = "bfloat16" if options.setting == "big" else "float32,bfloat16"
+    options.dtypes = (options.dtypes or default).split(",")
+    if unknown := set(options.dtypes) - {"float32", "bfloat16"}:
+        parser.error(f"unknown dtypes {', '.join(unknown)}; known: float32, bfloat16")
     return options
 
 

@@ -12,16 +12,18 @@ and 32,000 subwords on the first 500 lines. All translations of a batch are as l
 since the peers have one length per batch; ours has no batches, and gets the same lengths. Without --news, the
 sentences are random words.
 
-The model is exported with our formats `marian`, for `MarianMTModel.generate`, and `ctranslate2` in float32,
-for `translate_batch`. The beam size is 4, and all other options are the defaults of each system. All systems
-get the same sentences as ids (CTranslate2: as subwords), so that tokenization is excluded. --batch_tokens
-limits the size of a batch of every system: rows x (source length + beam size x longest translation). The
-peers get batches of sentences sorted by length. CTranslate2 may also make its own batches, with its threads
-on one batch or on several; its fastest variant is compared.
+The model is exported with our formats `marian`, for `MarianMTModel.generate`, and `ctranslate2`, for
+`translate_batch`. Each system translates in the precisions of `--precisions` that it has: ours and Hugging
+Face in float32 and bfloat16, CTranslate2 in float32 and int8. The beam size is 4, and all other options are
+the defaults of each system. All systems get the same sentences as ids (CTranslate2: as subwords), so that
+tokenization is excluded. --batch_tokens limits the size of a batch of every system: rows x (source length +
+beam size x longest translation). The peers get batches of sentences sorted by length. CTranslate2 may also
+make its own batches, with its threads on one batch or on several; its fastest variant is compared.
 
 Each system runs in a process of its own, with the same number of threads. The systems first compile, which is
 reported separately, and then take turns for several rounds of all sentences. Prints JSON: tokens per second
-of every round, and the ratio of each variant of ours to the fastest variant of each peer, by medians.
+of every round, and the ratio of each variant of ours to the fastest variant of each peer, and to that of each
+precision of it, by medians.
 `--tiny` runs everything with a toy model in seconds.
 """
 
@@ -199,6 +201,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "forced": forced,
             "threads": options.threads,
             "our_variants": our_variants(options),
+            "precisions": options.precisions,
         }
         path = folder / "task.json"
         path.write_text(json.dumps(task), encoding="utf-8")
@@ -219,22 +222,40 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for variant, ours in systems.get("ours", {}).get("variants", {}).items():
         rate = statistics.median(ours["rounds"])
         result.setdefault("ratios", {})[variant] = {
-            peer: round(rate / systems[peer]["target_tokens_per_second"], 2)
+            name: round(rate / peers_rate, 2)
             for peer in PEERS.values()
             if peer in systems
+            for name, peers_rate in fastest(peer, systems[peer]["variants"], options.precisions).items()
         }
     return result
 
 
+def fastest(peer: str, variants: dict[str, dict[str, Any]], precisions: Sequence[str]) -> dict[str, float]:
+    """Returns the rate of a peer's fastest variant, and that of each precision as "PEER PRECISION"."""
+    rates = {name: statistics.median(variant["rounds"]) for name, variant in variants.items()}
+    found = {peer: max(rates.values())}
+    for precision in precisions:
+        some = [rate for name, rate in rates.items() if name.endswith(f", {precision}")]
+        if some:
+            found[f"{peer} {precision}"] = max(some)
+    return found
+
+
 def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Returns the changed search options of each variant of ours, by name; the first is the one reported.
+    """Returns the dtype and the changed search options of each variant of ours; the first is reported.
 
     captions: the peers end the search of a sentence when as many hypotheses as beams have ended; ours ends it
     when no better hypothesis is possible. The second variant uses the stopping rule of the peers.
     """
-    variants: dict[str, dict[str, Any]] = {"as configured": {}}
-    if options.setting == "captions":
-        variants["stopping inexact, as CTranslate2"] = {"stopping": "inexact"}
+    variants: dict[str, dict[str, Any]] = {}
+    for dtype in ("float32", "bfloat16"):
+        if dtype in options.precisions:
+            variants[f"as configured, {dtype}"] = {"dtype": dtype}
+            if options.setting == "captions":
+                variants[f"stopping inexact, as CTranslate2, {dtype}"] = {
+                    "dtype": dtype,
+                    "stopping": "inexact",
+                }
     return variants
 
 
@@ -301,6 +322,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
     )
+    parser.add_argument("--precisions", default="float32,bfloat16,int8", help="precisions, comma-separated")
     parser.add_argument("--threads", type=int, default=2, help="threads per system")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
@@ -310,6 +332,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     options.systems = options.systems.split(",")
     if unknown := set(options.systems) - {"ours", *PEERS.values()}:
         parser.error(f"unknown systems {', '.join(unknown)}; known: ours, {', '.join(PEERS.values())}")
+    options.precisions = options.precisions.split(",")
+    if unknown := set(options.precisions) - {"float32", "bfloat16", "int8"}:
+        parser.error(f"unknown precisions {', '.join(unknown)}; known: float32, bfloat16, int8")
     options.lines = options.lines or {"captions": 1000, "news": 500}[options.setting]
     return options
 

@@ -5,6 +5,7 @@ parent starts one worker per system, lets it compile, and then gives the workers
 computes nothing.
 """
 
+import functools
 import json
 import os
 import sys
@@ -51,12 +52,12 @@ def make_ours(task: dict[str, Any]) -> System:
     vocabs = load_vocabs(folder / "vocab")
     with np.load(folder / "params.npz") as arrays:
         params = nest_leaves({path: arrays[path] for path in arrays.files})
-    params = replicate_locally(cast_kernels(params, config.model.dtype))
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
-    def make_variant(**changes: Any) -> Callable[[list[Batch]], list[Ids]]:
+    def make_variant(dtype: Any, **changes: Any) -> Callable[[list[Batch]], list[Ids]]:
+        kernels = replicate_locally(cast_kernels(params, dtype))
         searcher = SearchEngine(
-            [config.model],
+            [replace(config.model, dtype=dtype)],
             replace(config.search, **changes),
             make_symbols(vocabs.target, config.search),
             sizes=(vocabs.source.size, vocabs.target.size),
@@ -72,7 +73,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
         def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]
-            for index, found in searcher.search_all(sentences, n_best=1, params=(params,)):
+            for index, found in searcher.search_all(sentences, n_best=1, params=(kernels,)):
                 tokens = found.tokens[0, : found.lengths[0]].tolist()
                 results[index] = [token for token in tokens if token not in special]
             return results
@@ -95,7 +96,7 @@ def make_hugging_face(task: dict[str, Any]) -> System:
     special = {settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id}
     sentences = task["sentences"]
 
-    def translate(batches: list[Batch]) -> list[Ids]:
+    def translate(dtype: torch.dtype, batches: list[Batch]) -> list[Ids]:
         results: list[Ids] = [[] for _ in sentences]
         for batch in batches:
             rows = [sentences[index] for index in batch["indices"]]
@@ -106,7 +107,8 @@ def make_hugging_face(task: dict[str, Any]) -> System:
             if task["forced"]:
                 lengths["min_new_tokens"] = batch["limit"]
             mask = torch.arange(ids.shape[1])[None] < torch.tensor(list(map(len, rows)))[:, None]
-            with torch.inference_mode():
+            narrow = dtype != torch.float32
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
                 found = model.generate(
                     input_ids=ids, attention_mask=mask.long(), num_beams=task["beam_size"], **lengths
                 )
@@ -115,11 +117,16 @@ def make_hugging_face(task: dict[str, Any]) -> System:
         return results
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return System({"generate": translate}, {"versions": versions})
+    variants = {
+        f"generate, {name}": functools.partial(translate, getattr(torch, name))
+        for name in ("float32", "bfloat16")
+        if name in task["precisions"]
+    }
+    return System(variants, {"versions": versions})
 
 
 def make_ctranslate2(task: dict[str, Any]) -> System:
-    """Builds translate_batch in float32, with all threads on one batch or one thread on each of several.
+    """Builds translate_batch, with all threads on one batch or one thread on each of several.
 
     All batches are submitted at once. In `own` variants CTranslate2 makes batches of 32 sentences itself, as
     the benchmark of its authors does; forced lengths must be equal in a batch, so they exclude these
@@ -135,9 +142,11 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
     pieces = [vocabs.source.pieces(ids[:-1]) for ids in task["sentences"]]
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
 
-    def make_variant(inter: int, intra: int, *, own: bool) -> Callable[[list[Batch]], list[Ids]]:
+    def make_variant(
+        inter: int, intra: int, *, own: bool, precision: str
+    ) -> Callable[[list[Batch]], list[Ids]]:
         translator = ctranslate2.Translator(
-            str(folder), compute_type="float32", inter_threads=inter, intra_threads=intra
+            str(folder), compute_type=precision, inter_threads=inter, intra_threads=intra
         )
 
         def translate(batches: list[Batch]) -> list[Ids]:
@@ -167,8 +176,10 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
     variants = {}
     for own in (False,) if task["forced"] else (False, True):
         for inter, intra in {(1, threads), (threads, 1)}:
-            name = f"{'own' if own else 'given'} batches, {inter} x {intra} threads"
-            variants[name] = make_variant(inter, intra, own=own)
+            for precision in ("float32", "int8"):
+                if precision in task["precisions"]:
+                    name = f"{'own' if own else 'given'} batches, {inter} x {intra} threads, {precision}"
+                    variants[name] = make_variant(inter, intra, own=own, precision=precision)
     return System(variants, {"versions": {"ctranslate2": ctranslate2.__version__}})
 
 

@@ -16,7 +16,7 @@ from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.model.positions import rotate
-from flaxformer_mt.model.products import contract
+from flaxformer_mt.model.products import as_bits, contract, from_bits
 from flaxformer_mt.model.projections import (
     Projection,
     project_beside,
@@ -179,8 +179,8 @@ class MultiHeadAttention(nn.Module):
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
         """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens.
 
-        Slot t * W + w holds token t of beam w: a step multiplies both arrays without a copy, and writes one
-        contiguous slice of each.
+        Slot t * W + w holds token t of beam w: a step writes one contiguous slice of each array. bfloat16
+        numbers are kept as their bits (`as_bits`), so that it does so in place.
         """
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
@@ -188,8 +188,8 @@ class MultiHeadAttention(nn.Module):
         leading, slots = (batch, config.num_heads), max_length * beams
         dtype = jnp.dtype(config.dtype)
         return {
-            "keys": jnp.zeros((*leading, key_dim, slots), dtype),
-            "values": jnp.zeros((*leading, slots, value_dim), dtype),
+            "keys": as_bits(jnp.zeros((*leading, key_dim, slots), dtype)),
+            "values": as_bits(jnp.zeros((*leading, slots, value_dim), dtype)),
         }
 
     def step(
@@ -214,8 +214,8 @@ class MultiHeadAttention(nn.Module):
             query, key = rotate(query, positions), rotate(key, positions)
         write = jax.lax.dynamic_update_slice_in_dim
         beams = x.shape[1]
-        keys = write(cache["keys"], key.transpose(0, 2, 3, 1), index * beams, axis=3)
-        values = write(cache["values"], value.swapaxes(1, 2), index * beams, axis=2)
+        keys = write(cache["keys"], as_bits(key.transpose(0, 2, 3, 1)), index * beams, axis=3)
+        values = write(cache["values"], as_bits(value.swapaxes(1, 2)), index * beams, axis=2)
         query = _scale_query(query)
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
@@ -236,13 +236,14 @@ def _scale_query(query: Array) -> Array:
 
 
 def _score(query: Array, keys: Array, mask: Array | None) -> Array:
-    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] and keys [B, H, K, M]."""
-    scores = contract("BHWK,BHKM->BHWM", query, keys)
+    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] and cached keys [B, H, K, M]."""
+    scores = contract("BHWK,BHKM->BHWM", query, from_bits(keys))
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
 def _average(weights: Array, values: Array) -> Array:
-    """Average values [B, H, M, E] under weights [B, H, W, M]: [B, H, W, E]."""
+    """Average cached values [B, H, M, E] under weights [B, H, W, M]: [B, H, W, E]."""
+    values = from_bits(values)
     return contract("BHWM,BHME->BHWE", weights, values).astype(values.dtype)
 
 

@@ -77,20 +77,77 @@ def _einsum_in_order(result: str, *operands: tuple[str, Array]) -> Array:
 def einsum_to_float32(spec: str, x: Array, y: Array) -> Array:
     """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated.
 
-    XLA's CPU compiler decides early which products of bfloat16 numbers its library computes, and then fails
-    at run time if it has folded a transposition into one of them afterwards. There, barriers keep what comes
-    before and after a product apart from it.
+    On CPUs, products of bfloat16 numbers are given to XLA in the one form that its library multiplies in
+    bfloat16 (`_multiply_rows`); products in any other form it converts to float32 first.
     """
 
     def multiply(x: Array, y: Array) -> Array:
         return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
-    def multiply_apart(x: Array, y: Array) -> Array:
-        return jax.lax.optimization_barrier(multiply(*jax.lax.optimization_barrier((x, y))))
-
     if jnp.result_type(x, y) == jnp.float32:
         return multiply(x, y)
-    return jax.lax.platform_dependent(x, y, cpu=multiply_apart, default=multiply)
+    by_rows = functools.partial(_multiply_rows, spec)
+    return jax.lax.platform_dependent(x, y, cpu=by_rows, default=multiply)
+
+
+def _multiply_rows(spec: str, x: Array, y: Array) -> Array:
+    """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
+
+    The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
+    and own and summed ones of y in either order. The library is chosen before XLA decides on layouts. A plain
+    transposition still counts as a view in another layout then, and would send the product to float32; one
+    that is folded into the product later makes it fail at run time. So the transposed array, and what comes
+    after the product, are kept apart by barriers. Nor does it multiply single rows of a batch, such as those
+    of greedy search: they get a second row of zeros.
+    """
+    terms, result = spec.split("->")
+    x_term, y_term = terms.split(",")
+    shared = [axis for axis in result if axis in x_term and axis in y_term]
+    summed = [axis for axis in x_term if axis in y_term and axis not in result]
+    own_of_x, own_of_y = ([a for a in result if a in term and a not in shared] for term in (x_term, y_term))
+    orders = [[*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]]
+    y_order = next((order for order in orders if order == list(y_term)), orders[0])
+    single = bool(shared and own_of_x) and all(x.shape[x_term.index(axis)] == 1 for axis in own_of_x)
+    if single:
+        x = jnp.pad(x, [(0, int(axis == own_of_x[0])) for axis in x_term])
+    x = _in_order(x, x_term, [*shared, *own_of_x, *summed])
+    y = _in_order(y, y_term, y_order)
+    x, y = jax.lax.optimization_barrier((x, y))
+    batch = tuple(range(len(shared)))
+    x_summed = tuple(range(x.ndim - len(summed), x.ndim))
+    y_summed = tuple(y_order.index(axis) for axis in summed)
+    product = jax.lax.dot_general(
+        x, y, ((x_summed, y_summed), (batch, batch)), preferred_element_type=jnp.float32
+    )
+    product = jax.lax.optimization_barrier(product)
+    if single:
+        product = jax.lax.slice_in_dim(product, 0, 1, axis=len(shared))
+    axes = [*shared, *own_of_x, *own_of_y]
+    return product.transpose([axes.index(axis) for axis in result])
+
+
+def _in_order(x: Array, term: str, order: list[str]) -> Array:
+    """Transpose x from the order of axes in `term` to `order`, as an array of its own in memory.
+
+    x may itself be a view in another layout, so this holds without a transposition as well: a reshaped array
+    has the default layout, and costs nothing if it had it before.
+    """
+    x = x.transpose([term.index(axis) for axis in order])
+    return jax.lax.optimization_barrier(x[None])[0]
+
+
+def as_bits(x: Array) -> Array:
+    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; others stay as they are.
+
+    XLA's CPU compiler computes updates of bfloat16 arrays in float32, and then copies and converts the whole
+    array instead of writing a slice of it in place.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(x: Array) -> Array:
+    """Return the numbers that `as_bits` represents."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:

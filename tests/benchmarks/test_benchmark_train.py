@@ -99,7 +99,7 @@ def test_three_systems_train_the_same_network_on_the_same_tokens(benchmark, run_
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    result, measured = run_benchmark()
+    result, measured = run_benchmark("--dtypes=float32")
     systems = result["systems"]
     assert set(systems) == {"ours", "marian", "torch"}
     for system in systems.values():
@@ -112,3 +112,24 @@ def test_three_systems_train_the_same_network_on_the_same_tokens(benchmark, run_
     assert result["ratio"] == round(systems["ours"]["target_tokens_per_second"] / faster, 2)
     found = conclude(benchmark, measured, {"ours": 300.0, "marian": 200.0, "torch": 100.0})
     assert (found["faster_peer"], found["ratio"]) == ("marian", 1.5)
+
+
+def test_the_fastest_of_ours_is_compared_with_the_fastest_peer_and_each_dtype_with_itself(benchmark):
+    options = benchmark.parse_options(["--setting=base"])
+    names = benchmark.name_systems(options)
+    assert names["ours bfloat16"] == ("ours", "bfloat16") and len(names) == 6
+    assert list(benchmark.name_systems(benchmark.parse_options(["--setting=big"]))) == [
+        "ours",
+        "marian",
+        "torch",
+    ]
+    rates = [3.0, 2.0, 1.0, 8.0, 1.5, 4.0]
+    systems = {
+        name: {"target_tokens_per_second": rate, "product_gflops": 8.0}
+        for name, rate in zip(names, rates, strict=True)
+    }
+    result = benchmark._conclude(
+        benchmark.SETTINGS["base"], options, systems, {"ours": [], "peers": []}, dict.fromkeys(names, 1)
+    )
+    assert (result["faster_of_ours"], result["faster_peer"]) == ("ours bfloat16", "torch bfloat16")
+    assert result["ratio"] == 2.0 and result["ratios"] == {"float32": 1.5, "bfloat16": 2.0}

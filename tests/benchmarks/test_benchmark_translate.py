@@ -81,7 +81,17 @@ def test_all_systems_translate_all_sentences_to_the_forced_length(benchmark, mon
     # The end symbol may be the last token that is forced, and does not count.
     assert max(produced) - min(produced) <= found["sentences"]
     assert min(produced) >= found["source_tokens"] - found["sentences"]
-    (ours,) = systems["ours"]["variants"]["as configured"]["rounds"]
+    (ours,) = systems["ours"]["variants"]["as configured, float32"]["rounds"]
     for peer in ("hugging_face", "ctranslate2"):
         expected = round(ours / systems[peer]["target_tokens_per_second"], 2)
-        assert found["ratios"]["as configured"][peer] == expected, peer
+        assert found["ratios"]["as configured, float32"][peer] == expected, peer
+
+
+def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
+    options = benchmark.parse_options(["--setting=captions"])
+    ours = benchmark.our_variants(options)
+    assert [variant["dtype"] for variant in ours.values()] == ["float32"] * 2 + ["bfloat16"] * 2
+    rounds = {"a, float32": [1.0, 9.0, 3.0], "b, float32": [2.0], "a, int8": [5.0]}
+    variants = {name: {"rounds": rates} for name, rates in rounds.items()}
+    found = benchmark.fastest("ctranslate2", variants, options.precisions)
+    assert found == {"ctranslate2": 5.0, "ctranslate2 float32": 3.0, "ctranslate2 int8": 5.0}

@@ -137,6 +137,27 @@ def test_products_of_any_shape_compile_and_agree_with_float32():
         np.testing.assert_allclose(dx.astype(jnp.float32), dx32, rtol=1e-2, atol=1e-2, err_msg=spec)
 
 
+def test_products_on_a_cpu_are_given_to_the_library_in_bfloat16():
+    """A product that XLA would convert to float32 has operands of float32 in the compiled program."""
+    shapes = {"x": (64, 48), "y": (48, 32), "z": (64, 32), "query": (3, 2, 4, 16), "single": (3, 2, 1, 16)}
+    operands = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+
+    def multiply(x: Any, y: Any, z: Any, query: Any, single: Any) -> Any:
+        keys = jnp.tile(query, (1, 1, 3, 1))
+        return (
+            contract("KN,KM->NM", x, z),  # a kernel's gradient
+            contract("NK,KM->NM", z.T.reshape(64, 32).T.T, y.T),  # operands that are views
+            contract("BHQK,BHKM->BHQM", query, keys.swapaxes(2, 3)),
+            contract("BHQK,BHKM->BHQM", single, keys.swapaxes(2, 3)),
+        )
+
+    text = jax.jit(multiply).lower(**operands).compile().as_text()
+    dtypes = dict(re.findall(r"%?([\w.-]+) = (\w+)\[", text))
+    products = re.findall(r" dot\(%?([\w.-]+), %?([\w.-]+)\)", text)
+    assert len(products) == 4
+    assert {dtypes[name] for product in products for name in product} == {"bf16"}, text
+
+
 def test_cast_kernels_casts_what_is_multiplied():
     params = random_params(make("convolution, untied, with biases"))
     kept = {"scale", "bias", "output_bias"}
@@ -168,30 +189,33 @@ _LOOP = r"body=%?([\w.-]+)"
 _CALLED = r"(?:calls|to_apply|body|condition)=%?([\w.-]+)"
 
 
-@pytest.mark.parametrize("variant", ["encoder-decoder", "decoder-only, gated"])
-def test_a_loop_of_decoding_steps_converts_no_matrix(variant):
-    """The kernels and the tied table are bfloat16 before the loop, and the caches between steps."""
-    model, batch = make(variant), make_batch(rows=9, target=11)
+@pytest.mark.parametrize(("variant", "beams"), [("encoder-decoder", 4), ("decoder-only, gated", 1)])
+def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(variant, beams):
+    """The kernels and the tied table are bfloat16 before the loop, and the caches in the whole loop."""
+    model, batch = make(variant), make_batch(rows=9, source=9, target=11)
     params = random_params(model)
 
     def decode(params: Any) -> Any:
         variables = {"params": cast_kernels(params, model.config.dtype)}
-        cache = model.apply(variables, batch.source, batch.source_mask, 4, 11, method="start_decoding")
+        cache = model.apply(variables, batch.source, batch.source_mask, beams, 11, method="start_decoding")
 
         def step(carry: Any) -> Any:
             logits, cache = model.apply(variables, *carry, method="decode_step")
             return logits.argmax(-1).astype(jnp.int32), cache
 
-        start = jnp.ones((9, 4), jnp.int32), cache
+        start = jnp.ones((9, beams), jnp.int32), cache
         return jax.lax.while_loop(lambda carry: carry[1].index < 11, step, start)
 
     caches = jax.eval_shape(decode, params)[1]
     kept = jax.tree.leaves((caches.per_beam, caches.shared))
-    assert {leaf.dtype.name for leaf in kept} == {"bfloat16", "bool"}
+    written = {leaf.dtype.name for leaf in jax.tree.leaves(caches.per_beam)}
+    assert written == {"uint16"}  # the bits of bfloat16 numbers
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(caches.shared)} == {"bfloat16", "bool"}
     text = jax.jit(decode).lower(params).compile().as_text()
     loop = "\n".join(instructions_of_loops(text))
     assert "dot(" in loop and "f32[" in loop
     large = {leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
-    for line in re.findall(r".*\bconvert\(.*", loop):
+    large |= {leaf.size for leaf in kept if leaf.dtype != jnp.bool}
+    for line in re.findall(r".* convert\(.*", loop):  # the bits are viewed as numbers by bitcast-convert
         (dims,) = re.findall(r"= \w+\[([\d,]*)\]", line)
         assert math.prod(map(int, dims.split(",") if dims else ())) not in large, line
