@@ -146,7 +146,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     output: str = "-"
     # ---- requirements on translations ----
 
-    # File with the beginning of the translation of each input line; an empty line sets no prefix. None: none.
+    # File with the beginning of each line's translation, one line for each input line; an empty line sets no
+    # prefix. None: no prefixes.
     prefix: str | None = None
     # File with phrases that each line's translation must contain, separated by tabs, one line for each input
     # line; an empty line requires nothing. None: no required phrases.
@@ -181,7 +182,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: int | None = None
-    # Lines of more than data.max_source_length tokens: split translates all parts, cut only the beginning.
+    # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
+    # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None

@@ -149,6 +149,7 @@ def count_product_flops(jaxpr: Jaxpr) -> int:
 
     [3, 5] times [5, 7] has 2 * 3 * 5 * 7 = 210. A convolution multiplies its kernel at every position of the
     result. A conditional counts its most expensive branch, a loop of unknown length (`while`) one iteration.
+    Of branches for platforms, that of all platforms without one of their own counts.
     """
     total = 0
     equation: Any
@@ -167,7 +168,8 @@ def count_product_flops(jaxpr: Jaxpr) -> int:
         inner = [part for value in equation.params.values() for part in _programs_in(value)]
         counts = [count_product_flops(part) for part in inner]
         if equation.primitive.name == "cond":
-            total += max(counts)  # only one branch runs
+            platforms = equation.params.get("branches_platforms")
+            total += max(counts) if platforms is None else counts[platforms.index(None)]  # only one runs
         else:
             total += sum(counts) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
     return total

@@ -113,7 +113,8 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
             _remove_endless(root)
         builder = _open_undamaged(make_builder)
         if builder.is_prepared():
-            return builder
+            # Another process may have prepared the set since the builder looked for it, and found no splits.
+            return builder if builder.info.splits else make_builder()
         folder = Path(builder.data_dir)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -164,20 +164,20 @@ class Checkpoints:
           sharding_of: the sharding of an array, by its path and shape. None: the default device.
 
         Raises:
-          UserError: the checkpoint is absent or damaged, or has NaN or infinite parameters and not
-            `allow_nonfinite`.
+          UserError: the checkpoint is absent or damaged, or not finite, without `allow_nonfinite`.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
-        leaves = None if sharding_of is not None else read_stored_arrays(folder / name, specs)
-        if leaves is None:
+        if sharding_of is None and (stored := read_stored_arrays(folder / name, specs)) is not None:
+            leaves = jax.device_put(dict(stored))
+        else:
             likes = {path: make_like(spec) for path, spec in specs.items()}
             if sharding_of is not None:
                 likes = {path: x.update(sharding=sharding_of(path, x.shape)) for path, x in likes.items()}
             leaves = array_files.read_item(folder / name, specs, likes)
         if not allow_nonfinite:
             _check_finite(folder, leaves)
-        return nest_leaves(jax.device_put(dict(leaves))), read_progress(folder)
+        return nest_leaves(leaves), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.

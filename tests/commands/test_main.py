@@ -234,7 +234,7 @@ def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
 
 def test_errors_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
     def raise_error(error):
-        def fit(config, run_dir, *, profile, progress=None):
+        def fit(config, run_dir, *, profile, progress=None, **start):
             raise error
 
         monkeypatch.setattr(trainer, "fit", fit)
@@ -275,7 +275,7 @@ def test_train_without_arguments_is_the_toy_job(capfd, fitted):
 def test_the_number_of_updates_to_profile_is_passed(monkeypatch, fitted):
     asked = []
 
-    def fit(config, run_dir, *, profile, progress):
+    def fit(config, run_dir, *, profile, progress, **start):
         asked.append(profile)
         assert progress is sys.stderr
         return {"step": 7}

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cache_dir, has_split, read_pairs, tfds_sets
-from flaxformer_mt.corpus.tfds_cache import match_split, tfds_dir
+from flaxformer_mt.corpus.tfds_cache import build_once, match_split, tfds_dir
 from flaxformer_mt.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,11 +339,24 @@ def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path):
     assert not list(Path(config.cache_dir).rglob("incomplete.*"))
 
 
+def test_a_set_that_is_prepared_while_it_is_opened_is_opened_anew(tmp_path):
+    """A builder that was made before the set was complete knows no splits."""
+
+    def make(splits):
+        return SimpleNamespace(
+            data_dir=str(tmp_path / "set"), is_prepared=lambda: True, info=SimpleNamespace(splits=splits)
+        )
+
+    made = [make({}), make({"train": 1})]
+    assert build_once(lambda: made.pop(0)).info.splits == {"train": 1}
+    made = [make({"train": 1})]
+    assert build_once(lambda: made.pop(0)).info.splits == {"train": 1}
+
+
 def test_two_processes_at_once_prepare_one_set(tmp_path):
     config = text_config(tmp_path)
     processes = [run(READ, config.dataset, config.cache_dir, "meet") for _ in range(2)]
-    for process in processes:
-        out, err = process.communicate()
+    for out, err in [process.communicate() for process in processes]:
         assert out == "train.de 1|train.de 2\n", err
     assert len(list(Path(config.cache_dir).rglob("dataset_info.json"))) == 1
     assert not list(Path(config.cache_dir).rglob("incomplete.*"))
