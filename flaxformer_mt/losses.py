@@ -1,6 +1,6 @@
 """Losses, each as (sum, weight): sums over batches are divided once, by the total weight.
 
-The inputs are logits, or hidden states with the matrix of the output layer.
+The inputs are hidden states with the matrix of the output layer; logits are made a chunk at a time.
 """
 
 import functools
@@ -13,20 +13,6 @@ from jaxtyping import Bool, Float, Int
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.model.products import einsum_to_float32
 from flaxformer_mt.shapes import Array, constrain, row_parts, sum_over_row_parts, typed
-
-
-@typed
-def smoothed_cross_entropy(
-    logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"], smoothing: float
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Compute the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
-
-    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
-    Returns the sum over real tokens and the number of real tokens.
-    """
-    weights = jnp.asarray(mask, jnp.float32)
-    entropies = _entropies(jnp.asarray(logits), jnp.asarray(target), smoothing)
-    return jnp.sum(entropies * weights), jnp.sum(weights)
 
 
 class Output(NamedTuple):
@@ -58,11 +44,12 @@ def projected_cross_entropy(
     chunk_tokens: int,
     count: bool = False,
 ) -> TokenSums:
-    """Compute `smoothed_cross_entropy` from hidden states, one chunk of logits at a time.
+    """Compute the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
 
-    The target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a
-    chunk, scores them, compares them with the target if `count` (as `count_correct` does), and computes their
-    gradients while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices:
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry. The
+    target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a chunk,
+    scores them, compares the most probable words with the target if `count`, and computes their gradients
+    while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices:
     a chunk has about `chunk_tokens` tokens of each device.
     """
     weights = jnp.asarray(mask, jnp.float32)
@@ -237,15 +224,6 @@ def _is_argmax(logits: Array, target: Array) -> Array:
     return jnp.where(before, logits < at_target, logits <= at_target).all(axis=-1)
 
 
-@typed
-def count_correct(
-    logits: Float[Array, "B T V"], target: Int[Array, "B T"], mask: Bool[Array, "B T"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Count the real tokens whose most probable word is the target, and all real tokens."""
-    correct = _is_argmax(jnp.asarray(logits), jnp.asarray(target)) & jnp.asarray(mask)
-    return correct.sum().astype(jnp.float32), jnp.asarray(mask, jnp.float32).sum()
-
-
 def sum_over_tokens(
     module: Any,
     hidden: Float[Array, "B T D"],
@@ -259,7 +237,7 @@ def sum_over_tokens(
     """Sum the loss, and with `count` the correct tokens, of a model's hidden states over the real tokens.
 
     Args:
-      module: the model, bound to its parameters, with the methods `logits` and `output_layer`.
+      module: the model, bound to its parameters, with the method `output_layer`.
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
     output = Output(*module.output_layer())

@@ -19,9 +19,7 @@ from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.run_directory import IMPORTED_STEP, open_run
-from flaxformer_mt.runs.vocab_folder import seal_vocabs
+from flaxformer_mt.runs.new_run import write_new_run
 from flaxformer_mt.trees import nest_leaves
 
 
@@ -99,13 +97,7 @@ def _check_finite(weights: Weights) -> None:
 
 def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> None:
     try:
-        open_run(run_dir, weights.config)
-        weights.vocabs.save(run_dir / "vocab")
-        seal_vocabs(run_dir / "vocab")
-        checkpoints = Checkpoints(run_dir, best_metric=weights.config.train.best_metric)
-        progress = {"step": IMPORTED_STEP, "imported_from": origin}
-        checkpoints.save(IMPORTED_STEP, {"params": nest_leaves(weights.leaves)}, progress)
-        checkpoints.wait()
+        write_new_run(run_dir, weights.config, weights.vocabs, nest_leaves(weights.leaves), origin=origin)
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise

@@ -17,7 +17,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import compare_configs, read_config, save_config
+from flaxformer_mt.config.files import compare_configs, read_config
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import init_params, make_model
@@ -25,8 +25,8 @@ from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_named
+from flaxformer_mt.runs.new_run import write_new_run
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.runs.vocab_folder import seal_vocabs
 from flaxformer_mt.trees import flatten_tree, unflatten_like
 from flaxformer_mt.vocab import Vocab, Vocabs
 
@@ -157,15 +157,8 @@ def _make_run(
     partial = run_dir.with_name(f".{run_dir.name}.new")
     if is_first():
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_config(config, partial / "config.json")
-        vocabs.save(partial / "vocab")
-        seal_vocabs(partial / "vocab")
-    wait_for_all("folder of a new run")
-    checkpoints = Checkpoints(partial, best_metric=config.train.best_metric)
     origin = {"format": _FORMAT, "path": _describe(init, new_vocab)}
-    checkpoints.save(IMPORTED_STEP, {"params": params}, {"step": IMPORTED_STEP, "imported_from": origin})
-    checkpoints.wait()
+    write_new_run(partial, config, vocabs, params, origin=origin)
     if is_first():
         os.replace(partial, run_dir)
     wait_for_all("new run")

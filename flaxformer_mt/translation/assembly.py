@@ -3,12 +3,34 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocab
+
+
+class FoundLine(NamedTuple):
+    """A line whose parts have all been searched, with what was asked for."""
+
+    line: str
+    n_best: int
+    notes: Notes
+    parts: list[SourcePart]
+    translations: list[Translation]
+
+    def join(self, translations: Sequence[Translation], *, eos_id: int) -> Translation:
+        """Returns the translation of the line from those of its parts."""
+        options: dict[str, Any] = {"n_best": self.n_best, "notes": self.notes, "eos_id": eos_id}
+        (joined,) = join_parts([self.line], self.parts, translations, **options)
+        return joined
+
+    def source_pieces(self, vocab: Vocab) -> list[str]:
+        """Returns the pieces of a line that was translated as one part, without eos."""
+        return vocab.pieces(self.parts[0].ids[:-1]) if len(self.parts) == 1 else []
+
 
 # All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")

@@ -16,20 +16,10 @@ from flaxformer_mt.decoding.live_search import LiveSearch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
-from flaxformer_mt.translation.assembly import join_parts, read_result
+from flaxformer_mt.translation.assembly import FoundLine, read_result
 from flaxformer_mt.translation.result import FAILED, Translation
 from flaxformer_mt.translation.segmentation import SourcePart, read_sources
 from flaxformer_mt.translation.translator import Translator
-
-
-class FoundLine(NamedTuple):
-    """A line whose parts have all been searched; `LiveTranslator.finish` makes its translation."""
-
-    line: str
-    n_best: int
-    notes: Notes
-    parts: list[SourcePart]
-    translations: list[Translation]
 
 
 class _PartName(NamedTuple):
@@ -162,20 +152,11 @@ class LiveTranslator:
             longest = max(len(p.ids) for p in found.parts)
             shortest = next(length for length in self._search.lengths() if length >= longest)
             translations = annotate(items, notes, shortest=shortest, **options)
-        (joined,) = join_parts(
-            [found.line],
-            found.parts,
-            translations,
-            n_best=found.n_best,
-            notes=notes,
-            eos_id=translator.vocabs.target.eos_id,
-        )
-        return joined
+        return found.join(translations, eos_id=translator.vocabs.target.eos_id)
 
     def source_pieces(self, found: FoundLine) -> list[str]:
         """Returns the pieces of a line that was translated as one part, without eos."""
-        vocab = self._translator.vocabs.source
-        return vocab.pieces(found.parts[0].ids[:-1]) if len(found.parts) == 1 else []
+        return found.source_pieces(self._translator.vocabs.source)
 
     def target_pieces(self, translation: Translation) -> list[str]:
         """Returns the pieces of a translation, without eos."""

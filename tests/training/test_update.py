@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from plain_losses import smoothed_cross_entropy
 from tiny_experiment import change, random_params
 
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
-from flaxformer_mt.losses import smoothed_cross_entropy
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ctranslate2
 import numpy as np
@@ -17,22 +17,12 @@ from flaxformer_mt.convert.format_interface import Given, find_config, find_voca
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
-from flaxformer_mt.translation.assembly import join_parts, one_line
+from flaxformer_mt.translation.assembly import FoundLine, one_line
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.segmentation import SourcePart, read_sources
 
 # Maximum number of sentences of a batch.
 _BATCH = 64
-
-
-class FoundLine(NamedTuple):
-    """A line and the translations of its parts."""
-
-    line: str
-    n_best: int
-    notes: Notes
-    parts: list[SourcePart]
-    translations: list[Translation]
 
 
 class LiveBatches:
@@ -172,19 +162,11 @@ class LiveBatches:
 
     def finish(self, found: FoundLine) -> Translation:
         """Returns the translation of a line, joined from its parts."""
-        (joined,) = join_parts(
-            [found.line],
-            found.parts,
-            found.translations,
-            n_best=found.n_best,
-            notes=found.notes,
-            eos_id=self._vocabs.target.eos_id,
-        )
-        return joined
+        return found.join(found.translations, eos_id=self._vocabs.target.eos_id)
 
     def source_pieces(self, found: FoundLine) -> list[str]:
         """Returns the pieces of a line that was translated as one part, without eos."""
-        return self._vocabs.source.pieces(found.parts[0].ids[:-1]) if len(found.parts) == 1 else []
+        return found.source_pieces(self._vocabs.source)
 
     def target_pieces(self, translation: Translation) -> list[str]:
         """Returns the pieces of a translation, without eos."""
