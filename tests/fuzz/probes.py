@@ -91,7 +91,8 @@ def _damaged_run(number: int, settings: dict[str, Any]) -> Path:
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(settings["run"], run)
         return run
-    settings["say"]["what"] = damaged_copy(Path(settings["run"]), run, settings["seed"], number)
+    only = settings.get("only", "")
+    settings["say"]["what"] = damaged_copy(Path(settings["run"]), run, settings["seed"], number, only=only)
     return run
 
 
