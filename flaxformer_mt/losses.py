@@ -43,8 +43,12 @@ def projected_cross_entropy(
     smoothing: float,
     chunk_tokens: int,
     count: bool = False,
+    token_weights: Float[Array, "B T"] | None = None,
 ) -> TokenSums:
     """Compute the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
+
+    The sums are over the real tokens, each multiplied by its weight if `token_weights` are given; the weight
+    of the result is the sum of these weights.
 
     The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry. The
     target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a chunk,
@@ -53,6 +57,8 @@ def projected_cross_entropy(
     a chunk has about `chunk_tokens` tokens of each device.
     """
     weights = jnp.asarray(mask, jnp.float32)
+    if token_weights is not None:
+        weights = weights * token_weights
     rows, length = target.shape
     width = loss_chunk_width(rows // row_parts(rows), length, chunk_tokens=chunk_tokens)
     padding = -length % width
@@ -233,15 +239,18 @@ def sum_over_tokens(
     smoothing: float,
     chunk_tokens: int,
     count: bool,
+    token_weights: Float[Array, "B T"] | None = None,
 ) -> TokenSums:
     """Sum the loss, and with `count` the correct tokens, of a model's hidden states over the real tokens.
 
     Args:
       module: the model, bound to its parameters, with the method `output_layer`.
+      token_weights: weights of the tokens in all sums. None: 1.
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
     output = Output(*module.output_layer())
     options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens or target.size, "count": count}
+    options["token_weights"] = token_weights
     return projected_cross_entropy(hidden, output, target, mask, **options)
 
 

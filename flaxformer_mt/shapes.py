@@ -52,6 +52,7 @@ class Batch(NamedTuple):
     source [5 6 2 0], target_in [1 7 8 9 0 0], target_out [7 8 9 2 0 0].
     Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each
     pair; bucketed rows hold one pair, and these four arrays are None.
+    `target_weights` are the weights of the tokens in the loss, those of their pairs; None: all are 1.
     """
 
     source: Int[Array, "B S"]
@@ -63,6 +64,7 @@ class Batch(NamedTuple):
     target_segments: Int[Array, "B T"] | None = None
     source_positions: Int[Array, "B S"] | None = None
     target_positions: Int[Array, "B T"] | None = None
+    target_weights: Float[Array, "B T"] | None = None
 
 
 class Cache(NamedTuple):

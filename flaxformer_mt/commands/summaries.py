@@ -8,6 +8,7 @@ from typing import Any
 
 # Problem of a pair, as the report names it -> words.
 _PROBLEMS = {
+    "weight_0": "weight 0",
     "invalid_utf8": "not UTF-8",
     "empty": "empty or blank side",
     "too_long": "too many characters",

@@ -18,6 +18,9 @@ _LARGEST_INT = 2**31 - 1
 # Larger whole numbers are not written out in messages.
 _SHOWN_BITS = 128
 
+# Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
+
 
 @dataclass(frozen=True)
 class Bounds:

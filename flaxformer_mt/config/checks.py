@@ -87,6 +87,10 @@ def _attention_problems(model: ModelConfig) -> Iterator[str]:
         )
 
 
+# Pieces of vocab.byte_fallback.
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+
 def _decoder_only(model: ModelConfig) -> bool:
     return model.architecture == "decoder_only"
 
@@ -132,6 +136,14 @@ def _data_problems(config: Config) -> Iterator[str]:
     least = min((size for size in sizes.values() if size > 0), default=4)
     if len(set(ids.values())) < 4 or not all(0 <= i < least for i in ids.values()):
         yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
+    for symbol in vocab.symbols:
+        if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
+            yield (
+                f"vocab.symbols has {symbol!r}; symbols are different from each other, and neither empty nor "
+                "with spaces"
+            )
+        elif symbol in ("<pad>", "<s>", "</s>", "<unk>", "\u2581") or _BYTE_PIECE.fullmatch(symbol):
+            yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
 

@@ -91,6 +91,9 @@ class VocabConfig:
     character_coverage: Annotated[float, between(0.98, 1)] = 1.0
     # SentencePiece's Unicode normalization of text; identity: none; nmt_nfkc_cf: also case folding.
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
+    # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
+    # vocab.size includes them. Given models must have them.
+    symbols: tuple[str, ...] = ()
     # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
     max_sentences: Annotated[int, at_least(1)] = 2_000_000
     # Token id of padding; a given source_model or target_model keeps its own id.

@@ -40,7 +40,8 @@ class RawSplit:
 
     `rows` is a TFDS data source of `{language: bytes}`; `identity` changes whenever the text does; `sides`
     and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
-    report. `languages` are ("", "en") where there is no source.
+    report. `languages` are ("", "en") where there is no source. `weights`: of the rows in the loss, float32;
+    None: all count alike.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RawSplit:
     sides: tuple[str, str]
     unit: str
     facts: dict[str, Any] = field(default_factory=dict)
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -83,7 +85,7 @@ class Pairs:
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
     rules. parts: the data sets of a mixture, concatenated in order. has_source: False for a language model,
     whose pairs are target sentences alone. report: JSON values: for each part the number of pairs read and
-    kept, and the problems with their locations.
+    kept, and the problems with their locations. weights: of the pairs in the loss, float32; None: all are 1.
     """
 
     def __init__(
@@ -106,6 +108,15 @@ class Pairs:
         self.has_source = all(split.has_source for split in splits)
         self.fingerprint = fingerprint
         self.report = report
+        self.weights = self._gather_weights() if any(s.weights is not None for s in splits) else None
+
+    def _gather_weights(self) -> np.ndarray:
+        weights = []
+        for split, kept, part in zip(self._splits, self._kept, self.parts, strict=True):
+            own = np.ones(len(split), np.float32) if split.weights is None else split.weights
+            weights.append(own if kept is None else own[kept])
+            assert len(weights[-1]) == part.size
+        return np.concatenate(weights)
 
     def __len__(self) -> int:
         return self._ends[-1]

@@ -4,6 +4,7 @@ Contains the TFDS builder over text files and the checks of whole files. The pre
 the order of the files; `cleaning` selects among them later. Imports TFDS, so import this module late.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.pair_weights import find_weights
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
 from flaxformer_mt.corpus.tfds_cache import build_once
@@ -103,12 +105,13 @@ def open_parallel_text(
 ) -> RawSplit:
     """Prepares the files `folder/split.*` under `cache` unless they are prepared already, and opens them.
 
-    Without a source language only the target's file is read.
+    Without a source language only the target's file is read. Weights of pairs are read for the train split,
+    which is the one that `may_drop`.
 
     Raises:
       UserError: a file is missing or empty; line counts differ (unless `clean` drops the surplus lines of a
-        train split); a line of a .tsv file has not two columns; or there is no source language and only a
-        .tsv file.
+        train split); a line of a .tsv file has not two columns, or three; a weight is invalid; or there is no
+        source language and only a .tsv file.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
@@ -117,6 +120,8 @@ def open_parallel_text(
     use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
+    weights = find_weights(folder, split, files, scans[0], cache / "scans") if may_drop else None
+    values = None if weights is None else weights.load(lines, cache / "weights")
     config = ParallelTextConfig(
         name=digest([present, columns, lines, [scan.digest for scan in scans]]),
         files=files,
@@ -132,7 +137,7 @@ def open_parallel_text(
     )
     return RawSplit(
         name=name,
-        identity=config.name,
+        identity=config.name if weights is None else digest([config.name, weights.identity]),
         rows=builder.as_data_source("+".join(sorted(builder.info.splits))),
         languages=languages,
         sides=(files[0].name, files[-1].name),
@@ -144,8 +149,21 @@ def open_parallel_text(
                 for path, scan in zip(files, scans, strict=True)
             ],
             "surplus_lines": max(scan.lines for scan in scans) - lines,
+            **_read_tag(files[0]),
         },
+        weights=values,
     )
+
+
+def _read_tag(file: Path) -> dict[str, str]:
+    """The symbol before the sources of a table that `backtranslate` made, as its report says."""
+    try:
+        report = json.loads((file.parent / "report.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    made = file.name == "train.tsv" and isinstance(report, dict) and "dropped" in report
+    tag = report.get("tag") if made else None
+    return {"tag": tag} if isinstance(tag, str) and tag else {}
 
 
 def _count_lines(

@@ -11,6 +11,7 @@ from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
@@ -52,6 +53,7 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
             rows, report = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder)
+        rows, report = drop_weightless(raw, rows, report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"

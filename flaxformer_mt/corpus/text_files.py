@@ -36,6 +36,8 @@ class Scan:
     block_bytes: tuple[int, ...]
     crlf_lines: int
     bom: bool
+    # Whether each line of a .tsv file has a third column, the weight of the pair.
+    weighted: bool = False
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
@@ -47,7 +49,7 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     _require(folder)
     if not languages[0]:
         return (_find_target(folder, split, languages[1]),)
-    source, target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
+    source, target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
     for other in (source, target):
         if table and other:
             raise UserError(f"{folder} has both {table.name} and {other.name}; keep one of them")
@@ -66,12 +68,12 @@ def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
       UserError: the folder does not exist.
     """
     _require(folder)
-    return any(_find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
+    return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
     """The file with the text of a language model."""
-    target, table = (_find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
+    target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
     if target:
         return target
     if table:
@@ -92,7 +94,8 @@ def _require(folder: Path) -> None:
         raise UserError(f"the parallel_text folder {folder} does not exist; set --config.data.text_dir")
 
 
-def _find_file(folder: Path, name: str) -> Path | None:
+def find_file(folder: Path, name: str) -> Path | None:
+    """The file of this name or the same with .gz; raises UserError if there are both."""
     found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if len(found) == 2:
         raise UserError(f"{folder} has both {name} and {name}.gz; keep one of them")
@@ -150,7 +153,7 @@ def read_rows(files: tuple[Path, ...]) -> Iterator[tuple[bytes, bytes]]:
         yield from zip(read_lines(files[0]), read_lines(files[1]), strict=False)
         return
     for line in read_lines(files[0]):
-        source, _, target = line.partition(b"\t")
+        source, target, *_ = line.split(b"\t", 2)
         yield source, target
 
 
@@ -158,27 +161,30 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
     """Reads a file once, in constant memory, and returns its counts and digest.
 
     Raises:
-      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns.
+      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
+        three if the first line has three.
     """
     content = hashlib.blake2b(digest_size=16)
     lines = crlf_lines = 0
     block_bytes: list[int] = []
-    bom = False
+    bom = weighted = False
     for raw in _raw_lines(path):
         bom = bom or (lines == 0 and raw.startswith(_BOM))
         line = _strip(raw, first=lines == 0)
         found = line.count(b"\t") + 1
-        if columns == 2 and found != 2:
-            raise UserError(
-                f"{path} line {lines + 1} has {found} columns; a .tsv line has 2: source, one tab, target"
-            )
+        weighted = weighted or (columns == 2 and lines == 0 and found == 3)
+        if columns == 2 and found != 2 + weighted:
+            expected = "3, as the first one: source, tab, target, tab, weight"
+            if not weighted:
+                expected = "2: source, one tab, target; or all lines have a third one, the weight of the pair"
+            raise UserError(f"{path} line {lines + 1} has {found} columns; a .tsv line has {expected}")
         crlf_lines += raw.endswith((b"\r\n", b"\r"))
         content.update(line + b"\n")
         if lines % BLOCK == 0:
             block_bytes.append(0)
         block_bytes[-1] += len(line)
         lines += 1
-    return Scan(lines, content.hexdigest(), tuple(block_bytes), crlf_lines, bom)
+    return Scan(lines, content.hexdigest(), tuple(block_bytes), crlf_lines, bom, weighted)
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:

@@ -71,6 +71,9 @@ def make_batch(
         source_mask=_lay_out(from_source, True, rows, source, False),
         target_mask=_lay_out(from_target, True, rows, target, False),
     )
+    if store.weights is not None:
+        weights = np.repeat(store.weights[planned.examples], store.target.lengths[planned.examples])
+        batch = batch._replace(target_weights=_lay_out(from_target, weights, rows, target, 0.0))
     if not plan.packed:
         return batch
     return batch._replace(
@@ -139,10 +142,10 @@ def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
 
 
 def _lay_out(
-    gathered: _Gathered, values: np.ndarray | bool, rows: int, length: int, filling: int | bool
+    gathered: _Gathered, values: np.ndarray | bool, rows: int, length: int, filling: int | bool | float
 ) -> np.ndarray:
     """[rows, length] array of `filling`, with `values` at the rows and columns of the gathered tokens."""
-    array = np.full((rows, length), filling, bool if isinstance(filling, bool) else np.int32)
+    array = np.full((rows, length), filling, {bool: bool, int: np.int32, float: np.float32}[type(filling)])
     array[gathered.rows, gathered.columns] = values
     return array
 

@@ -23,6 +23,7 @@ from flaxformer_mt.runs.run_directory import check_run, open_run
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.tracking import announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab.symbols import check_tags
 
 
 class Prepared(NamedTuple):
@@ -68,6 +69,7 @@ def prepare(
         test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
     with _stage(f"training the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
+        check_tags(vocabs.source, train_pairs.report["parts"])
 
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = EpochStores(
@@ -113,7 +115,10 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         load_sealed_vocabs(run_dir / "vocab")
         return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
-    settings = json.dumps(dataclasses.asdict(config.vocab) | {"sampling": None}, sort_keys=True)
+    fields = dataclasses.asdict(config.vocab) | {"sampling": None}
+    if not config.vocab.symbols:
+        del fields["symbols"]  # so that vocabularies of versions without this field are found
+    settings = json.dumps(fields, sort_keys=True)
     digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
     for model in (config.vocab.source_model, config.vocab.target_model):
         if model and Path(model).is_file():

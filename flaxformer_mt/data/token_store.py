@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,13 +53,15 @@ class TokenStore:
 
     source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
     eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: in memory.
+    weights: of the pairs in the loss; None: all are 1.
     """
 
-    def __init__(self, folder: Path | None, source: Side, target: Side, parts: tuple[Part, ...]) -> None:
-        self.folder = folder
-        self.source = source
-        self.target = target
-        self.parts = parts
+    def __init__(
+        self, folder: Path | None, source: Side, target: Side, parts: tuple[Part, ...], weights: Any = None
+    ) -> None:
+        self.folder, self.parts = folder, parts
+        self.source, self.target = source, target
+        self.weights: np.ndarray | None = weights
 
     @classmethod
     def build(
@@ -95,7 +97,7 @@ class TokenStore:
         for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
             if os.path.lexists(folder):
                 try:
-                    return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts)
+                    return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts, pairs.weights)
                 except _Damage as error:
                     if os.path.lexists(folder):
                         damage = str(error)

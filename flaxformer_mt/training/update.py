@@ -21,7 +21,7 @@ from flaxformer_mt.training.state import TrainState
 
 
 class Sums(NamedTuple):
-    """Gradient and loss, summed over tokens; weight is the number of tokens.
+    """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
 
     correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`.
     """
@@ -88,6 +88,7 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
                     smoothing=train.label_smoothing,
                     chunk_tokens=train.loss_chunk_tokens,
                     count=train.log_accuracy,
+                    token_weights=batch.target_weights,
                 )
 
             sums = nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})

@@ -22,6 +22,7 @@ from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
+from flaxformer_mt.vocab.symbols import check_symbols
 
 # SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
@@ -299,7 +300,9 @@ def _source_size(config: VocabConfig) -> int:
 
 def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
     if given := getattr(config, f"{side}_model"):
-        return Vocab.load(given, name=f"vocab.{side}_model")
+        vocab = Vocab.load(given, name=f"vocab.{side}_model")
+        check_symbols(vocab, config.symbols, name=given)
+        return vocab
     return _train(config, pairs, sides or (side,))
 
 
@@ -320,6 +323,7 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
             bos_id=config.bos_id,
             eos_id=config.eos_id,
             unk_id=config.unk_id,
+            user_defined_symbols=list(config.symbols),
             max_sentence_length=_TRAINING_BYTES,
             num_threads=_TRAINING_THREADS,
             minloglevel=_ONLY_FATAL,

@@ -238,7 +238,8 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_de": GERMAN, "train_de_gz": GERMAN}, r"both train\.de and train\.de\.gz"),
         ({"train_de": GERMAN, "train_tsv": b"a\tb\n"}, r"both train\.tsv and train\.de"),
         ({"train_tsv": b"a\tb\na b\n"}, r"train\.tsv line 2 has 1 columns; a \.tsv line has 2"),
-        ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has 3 columns"),
+        ({"train_tsv": b"a\tb\tc\td\n"}, r"train\.tsv line 1 has 4 columns"),
+        ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has the weight 'c'"),
         ({"train_de": ["", " "], "train_en": ["", ""]}, r"0 of 2 are left \(empty 2\)"),
         (
             {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},

@@ -41,7 +41,7 @@ MODES = ("bucket", "pack")
 class FakePairs(list):
     """Pairs in memory with what a store asks of them."""
 
-    fingerprint, has_source = "toy", True
+    fingerprint, has_source, weights = "toy", True, None
 
     @property
     def parts(self):
@@ -109,7 +109,7 @@ def test_a_bucketed_batch_by_hand():
         [True] * 3 + [False] * 3,
         [False] * 6,
     ]
-    assert batch[5:] == (None, None, None, None)
+    assert batch[5:] == (None, None, None, None, None)
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
 
 
@@ -135,6 +135,23 @@ def test_rows_that_devices_cannot_share_evenly_are_padded():
                 np.testing.assert_array_equal(together[:rows], expected)
                 if "mask" in name or "segments" in name:
                     assert not together[rows:].any()
+
+
+def test_each_token_has_the_weight_of_its_pair_in_every_batching():
+    pairs = [([9] * (1 + n % 5), [10 + n] * (1 + n % 7)) for n in range(40)]
+    unweighted, store = store_of(pairs), store_of(pairs)
+    store.weights = np.arange(1, 41, dtype=np.float32) / 8
+    for batching in ("bucket", "pack", "shuffle"):
+        config = dataclasses.replace(CONFIG, batching=batching)
+        plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)
+        for index in range(len(plan)):
+            batch = make_batch(store, plan, index, **IDS)
+            assert batch.target_weights.dtype == np.float32
+            expected = np.where(batch.target_mask, (batch.target_out - 9) / 8, 0)
+            np.testing.assert_array_equal(batch.target_weights, expected)
+            plain = make_batch(unweighted, plan, index, **IDS)
+            assert plain.target_weights is None
+            assert equal(batch._replace(target_weights=None), plain)
 
 
 def test_a_packed_batch_by_hand():

@@ -23,6 +23,7 @@ class FakePairs(list):
     """Pairs in memory with what a store asks of them."""
 
     has_source = True
+    weights = None
 
     def __init__(self, pairs, fingerprint: str = "toy") -> None:
         super().__init__(pairs)

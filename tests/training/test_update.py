@@ -155,6 +155,16 @@ def test_padding_rows_and_repeated_rows_change_nothing():
     assert_close(doubled.opt_state, padded.opt_state, atol=1e-7)
 
 
+def test_a_pair_of_weight_2_is_the_pair_twice_and_one_of_weight_0_is_none():
+    state, _, gradient, _ = compiled(CONFIG)
+    batch = random_batch([0, 1, 2, 3])
+    weights = batch.target_mask * np.array([2, 1, 1, 0], np.float32)[:, None]
+    weighted = gradient(state.params, state.step, batch._replace(target_weights=weights), 0)
+    repeated = gradient(state.params, state.step, random_batch([0, 0, 1, 2]), 0)
+    assert float(weighted.weight) == float(repeated.weight)
+    assert_close(weighted, repeated, atol=1e-5)
+
+
 def test_the_update_is_a_function_of_state_and_batch():
     state, train_step, _, _ = compiled(CONFIG)
     batch = random_batch([0, 1, 2, 3])

@@ -1,0 +1,125 @@
+"""Weights of sentence pairs in the loss: the third column of SPLIT.tsv, or the lines of SPLIT.weights.
+
+A pair of weight 0 is left out. Weights belong to training: those of other splits are not read.
+"""
+
+import array
+import hashlib
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
+from flaxformer_mt.corpus.cached_json import read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.text_files import Scan, find_file, load_or_scan, read_lines
+from flaxformer_mt.errors import UserError
+
+# Number of example rows in the report.
+_EXAMPLES = 5
+
+
+class WeightFile:
+    """The file that has the weights of a split; `identity` changes whenever the weights do."""
+
+    def __init__(self, path: Path, facts: Scan) -> None:
+        self.path, self.lines = path, facts.lines
+        self.identity = facts.digest
+
+    def load(self, lines: int, folder: Path) -> np.ndarray:
+        """Returns the weights of `lines` lines, float32; a copy in `folder` is read instead of the text.
+
+        Raises:
+          UserError: a line has no weight, or the file has another number of lines.
+        """
+        if self.lines != lines:
+            raise UserError(
+                f"{self.path} has {self.lines} lines for {lines} pairs; give one weight for each pair"
+            )
+        values, record = folder / f"{self.identity}.npy", folder / f"{self.identity}.json"
+        found = read_cached(record)
+        if found is not None and values.is_file() and _digest(values.read_bytes()) == found["weights"]:
+            return np.load(values, allow_pickle=False)
+        weights, content = read_weights(self.path), io.BytesIO()
+        np.save(content, weights)
+        write_atomically(values, content.getvalue())
+        write_cached(record, {"weights": _digest(content.getvalue())})
+        return weights
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def find_weights(
+    folder: Path, split: str, files: tuple[Path, ...], scan: Scan, cache: Path
+) -> WeightFile | None:
+    """Finds the weights of a split of text files; None if all its pairs count alike.
+
+    Args:
+      files, scan: the text files of the split, and the scan of the first of them.
+      cache: folder of scans.
+
+    Raises:
+      UserError: both a third column and a file SPLIT.weights exist.
+    """
+    path = find_file(folder, f"{split}.weights")
+    if path is not None and scan.weighted:
+        raise UserError(f"{files[0]} has a column of weights, but there is {path} too; remove one of them")
+    if path is not None:
+        return WeightFile(path, load_or_scan(path, columns=1, folder=cache))
+    return WeightFile(files[0], scan) if scan.weighted else None
+
+
+def read_weights(path: Path) -> np.ndarray:
+    """Reads the last column of each line as the weight of a pair, float32.
+
+    Raises:
+      UserError: a weight is neither 0 nor between SMALLEST_WEIGHT and LARGEST_WEIGHT; the message names the
+        line.
+    """
+    weights = array.array("f")
+    for number, line in enumerate(read_lines(path), start=1):
+        text = line.rsplit(b"\t", 1)[-1].strip()
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not (weight == 0 or SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT):
+            shown = text.decode("utf-8", errors="replace")
+            raise UserError(
+                f"{path} line {number} has the weight {shown[:40]!r}; a weight is 0, which leaves the pair "
+                f"out, or a number from {SMALLEST_WEIGHT:.6f} to {LARGEST_WEIGHT:,.0f}"
+            )
+        weights.append(weight)
+    return np.array(weights, np.float32)
+
+
+def drop_weightless(
+    split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
+) -> tuple[np.ndarray | None, dict[str, Any]]:
+    """Leaves pairs of weight 0 out of the rows that cleaning has kept (None: all), and reports them."""
+    if split.weights is None:
+        return rows, report
+    kept = np.arange(len(split)) if rows is None else np.asarray(rows)
+    counts = split.weights[kept] > 0
+    if counts.all():
+        return rows, report
+    dropped = kept[~counts]
+    examples = [
+        {"where": split.where(row, 0), **_shorten(pair)}
+        for row, pair in zip(
+            dropped[:_EXAMPLES].tolist(), split.read(dropped[:_EXAMPLES].tolist()), strict=True
+        )
+    ]
+    problem = {"count": len(dropped), "action": "drop", "examples": examples}
+    problems = report["problems"] | {"weight_0": problem}
+    return kept[counts], report | {"problems": problems, "pairs": int(counts.sum())}
+
+
+def _shorten(pair: tuple[bytes, bytes]) -> dict[str, str]:
+    source, target = (text.decode("utf-8", errors="replace")[:80] for text in pair)
+    return {"source": source, "target": target}
