@@ -249,9 +249,16 @@ def sum_over_tokens(
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
     output = Output(*module.output_layer())
-    options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens or target.size, "count": count}
-    options["token_weights"] = token_weights
-    return projected_cross_entropy(hidden, output, target, mask, **options)
+    return projected_cross_entropy(
+        hidden,
+        output,
+        target,
+        mask,
+        smoothing=smoothing,
+        chunk_tokens=chunk_tokens or target.size,
+        count=count,
+        token_weights=token_weights,
+    )
 
 
 class Reduce(Protocol):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import flaxformer_mt
+from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
 from flaxformer_mt.commands.experiment_options import (
     PrepareOptions,
     ProcessOptions,
@@ -25,6 +26,7 @@ from flaxformer_mt.commands.experiment_options import (
     TrainOptions,
 )
 from flaxformer_mt.commands.flags import parse_flags, takes_config
+from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.options import (
     AverageOptions,
     DoctorOptions,
@@ -273,6 +275,8 @@ COMMANDS = {
     "evaluate": _Command(EvaluateOptions, _evaluate),
     "translate": _Command(TranslateOptions, translate_file),
     "score": _Command(ScoreOptions, score_file),
+    "backtranslate": _Command(BacktranslateOptions, backtranslate),
+    "distil": _Command(DistilOptions, distil),
     "generate": _Command(GenerateOptions, _generate),
     "average": _Command(AverageOptions, _average),
     "export": _Command(ExportOptions, _export),
@@ -379,7 +383,7 @@ def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **f
 
 
 def _overview() -> str:
-    rows = [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
+    rows = [f"  {name:<13} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             f"usage: {PROGRAM} COMMAND [FLAGS]",

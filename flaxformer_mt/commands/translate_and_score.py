@@ -52,8 +52,8 @@ _METHOD_FLAGS = {
 WINDOW = 2048
 
 
-def translate_file(options: TranslateOptions) -> None:
-    """Runs the command `translate`."""
+def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
+    """Runs the command `translate`; `keep_record`: see `open_resumable`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.translator import Translator
@@ -80,7 +80,9 @@ def translate_file(options: TranslateOptions) -> None:
         if options.warm_up:
             translator.warm_up(n_best=n_best)
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
-        output = files.enter_context(_open_one_output(options, translator, window, inputs=sorted(inputs)))
+        output = files.enter_context(
+            _open_one_output(options, translator, window, inputs=sorted(inputs), keep=keep_record)
+        )
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
         sources = _LineBuffer(output.read("input", lines))
@@ -328,7 +330,7 @@ class _PlainOutput:
 
 @contextlib.contextmanager
 def _open_one_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str]
+    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
 ) -> "Iterator[ResumableOutput | _PlainOutput]":
     """The output; of several processes, only the first one writes it, and all start after the same line."""
     from flaxformer_mt.parallel.processes import exchange, is_first
@@ -336,14 +338,14 @@ def _open_one_output(
     if not is_first():
         yield _PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
         return
-    with _open_output(options, translator, window, inputs=inputs) as output:
+    with _open_output(options, translator, window, inputs=inputs, keep=keep) as output:
         exchange(str(output.done).encode())
         yield output
 
 
 @contextlib.contextmanager
 def _open_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str]
+    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
 ) -> Iterator[ResumableOutput | _PlainOutput]:
     if options.output == STANDARD or is_device(options.output):
         with open_output(options.output) as write:
@@ -370,7 +372,7 @@ def _open_output(
         # Other versions may compute, round or split lines otherwise.
         "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
     }
-    resumed = {"resume": options.resume, "overwrite": options.overwrite}
+    resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
     with (
         name_full_disk(options.output),
         open_resumable(options.output, origin=origin, step=window, **resumed) as output,

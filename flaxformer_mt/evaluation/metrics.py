@@ -97,6 +97,15 @@ def score_sentences_chrf(
     return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
+def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    bleu = BLEU(effective_order=True)
+    pairs = zip(hypotheses, references, strict=True)
+    return [float(bleu.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
+
+
 class ResampledScore(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 

@@ -6,6 +6,9 @@ same inputs and options:
     FILE.partial       complete lines, and possibly the beginning of one more
     FILE.partial.json  the record: numbers of valid bytes and input lines, digests of both, and options
 
+With `keep`, the record of a complete output stays beside it, as FILE.json: a later command with the same
+inputs and options finds its work done (`FinishedOutput`).
+
 Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
 lines as an uninterrupted one, with the same floating-point rounding and the same bytes. A process that writes
 FILE.partial locks it; the lock ends with the process, however it ends.
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import check_output, open_locked
+from flaxformer_mt.text_io.lines import check_output, open_locked, partial_of
 from flaxformer_mt.text_io.resume_record import START_OVER, Record, read_record, write_record
 
 # Bytes to read at a time for the digest of the existing output.
@@ -102,10 +105,12 @@ class ResumableOutput:
             self._write_record(self._written)
             self.done = self._written
 
-    def close(self, *, whole: bool) -> None:
-        """Closes the file; if `whole`, renames it to FILE and deletes the record."""
+    def close(self, *, whole: bool, keep: bool = False) -> None:
+        """Closes the file; if `whole`, renames it to FILE; the record is deleted, or with `keep` renamed."""
         if whole:  # renamed while it is locked
             self._sync()
+            if keep:
+                write_record(self._describe(self._written), kept_record(self.file))
             os.replace(self.partial, self.file)
             self._record_file.unlink(missing_ok=True)
         self._stream.close()
@@ -115,10 +120,12 @@ class ResumableOutput:
         os.fsync(self._stream.fileno())
 
     def _write_record(self, lines: int) -> None:
+        write_record(self._describe(lines), self._record_file)
+
+    def _describe(self, lines: int) -> Record:
         inputs = {name: reader.digest(lines) for name, reader in self._readers.items()}
         num_bytes, digest = self._stream.tell() if lines else 0, self._hash.hexdigest()
-        record = Record(self._origin, self._step, lines, num_bytes, digest, inputs)
-        write_record(record, self._record_file)
+        return Record(self._origin, self._step, lines, num_bytes, digest, inputs)
 
     def _find_record(self) -> Record:
         """Returns the record of the existing output, to which the output itself has been compared."""
@@ -162,6 +169,52 @@ class ResumableOutput:
             )
 
 
+class FinishedOutput(ResumableOutput):
+    """A complete output whose record was kept: checks that it is the one of these inputs and options."""
+
+    def __init__(self, file: Path, *, origin: Mapping[str, Any], step: int) -> None:
+        """Reads FILE and its record.
+
+        Raises:
+          UserError: the output has another origin, or it was changed.
+        """
+        self.file = self.partial = file
+        self._record_file = kept_record(file)
+        self._origin, self._step = json.loads(json.dumps(dict(origin))), step
+        self._hash = hashlib.sha256()
+        self._stream = file.open("rb")
+        try:
+            record = self._find_record()
+            if (size := os.fstat(self._stream.fileno()).st_size) != record.bytes:
+                raise UserError(f"{file} has {size} bytes, but its record says {record.bytes}; {START_OVER}")
+        finally:
+            self._stream.close()
+        self.done, self._digests, self._readers = record.lines, record.inputs, {}
+
+    def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
+        """Compares an input with that of the output; yields nothing, since no output is missing.
+
+        Raises:
+          UserError: the input is another one, or has more lines.
+        """
+        if next(super().read(name, lines), None) is not None:
+            raise UserError(
+                f"{name} has more lines than the {self.done} that {self.file} was made from; give the same "
+                f"input, or {START_OVER}"
+            )
+        return iter(())
+
+    def close(self, *, whole: bool, keep: bool = False) -> None:
+        """Removes the record of the unfinished output, which a kill may have left."""
+        unfinished = self.file.with_name(self.file.name + ".partial.json")
+        unfinished.unlink(missing_ok=True)
+
+
+def kept_record(file: Path) -> Path:
+    """The record of a complete output that was written with `keep`."""
+    return file.with_name(file.name + ".json")
+
+
 class _Reader:
     """Iterates over lines, and keeps a digest of all lines read so far at every multiple of `step`."""
 
@@ -190,18 +243,31 @@ class _Reader:
 
 @contextlib.contextmanager
 def open_resumable(
-    path: str, *, origin: Mapping[str, Any], step: int, resume: bool, overwrite: bool = False
+    path: str,
+    *,
+    origin: Mapping[str, Any],
+    step: int,
+    resume: bool,
+    overwrite: bool = False,
+    keep: bool = False,
 ) -> Iterator[ResumableOutput]:
     """Opens a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
+
+    With `keep` and `resume`, a complete output with its record is opened as it is; see `FinishedOutput`.
 
     Raises:
       UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be
         resumed, would be discarded, or is being written by another process.
     """
-    output = ResumableOutput(check_output(path), origin=origin, step=step, resume=resume, overwrite=overwrite)
+    file = check_output(path)
+    output: ResumableOutput
+    if resume and keep and file.is_file() and kept_record(file).is_file() and not partial_of(file).exists():
+        output = FinishedOutput(file, origin=origin, step=step)
+    else:
+        output = ResumableOutput(file, origin=origin, step=step, resume=resume, overwrite=overwrite)
     whole = False
     try:
         yield output
         whole = True
     finally:
-        output.close(whole=whole)
+        output.close(whole=whole, keep=keep)

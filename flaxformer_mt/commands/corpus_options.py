@@ -1,0 +1,85 @@
+"""Options of the commands that make training data with a trained model; see options.py."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flaxformer_mt.commands.experiment_options import ProcessOptions
+from flaxformer_mt.commands.options import SearchOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(ProcessOptions, SearchOptions):
+    """Options of all commands that make training data."""
+
+    # ---- input and output ----
+
+    # UTF-8 text file, one sentence a line.
+    input: str
+    # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
+    output: Path
+    # Weight of each pair in the loss of training, as a third column. None: no such column.
+    weight: float | None = None
+    # ---- pairs that are left out ----
+
+    # Leave out pairs with a side of more than this many characters.
+    max_characters: int = 1000
+    # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
+    max_length_ratio: float = 4.0
+    # Leave out pairs with a side that repeats the same one to four words more than this many times in a row.
+    max_repetitions: int = 3
+    # Keep pairs whose sides are equal, apart from case.
+    copies: bool = False
+    # ---- ensemble ----
+
+    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
+    ensemble: tuple[str, ...] = ()
+    # With --ensemble: mean of log-probabilities (geometric) or probabilities. None: as in the run's config.
+    ensemble_mean: Literal["log_probs", "probs"] | None = None
+    # ---- lines and interruptions ----
+
+    # Number of lines that are translated at a time; these lines share batches. None: 2048.
+    window: int | None = None
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
+    # Use a checkpoint although parameters of it are NaN or infinite.
+    allow_nonfinite: bool = False
+    # Resume an interrupted command with the same flags; nothing is done twice.
+    resume: bool = False
+    # Discard the translations in DIR and start over. Without --resume or --overwrite, existing ones are kept,
+    # and the command ends with an error.
+    overwrite: bool = False
+    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
+    invalid_utf8: Literal["refuse", "replace"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BacktranslateOptions(CorpusOptions):
+    """Makes training pairs of target-language text, whose sources are translations by the run --run."""
+
+    # ---- back-translation ----
+
+    # Symbol before each source, which tells the model that its source is a translation; training needs it in
+    # vocab.symbols. Empty: none.
+    tag: str = "<BT>"
+    # System that searches: jax is this package. ctranslate2: --run is a folder that export
+    # --format=ctranslate2 wrote (needs the extra ctranslate2), for beam and greedy search.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilOptions(CorpusOptions):
+    """Makes training pairs for a student: sources, and their translations by a teacher, the run --run."""
+
+    # ---- distillation ----
+
+    # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
+    # references.
+    reference: str | None = None
+    # best: the best translation of each line. nbest: of the n best, the one closest to the reference (Kim and
+    # Rush 2016).
+    targets: Literal["best", "nbest"] = "best"
+    # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
+    n_best: int | None = None
+    # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
+    metric: Literal["bleu", "chrf"] = "bleu"

@@ -1,0 +1,162 @@
+"""The commands that make training data with a trained model: `backtranslate` and `distil`.
+
+Both translate into DIR/translations.txt with the command `translate`, which is resumable, and then write the
+pairs that pass the filters at once. A command that is run again with --resume repeats only the second part,
+which is quick and a function of the first.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flaxformer_mt.commands.corpus_options import BacktranslateOptions, CorpusOptions, DistilOptions
+from flaxformer_mt.commands.options import TranslateOptions
+from flaxformer_mt.commands.translate_and_score import choose_search, translate_file
+from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
+from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.lines import (
+    STANDARD,
+    check_writable,
+    count_lines,
+    open_input,
+    partial_of,
+    read_lines,
+)
+from flaxformer_mt.text_io.pair_table import PairRules, write_table
+
+TRANSLATIONS = "translations.txt"
+
+
+def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
+    """Runs the command `backtranslate`; returns the report, or None in all processes but the first."""
+    _check(options)
+    if options.tag != "".join(options.tag.split()):
+        raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
+    if options.backend == "ctranslate2":
+        from flaxformer_mt.commands.ctranslate2_text import translate_with_ctranslate2
+
+        translate_with_ctranslate2(options, options.output / TRANSLATIONS)
+    else:
+        _translate(options)
+    if not _is_first():
+        return None
+    originals = _read(options.input, options)
+    translated = _read(str(options.output / TRANSLATIONS), options)
+    return _write(options, zip(translated, originals, strict=True), tag=options.tag)
+
+
+def distil(options: DistilOptions) -> dict[str, Any] | None:
+    """Runs the command `distil`; returns the report, or None in all processes but the first."""
+    _check(options)
+    n_best = _check_targets(options)
+    _translate(options, n_best=n_best)
+    if not _is_first():
+        return None
+    sources = _read(options.input, options)
+    translated = _read(str(options.output / TRANSLATIONS), options)
+    if n_best is None:
+        return _write(options, zip(sources, translated, strict=True))
+    references = _read(str(options.reference), options)
+    chosen = _choose_closest(read_n_best(translated), references, options.metric)
+    return _write(options, zip(sources, chosen, strict=True))
+
+
+def _check(options: CorpusOptions) -> None:
+    """Raises UserError for flags that are wrong by themselves, and makes the output folder."""
+    if options.input == STANDARD:
+        raise UserError("--input is read twice, so that it cannot be standard input; give a file")
+    with open_input(options.input):
+        pass
+    weight = options.weight
+    if weight is not None and not SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT:
+        raise UserError(
+            f"--weight is {weight}; it must be a number from {SMALLEST_WEIGHT:.6f} to {LARGEST_WEIGHT:,.0f}"
+        )
+    for name, least in (("max_characters", 1), ("max_length_ratio", 1.0), ("max_repetitions", 1)):
+        value = getattr(options, name)
+        if not value >= least or math.isinf(value):
+            raise UserError(f"--{name} is {value}; it must be a number of at least {least}")
+    folder = options.output.expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder} is a file; give a folder")
+    check_writable(folder)
+    if options.resume and options.overwrite:
+        raise UserError("--resume and --overwrite exclude each other; leave one out")
+    finished = folder / TRANSLATIONS
+    if finished.exists() and not (options.resume or options.overwrite):
+        raise UserError(
+            f"{finished} exists; give --resume to keep it, --overwrite to start over, or another --output"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _check_targets(options: DistilOptions) -> int | None:
+    """Returns the number of translations to choose from; None for the best one alone."""
+    if options.targets == "best":
+        for name in ("reference", "n_best"):
+            if (value := getattr(options, name)) is not None:
+                raise UserError(f"--{name}={value} has no effect with --targets=best; give --targets=nbest")
+        return None
+    if options.reference is None:
+        raise UserError("--targets=nbest compares translations with references; give --reference=FILE")
+    with open_input(options.reference):
+        pass
+    lines, references = count_lines(options.input), count_lines(options.reference)
+    if lines != references:
+        raise UserError(
+            f"--reference={options.reference} has {references} lines, but --input={options.input} "
+            f"has {lines}; give one reference for each line"
+        )
+    search = choose_search(options)
+    n_best = (
+        (search.beam_size if search.method != "greedy" else 1) if options.n_best is None else options.n_best
+    )
+    check_n_best(search, n_best, where="--")
+    return n_best
+
+
+def _translate(options: CorpusOptions, *, n_best: int | None = None) -> None:
+    """Translates --input into TRANSLATIONS, unless that is done already."""
+    shared = {field.name for field in dataclasses.fields(TranslateOptions)}
+    values = {name: value for name, value in vars(options).items() if name in shared}
+    file = options.output / TRANSLATIONS
+    resume = options.resume and (file.exists() or partial_of(file).exists())
+    values |= {"output": str(file), "n_best": n_best, "resume": resume}
+    translate_file(TranslateOptions(**values), keep_record=True)
+
+
+def _is_first() -> bool:
+    from flaxformer_mt.parallel.processes import is_first
+
+    return is_first()
+
+
+def _read(path: str, options: CorpusOptions) -> Iterator[str]:
+    with open_input(path) as stream:
+        yield from read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
+
+
+def _write(options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = "") -> dict[str, Any]:
+    rules = PairRules(
+        options.max_characters, options.max_length_ratio, options.max_repetitions, options.copies
+    )
+    return write_table(options.output, pairs, rules, tag=tag, weight=options.weight)
+
+
+def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yields the texts of each line of an n-best list, best first."""
+    for _, group in itertools.groupby(lines, key=lambda line: line.partition(" ||| ")[0]):
+        yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
+
+
+def _choose_closest(n_best: Iterable[list[str]], references: Iterable[str], metric: str) -> Iterator[str]:
+    """Yields of each list the text with the best score against its reference; of equal ones the first."""
+    from flaxformer_mt.evaluation.metrics import score_sentences_bleu, score_sentences_chrf
+
+    score = score_sentences_bleu if metric == "bleu" else score_sentences_chrf
+    for texts, reference in zip(n_best, references, strict=True):
+        scores = score(texts, [reference] * len(texts))
+        yield texts[scores.index(max(scores))]

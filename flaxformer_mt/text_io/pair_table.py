@@ -1,0 +1,110 @@
+"""A table of made sentence pairs, as data.dataset=parallel_text@DIR reads it: DIR/train.tsv with a report.
+
+Contains the rules by which pairs are left out. The table is a function of its pairs and is written at once,
+so that a killed command writes the same bytes when it is run again.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Longest word sequence that counts as repeated.
+_LONGEST_REPETITION = 4
+TABLE, REPORT = "train.tsv", "report.json"
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """Which made pairs are left out."""
+
+    # Maximum characters of a side.
+    max_characters: int
+    # Maximum ratio of the longer to the shorter side in characters.
+    max_length_ratio: float
+    # Maximum number of times in a row that a side has the same one to four words.
+    max_repetitions: int
+    # Whether the two sides of a pair may be equal, apart from case.
+    copies: bool
+
+    def find_problem(self, source: str, target: str) -> str | None:
+        """The name of the first rule that leaves a pair out, or None."""
+        lengths = len(source), len(target)
+        if not source.strip() or not target.strip():
+            return "empty"
+        if max(lengths) > self.max_characters:
+            return "too_long"
+        if max(lengths) > self.max_length_ratio * min(lengths):
+            return "length_ratio"
+        if not self.copies and _plain(source) == _plain(target):
+            return "copies"
+        if any(count_repetitions(text) > self.max_repetitions for text in (source, target)):
+            return "repeated"
+        return None
+
+
+_PROBLEMS = ("empty", "too_long", "length_ratio", "copies", "repeated")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def count_repetitions(text: str) -> int:
+    """How often, at most, the same one to four words follow each other: "a b a b a b c" has 3 of "a b"."""
+    words, most = text.split(), 1 if text.strip() else 0
+    for size in range(1, _LONGEST_REPETITION + 1):
+        run = 0  # of words that are equal to the one `size` before
+        for word, before in zip(words[size:], words, strict=False):
+            run = run + 1 if word == before else 0
+            most = max(most, 1 + run // size)
+    return most
+
+
+def write_table(
+    folder: Path,
+    pairs: Iterable[tuple[str, str]],
+    rules: PairRules,
+    *,
+    tag: str = "",
+    weight: float | None = None,
+) -> dict[str, Any]:
+    """Writes the pairs that the rules keep, and a report of JSON values, which is returned.
+
+    Args:
+      pairs: (source, target) of each line, in order.
+      tag: symbol before each source, which the rules do not see.
+      weight: third column, the weight of each pair in the loss. None: two columns.
+    """
+    counts = dict.fromkeys(("lines", "pairs"), 0)
+    dropped = dict.fromkeys(_PROBLEMS, 0)
+    column = "" if weight is None else f"\t{weight:g}"
+    prefix = f"{tag} " if tag else ""
+    partial = folder / f"{TABLE}.partial"
+    with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+        for source, target in pairs:
+            counts["lines"] += 1
+            problem = rules.find_problem(source, target)
+            if problem is not None:
+                dropped[problem] += 1
+                continue
+            counts["pairs"] += 1
+            file.write(f"{prefix}{_one_cell(source)}\t{_one_cell(target)}{column}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / TABLE)
+    report = {**counts, "dropped": dropped, "tag": tag, "rules": dataclasses.asdict(rules)}
+    text = json.dumps(report, indent=2) + "\n"
+    partial = folder / f"{REPORT}.partial"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, folder / REPORT)
+    return report
+
+
+def _one_cell(text: str) -> str:
+    """The text without characters that end a cell or a line of a table."""
+    return re.sub("[\t\r\n]+", " ", text).strip(" ")

@@ -1,0 +1,183 @@
+"""`backtranslate` and `distil`: the pairs and filters, resuming, and what is refused; no model is run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.files import save_config
+from flaxformer_mt.text_io.pair_table import PairRules, count_repetitions
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.translator import Translator
+
+
+class Reversing(Translator):
+    """Translates words into their reversals, without a model; ends at the given window as a kill does."""
+
+    windows = 0
+    last = 1 << 30
+
+    def __init__(self, search):
+        self.config = dataclasses.replace(Config(), search=search)
+
+    def _translate_window(self, lines, constraints, notes, *, first_line, params):
+        if Reversing.windows == Reversing.last:
+            raise KeyboardInterrupt
+        Reversing.windows += 1
+        return [self._translate_line(line, constraints.n_best) for line in lines]
+
+    def _translate_line(self, line, n_best):
+        texts = [line[::-1], line.upper(), f"x {line} ||| y"][:n_best]
+        best, *others = [Translation(text, -1.0 - n, -1.0, (5, 2)) for n, text in enumerate(texts)]
+        return dataclasses.replace(best, alternatives=tuple(others))
+
+    def describe(self):
+        return {"search": dataclasses.asdict(self.config.search)}
+
+
+@pytest.fixture(autouse=True)
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    save_config(Config(search=SearchConfig(beam_size=3)), Path("run/config.json"))
+    monkeypatch.setattr(Translator, "load", lambda *arguments, search, **options: Reversing(search))
+    monkeypatch.setattr(Reversing, "windows", 0)
+    return "run"
+
+
+def write(path, lines):
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+LINES = ["the dog\tbarks", "", "anna", "a cat", "no no no no", "l" * 60, "we  read a book ."]
+COMMAND = ["backtranslate", "--run=run", "--input=in", "--max_characters=50"]
+
+
+def test_pairs_are_translations_with_a_tag_and_the_original_text(capfd):
+    write("in", LINES)
+    assert main([*COMMAND, "--output=out", "--weight=0.5"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert (report["lines"], report["pairs"], report["tag"]) == (7, 3, "<BT>")
+    assert report["dropped"] == {"empty": 1, "too_long": 1, "length_ratio": 0, "copies": 1, "repeated": 1}
+    assert Path("out/train.tsv").read_text(encoding="utf-8").split("\n") == [
+        "<BT> skrab god eht\tthe dog barks\t0.5",
+        "<BT> tac a\ta cat\t0.5",
+        "<BT> . koob a daer  ew\twe  read a book .\t0.5",
+        "",
+    ]
+    assert json.loads(Path("out/report.json").read_text()) == report
+    assert main([*COMMAND, "--output=plain", "--tag=", "--copies", "--max_repetitions=4"]) == 0
+    rows = Path("plain/train.tsv").read_text(encoding="utf-8").split("\n")
+    assert rows[1] == "anna\tanna" and rows[3] == "on on on on\tno no no no" and len(rows) == 6
+
+
+def test_an_interrupted_command_resumes_with_the_same_bytes_wherever_it_stopped(monkeypatch, capfd):
+    write("in", [f"line {number}" for number in range(10)])
+    command = [*COMMAND, "--window=2"]
+    assert main([*command, "--output=whole"]) == 0
+    for stop in range(5):
+        monkeypatch.setattr(Reversing, "windows", 0)
+        monkeypatch.setattr(Reversing, "last", stop)
+        again = [*command, "--output=out", "--resume"]
+        assert main(again) == 130
+        monkeypatch.setattr(Reversing, "last", 1 << 30)
+        assert main(again) == 0
+        assert Reversing.windows == 5  # nothing is translated twice
+        found = files("out")
+        assert found == files("whole")
+        # A third time, nothing is translated; a lost table is written again, also beside a stale record.
+        Path("out/train.tsv").unlink()
+        Path("out/translations.txt.partial.json").write_text("{}")
+        assert main(again) == 0
+        assert Reversing.windows == 5 and files("out") == found
+        for name in found:
+            Path("out", name).unlink()
+    capfd.readouterr()
+    # A finished output is neither overwritten nor taken for that of another command, input or text.
+    assert main([*command, "--output=whole"]) == 2
+    assert "whole/translations.txt exists; give --resume" in capfd.readouterr().err
+    assert main([*command, "--output=whole", "--resume", "--beam_size=2"]) == 2
+    assert '"beam_size": 2' in capfd.readouterr().err
+    for changed in (["x", *[f"line {n}" for n in range(1, 10)]], [f"line {n}" for n in range(11)]):
+        write("in", changed)
+        assert main([*command, "--output=whole", "--resume"]) == 2
+        assert "give the same input, or give --overwrite" in capfd.readouterr().err
+    write("in", [f"line {number}" for number in range(10)])
+    with open("whole/translations.txt", "a", encoding="utf-8") as file:
+        file.write("more\n")
+    assert main([*command, "--output=whole", "--resume"]) == 2
+    assert "bytes, but its record says" in capfd.readouterr().err
+    assert main([*command, "--output=whole", "--overwrite"]) == 0
+    assert b"more" not in files("whole")["translations.txt"]
+
+
+def test_a_student_gets_the_best_translation_or_the_one_closest_to_the_reference(capfd):
+    write("in", ["ab cd", "", "ef gh"])
+    write("references", ["AB CD", "", "y ||| x ef gh"])
+    command = ["distil", "--run=run", "--input=in", "--copies"]
+    assert main([*command, "--output=best"]) == 0
+    assert Path("best/train.tsv").read_text() == "ab cd\tdc ba\nef gh\thg fe\n"
+    for metric in ("bleu", "chrf"):
+        flags = ["--targets=nbest", "--reference=references", f"--metric={metric}"]
+        assert main([*command, f"--output={metric}", *flags]) == 0
+        assert Path(metric, "train.tsv").read_text() == "ab cd\tAB CD\nef gh\tx ef gh ||| y\n"
+    assert json.loads(Path("bleu/report.json").read_text())["dropped"]["empty"] == 1
+
+
+def test_wrong_flags_are_refused_in_one_line(capfd):
+    write("in", ["a", "b"])
+    write("short", ["a"])
+    distil = ["distil", "--run=run", "--input=in", "--output=out"]
+    for command, message in (
+        (["backtranslate", "--run=run", "--input=absent", "--output=out"], "input absent does not exist"),
+        (["backtranslate", "--run=run", "--input=-", "--output=out"], "--input is read twice"),
+        (["backtranslate", "--run=absent", "--input=in", "--output=out"], "absent"),
+        ([*COMMAND, "--output=in"], "--output=in is a file"),
+        ([*COMMAND, "--output=out", "--tag=a b"], "--tag is 'a b'; a tag is one symbol"),
+        ([*COMMAND, "--output=out", "--weight=-1"], "--weight is -1.0; it must be"),
+        ([*COMMAND, "--output=out", "--weight=nan"], "--weight is 'nan', which is not a number"),
+        ([*COMMAND, "--output=out", "--max_length_ratio=0.5"], "--max_length_ratio is 0.5"),
+        ([*COMMAND, "--output=out", "--max_repetitions=0"], "--max_repetitions is 0"),
+        ([*COMMAND, "--output=out", "--resume", "--overwrite"], "exclude each other"),
+        ([*COMMAND, "--output=out", "--beam_size=2", "--method=sample"], "--beam_size=2 has no effect"),
+        ([*distil, "--targets=nbest"], "give --reference=FILE"),
+        (
+            [*distil, "--targets=nbest", "--reference=short"],
+            "--reference=short has 1 lines, but --input=in has 2",
+        ),
+        ([*distil, "--targets=nbest", "--reference=in", "--n_best=9"], "--n_best"),
+        ([*distil, "--reference=in"], "--reference=in has no effect with --targets=best"),
+    ):
+        assert main(command) == 2, command
+        error = capfd.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+
+def test_rules_of_pairs():
+    rules = PairRules(max_characters=20, max_length_ratio=3.0, max_repetitions=2, copies=False)
+    for source, target, problem in (
+        ("a", "\u3000", "empty"),
+        ("a" * 21, "b" * 20, "too_long"),
+        ("a" * 4, "b", "length_ratio"),
+        ("A  cat", " a Cat", "copies"),
+        ("go go go", "x y z", "repeated"),
+        ("go go so", "x y z", None),
+    ):
+        assert rules.find_problem(source, target) == problem
+    repetitions = {
+        "": 0,
+        "a": 1,
+        "a a b": 2,
+        "a b a b a b c": 3,
+        "a b c d a b c d": 2,
+        "a b c d e a b c d e": 1,
+    }
+    for text, count in repetitions.items():
+        assert count_repetitions(text) == count, text
