@@ -42,7 +42,7 @@ LAYERS = [
 DOORS = {
     "sentencepiece": ["vocab.vocabulary"],
     "orbax": ["runs.array_files"],
-    "sacrebleu": ["evaluation.metrics"],
+    "sacrebleu": ["evaluation.metrics", "translation.utility"],
     "tensorboardX": ["tracking.tracker"],
     "rich": ["tracking.progress_display", "text_io.throughput"],
     "matplotlib": ["figures"],

@@ -25,9 +25,10 @@ class SearchOptions:
     checkpoint: str | None = None
     # ---- search ----
 
-    # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
-    # None: as in the run's config.
-    method: Literal["beam", "greedy", "sample"] | None = None
+    # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
+    # minimum Bayes risk (mbr): of several candidates, the one that is most like the others. None: as in the
+    # run's config.
+    method: Literal["beam", "greedy", "sample", "mbr"] | None = None
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5. None: as in the run's config.
     beam_size: int | None = None
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
@@ -71,6 +72,17 @@ class SearchOptions:
     # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
     # None: as in the run's config.
     seed: int | None = None
+    # ---- minimum Bayes risk ----
+
+    # Minimum Bayes risk: candidates are random samples, or the beam_size hypotheses of beam search. None: as
+    # in the run's config.
+    mbr_candidates: Literal["samples", "beam"] | None = None
+    # Minimum Bayes risk: number of samples of each sentence, of which one is chosen. None: as in the run's
+    # config.
+    mbr_samples: int | None = None
+    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references.
+    # None: as in the run's config.
+    mbr_utility: Literal["chrf", "bleu"] | None = None
     # ---- content and length of translations ----
 
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the

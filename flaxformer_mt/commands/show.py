@@ -18,12 +18,14 @@ from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
-from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
-from flaxformer_mt.training.state import init_state
+from flaxformer_mt.training.state import init_state, init_training_params
 from flaxformer_mt.training.update import make_gradient_step
 
 
@@ -57,7 +59,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     model = make_model(
         config.model, source_size=source_size, target_size=target_size, platform=default_platform()
     )
-    params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    params = jax.eval_shape(lambda: init_training_params(model, config))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     traced = jax.make_jaxpr(make_gradient_step(model, config))(params, number, batch)
@@ -68,7 +70,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     work = padded_work(rows, source_length, target_length, loss_chunk_tokens=chunk)
     flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
     return {
-        "parameters": count_parameters(params),
+        "parameters": count_parameters(without_factors(params)),
         "vocabulary": {"source_size": source_size, "target_size": target_size},
         "batches": batches,
         "longest_batch": {
@@ -192,7 +194,8 @@ def estimate_memory(config: Config, params: Any) -> dict[str, float]:
     state = jax.eval_shape(lambda p: init_state(p, optimizer, ema=config.optim.ema_decay > 0), params)
     sizes = {
         "parameters": _bytes_of(state.params),
-        "gradients": _bytes_of(state.params) * (2 if config.optim.accumulation > 1 else 1),
+        "gradients": _bytes_of(select_trained(state.params, config.optim))
+        * (2 if config.optim.accumulation > 1 else 1),
         "optimizer": _bytes_of(state.opt_state),
         "moving_average": _bytes_of(state.ema_params),
     }

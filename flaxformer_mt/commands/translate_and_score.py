@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.checks import check_n_best, check_search
+from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.text_io.lines import (
@@ -46,6 +46,7 @@ _METHOD_FLAGS = {
         "diversity_strength",
     ),
     "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
+    "mbr": ("mbr_candidates", "mbr_samples", "mbr_utility"),
 }
 
 # The number of lines that are read before the first is written; these lines share batches.
@@ -179,9 +180,12 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")
+    found_by = candidate_search(search)  # whose flags have an effect on mbr as well
     for method, method_flags in _METHOD_FLAGS.items():
         for name in method_flags:
-            if method != search.method and name in given and (name, given[name]) != ("beam_size", 1):
+            if method in (search.method, found_by.method):
+                continue
+            if name in given and (name, given[name]) != ("beam_size", 1):
                 raise UserError(
                     f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
                     f"or leave out --{name}"

@@ -5,6 +5,8 @@ reads and writes configs, `find_config` locates them.
 """
 
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.low_rank import LoraConfig
+from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.schema import (
     Config,
     DataConfig,
@@ -22,6 +24,8 @@ __all__ = [
     "Config",
     "DataConfig",
     "Dtype",
+    "LoraConfig",
+    "MbrConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",

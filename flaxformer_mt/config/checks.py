@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -215,7 +215,7 @@ def _search_conflicts(search: SearchConfig, model: ModelConfig | None, where: st
     if model is not None and search.coverage_penalty:
         yield from _coverage_problems(search, model, where)
     groups = search.diversity_groups
-    if search.method == "beam" and groups > 1 and search.beam_size % groups:
+    if _searches_beams(search) and groups > 1 and search.beam_size % groups:
         near = max(1, round(search.beam_size / groups)) * groups
         yield (
             f"{where}beam_size {search.beam_size} is not divisible by {where}diversity_groups {groups}; the "
@@ -246,6 +246,13 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; "
             "use adamw, lion or muon"
         )
+    if optim.lora.rank and optim.freeze:
+        yield (
+            f"optim.freeze {','.join(optim.freeze)} has no effect with optim.lora.rank {optim.lora.rank}, "
+            "which freezes all parameters but those of optim.lora.also_train; leave it out"
+        )
+    if not optim.lora.rank and optim.lora != LoraConfig():
+        yield "optim.lora.rank is 0, so other settings of optim.lora have no effect; give a rank, such as 8"
     if train.average_last > train.keep_checkpoints:
         yield (
             f"train.average_last {train.average_last} is more than train.keep_checkpoints "
@@ -257,7 +264,22 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 def search_width(options: SearchConfig, n_best: int) -> int:
     """W, the number of hypotheses of a sentence that are searched at a time."""
-    return {"greedy": 1, "beam": options.beam_size, "sample": n_best}[options.method]
+    widths = {"greedy": 1, "beam": options.beam_size, "sample": n_best}
+    candidates = options.beam_size if _searches_beams(options) else options.mbr_samples
+    return (widths | {"mbr": candidates})[options.method]
+
+
+def candidate_search(search: SearchConfig) -> SearchConfig:
+    """The search that finds the candidates of the method mbr; options of other methods stay as they are."""
+    if search.method != "mbr":
+        return search
+    plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
+    plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
+    return dataclasses.replace(search, **plain)
+
+
+def _searches_beams(options: SearchConfig) -> bool:
+    return candidate_search(options).method == "beam"
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
@@ -272,6 +294,11 @@ def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))
+    if n_best > width and options.method == "mbr":
+        raise UserError(
+            f"{where}n_best is {n_best}, but the search has {width} candidates to choose from; give 1 to "
+            f"{width}, or {where}{'beam_size' if _searches_beams(options) else 'mbr_samples'}={n_best}"
+        )
     if n_best > width:
         raise UserError(
             f"{where}n_best is {n_best}, but {options.method} search with beam_size {width} keeps {width}; "

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.low_rank import LoraConfig
+from flaxformer_mt.config.mbr_options import MbrConfig
 
 # Data types in which a model can run.
 Dtype = Literal["float32", "bfloat16"]
@@ -246,6 +248,8 @@ class OptimConfig:
     # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
     # all embeddings. Empty: all are trained.
     freeze: tuple[str, ...] = ()
+    # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)
@@ -312,11 +316,12 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(MbrConfig):
     """Decoding: search method, scoring and limits of translations."""
 
-    # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
-    method: Literal["beam", "greedy", "sample"] = "beam"
+    # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
+    # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
+    method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
     beam_size: Annotated[int, at_least(1)] = 4
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer

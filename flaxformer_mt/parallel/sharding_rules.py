@@ -38,6 +38,19 @@ RULES: tuple[tuple[str, Axes], ...] = (
     (r"output_bias", ("tensor",)),  # [V]
 )
 
+# Patterns of matrices -> axes of the factors of their changes (optim.lora): down is split as the matrix is
+# along its inputs, up as it is along its outputs; the rank is not split.
+_FACTOR_RULES = tuple(
+    rule
+    for pattern, axes in RULES
+    if pattern.endswith(("kernel", "embedding"))
+    for rule in (
+        (rf"{pattern}/down", (axes[0], None)),  # [I, R]
+        (rf"{pattern}/up", (None, next(filter(None, axes[1:]), None))),  # [R, O]
+    )
+)
+RULES += (*_FACTOR_RULES, (r"lora/scale", ()))
+
 # Letter of an activation's axis -> mesh axes; all other letters are not split.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "B": ("data", "fsdp"),

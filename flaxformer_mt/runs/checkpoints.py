@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.model.lora import merge_leaves
 from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
@@ -123,8 +124,7 @@ class Checkpoints:
         Args:
           which: "best", "last", "average" or a step.
           targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on
-            the default device; numpy leaves stay on the host. Stored trees that `targets` does not name are
-            skipped.
+            the default device; numpy leaves stay on the host. Other stored trees are skipped.
 
         Raises:
           UserError: the checkpoint is absent, damaged, or differs from the targets in structure, shape or
@@ -157,8 +157,8 @@ class Checkpoints:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads the parameters for evaluation and translation, and the progress.
 
-        The parameters are the moving average if the checkpoint has one, as nested dicts of arrays, regardless
-        of the devices that they were saved from.
+        They are the moving average if the checkpoint has one, with optim.lora's factors merged, regardless of
+        the devices that they were saved from: nested dicts of arrays.
 
         Args:
           sharding_of: the sharding of an array, by its path and shape. None: the default device.
@@ -169,7 +169,7 @@ class Checkpoints:
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
         if sharding_of is None and (stored := read_stored_arrays(folder / name, specs)) is not None:
-            leaves = jax.device_put(dict(stored))
+            leaves = jax.device_put(merge_leaves(stored))
         else:
             likes = {path: make_like(spec) for path, spec in specs.items()}
             if sharding_of is not None:
@@ -177,7 +177,7 @@ class Checkpoints:
             leaves = array_files.read_item(folder / name, specs, likes)
         if not allow_nonfinite:
             _check_finite(folder, leaves)
-        return nest_leaves(leaves), read_progress(folder)
+        return nest_leaves(merge_leaves(leaves)), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
@@ -201,7 +201,7 @@ class Checkpoints:
         final = self._index.folder(AVERAGE_NAME)
         if is_first():
             read = array_files.read_item if allow_nonfinite else _read_finite_leaves
-            tables = (read(self._index.folder(step) / name, specs) for step in steps)
+            tables = (merge_leaves(read(self._index.folder(step) / name, specs)) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
             with self._explain_failed_write():

@@ -1,13 +1,17 @@
-"""Frozen parameters: those whose paths match a pattern of optim.freeze, which training leaves as they are."""
+"""Which parameters are trained: all, all but those of optim.freeze, or those of optim.lora.
+
+Gradients, their sums and the optimizer's state have the trained parameters only. Patterns are compared with
+the paths of parameters.
+"""
 
 import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.trees import flatten_tree, unflatten_like
+from flaxformer_mt.model.lora import is_factor, is_matrix, matrix_sizes
+from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
@@ -18,49 +22,99 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(path, wanted) for one in patterns for wanted in (one, f"{one}/*"))
 
 
+def is_trained(path: str, optim: OptimConfig) -> bool:
+    """Whether the parameter at a path is trained; with optim.lora, a factor or one of `also_train`."""
+    if optim.lora.rank:
+        return is_factor(path) or is_frozen(path, optim.lora.also_train)
+    return not is_frozen(path, optim.freeze)
+
+
+def select_trained(tree: Any, optim: OptimConfig) -> Any:
+    """Returns the part of a tree of parameters, or of anything like it, that is trained: nested dicts."""
+    if not (optim.freeze or optim.lora.rank):
+        return tree
+    return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})
+
+
+def replace_trained(params: Any, trained: Any, optim: OptimConfig) -> Any:
+    """Returns all parameters, with those of `trained` in place of their own."""
+    if not (optim.freeze or optim.lora.rank):
+        return trained
+    return unflatten_like(params, flatten_tree(params) | flatten_tree(trained))
+
+
 def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
     """Returns the tree with "frozen" or "trained" in place of each parameter."""
     labels = {path: "frozen" if is_frozen(path, patterns) else "trained" for path in flatten_tree(params)}
     return unflatten_like(params, labels)
 
 
-def stop_frozen_gradients(params: Any, patterns: Sequence[str]) -> Any:
-    """Returns the parameters; gradients with respect to the frozen ones are 0 and cost nothing."""
-    if not patterns:
-        return params
-    leaves = {
-        path: jax.lax.stop_gradient(leaf) if is_frozen(path, patterns) else leaf
-        for path, leaf in flatten_tree(params).items()
-    }
-    return unflatten_like(params, leaves)
+def find_targets(params: Any, lora: LoraConfig) -> list[str]:
+    """Returns the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
+    return [path for path in flatten_tree(params) if is_matrix(path) and is_frozen(path, lora.targets)]
 
 
-def check_patterns(params: Any, patterns: Sequence[str]) -> None:
-    """Checks optim.freeze against the parameters, arrays or shapes.
+def check_patterns(params: Any, optim: OptimConfig) -> None:
+    """Checks optim.freeze and optim.lora against the parameters of the network, arrays or shapes.
 
     Raises:
-      UserError: a pattern matches no parameter, or nothing is left to train.
+      UserError: a pattern matches no parameter, nothing is left to train, or the rank is too large.
     """
     paths = list(flatten_tree(params))
-    for pattern in patterns:
-        if not any(is_frozen(path, [pattern]) for path in paths):
-            raise UserError(
-                f"optim.freeze has {pattern!r}, which matches no parameter; parameters are named like "
-                f"{', '.join(_examples(paths))}; * stands for any characters"
-            )
-    if patterns and all(is_frozen(path, patterns) for path in paths):
+    if optim.lora.rank:
+        _check_lora(params, optim.lora)
+        return
+    _check_matches("optim.freeze", optim.freeze, paths)
+    if optim.freeze and all(is_frozen(path, optim.freeze) for path in paths):
         raise UserError(
-            f"optim.freeze {','.join(patterns)} matches all {len(paths)} parameters, and none is left to "
+            f"optim.freeze {','.join(optim.freeze)} matches all {len(paths)} parameters, and none is left to "
             "train; leave some of them out"
         )
 
 
-def describe_frozen(params: Any, patterns: Sequence[str]) -> str:
+def _check_matches(name: str, patterns: Sequence[str], paths: Sequence[str], what: str = "parameter") -> None:
+    for pattern in patterns:
+        if not any(is_frozen(path, [pattern]) for path in paths):
+            raise UserError(
+                f"{name} has {pattern!r}, which matches no {what}; those of the model are named like "
+                f"{', '.join(_examples(paths))}; * stands for any characters"
+            )
+
+
+def _check_lora(params: Any, lora: LoraConfig) -> None:
+    leaves = flatten_tree(params)
+    matrices = {path: matrix_sizes(path, leaf.shape) for path, leaf in leaves.items() if is_matrix(path)}
+    if not lora.targets:
+        raise UserError("optim.lora.targets is empty; name the matrices to adapt, as in */kernel")
+    _check_matches("optim.lora.targets", lora.targets, list(matrices), "matrix")
+    _check_matches("optim.lora.also_train", lora.also_train, list(leaves))
+    targets = find_targets(params, lora)
+    if both := [path for path in targets if is_frozen(path, lora.also_train)]:
+        raise UserError(
+            f"optim.lora.targets and optim.lora.also_train both match {len(both)} matrices, such as "
+            f"{both[0]}; adapt a matrix or train all of it"
+        )
+    smallest = min(targets, key=lambda path: min(matrices[path]))
+    inputs, outputs = matrices[smallest]
+    if lora.rank > min(inputs, outputs):
+        raise UserError(
+            f"optim.lora.rank is {lora.rank}, but {smallest} is a matrix of {inputs} x {outputs}; give at "
+            f"most {min(inputs, outputs)}, or leave it out of optim.lora.targets"
+        )
+
+
+def describe_frozen(params: Any, optim: OptimConfig) -> str:
     """Returns how many of the parameters are trained, for the log; "" if none is frozen."""
     sizes = {path: leaf.size for path, leaf in flatten_tree(params).items()}
-    trained = sum(size for path, size in sizes.items() if not is_frozen(path, patterns))
-    share = trained / sum(sizes.values())
-    return f"{trained:,} parameters ({share:.1%}) are trained; the others are frozen" if patterns else ""
+    trained = sum(size for path, size in sizes.items() if is_trained(path, optim))
+    if trained == sum(sizes.values()):
+        return ""
+    total = sum(sizes.values())
+    text = f"{trained:,} of {total:,} parameters ({trained / total:.1%}) are trained; the others are frozen"
+    if not optim.lora.rank:
+        return text
+    matrices = sum(is_factor(path) for path in sizes) // 2
+    return f"{text}; {matrices} matrices have a change of rank {optim.lora.rank}"
 
 
 def _examples(paths: Sequence[str]) -> list[str]:

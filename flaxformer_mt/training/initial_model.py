@@ -88,6 +88,16 @@ def start_run(
     return adopted
 
 
+def check_lora_start(config: Config, run_dir: Path) -> None:
+    """Raises UserError if optim.lora would adapt a run that starts from random parameters."""
+    rank = config.optim.lora.rank
+    if rank and decide_once(lambda: IMPORTED_STEP not in Checkpoints(run_dir).steps()):
+        raise UserError(
+            f"optim.lora.rank is {rank}, but {run_dir} starts from random parameters, which are not worth "
+            "freezing; give the trained model to adapt with --init=RUN, or set optim.lora.rank=0"
+        )
+
+
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
     """Returns the config with the network, and without `new_vocab` the vocabulary, of another config.
 

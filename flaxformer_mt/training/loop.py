@@ -30,7 +30,7 @@ from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.frozen import describe_frozen
-from flaxformer_mt.training.initial_model import start_run
+from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import TrainingSetup, set_up_training, to_trees
@@ -76,6 +76,7 @@ def fit(
         config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
     validate(config)
     check_run(run_dir, config)
+    check_lora_start(config, run_dir)
     report = decide_once(lambda: _read_final_report(run_dir, config))
     if report is not None:
         if progress is not None:
@@ -275,7 +276,7 @@ def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
     tracker.message(setup.attention)
-    if frozen := describe_frozen(setup.state.params, config.optim.freeze):
+    if frozen := describe_frozen(setup.state.params, config.optim):
         tracker.message(frozen)
     if setup.parallel.device_count > 1:
         tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))

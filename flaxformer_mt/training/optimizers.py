@@ -4,6 +4,7 @@ Contains pure functions of `OptimConfig`; model, loss and devices are left to th
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from optax import contrib
 
 from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.frozen import label_parameters
+from flaxformer_mt.training.frozen import label_parameters, select_trained
 
 Schedule = Callable[[Array | int], Array]
 
@@ -61,7 +62,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     """Builds the optimizer: gradient clipping by the global norm, then the update rule that the config names.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
-    parameters of normalization layers are exempt. Frozen parameters have no optimizer state.
+    parameters of normalization layers are exempt. Of trees of all parameters, those that are trained count.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -97,11 +98,18 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     }
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     rule = optax.chain(clip, rules[config.optimizer]())
-    if not config.freeze:
-        return rule
-    return optax.multi_transform(
-        {"trained": rule, "frozen": optax.set_to_zero()},
-        lambda params: label_parameters(params, config.freeze),
+    if config.freeze:  # nothing is frozen here any more: this is the form of the state in checkpoints
+        rule = optax.multi_transform(
+            {"trained": rule, "frozen": optax.set_to_zero()},
+            lambda params: label_parameters(params, config.freeze),
+        )
+
+    def select(tree: optax.Params | None) -> Any:
+        return select_trained(tree, config)
+
+    return optax.GradientTransformation(
+        lambda params: rule.init(select(params)),
+        lambda gradients, state, params=None: rule.update(select(gradients), state, select(params)),
     )
 
 
@@ -109,7 +117,7 @@ def _matrices(params: dict) -> dict:
     """Marks the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:
-        return path[-1].key in ("kernel", "embedding", "output_kernel")
+        return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up")
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

@@ -20,6 +20,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.fused_attention import explain_attention
+from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
@@ -28,7 +29,7 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
-from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import (
     StepMetrics,
@@ -92,13 +93,12 @@ def set_up_training(
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     warn_of_short_training(config)
     optimizer = make_optimizer(config.optim, schedule)
-    if config.optim.freeze:
+    if config.optim.freeze or config.optim.lora.rank:
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(config.seed)))
-        check_patterns(shapes, config.optim.freeze)
+        check_patterns(shapes, config.optim)
 
     def make_state() -> TrainState:
-        params = init_params(model, jax.random.key(config.seed))
-        return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
+        return init_state(init_training_params(model, config), optimizer, ema=config.optim.ema_decay > 0)
 
     state, progress = load_state(checkpoints, parallel, make_state)
     return TrainingSetup(
@@ -109,7 +109,7 @@ def set_up_training(
         _compile_train_step(model, optimizer, config, parallel),
         state,
         progress,
-        sum(x.size for x in jax.tree.leaves(state.params)),
+        sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         _describe_attention(config, parallel),
     )
@@ -192,7 +192,8 @@ def _restore_state(
 ) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
         state = parallel.init(make_state)
-        params = _restore_imported(checkpoints, parallel, state.params)
+        params = _restore_imported(checkpoints, parallel, without_factors(state.params))
+        params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
     target = jax.eval_shape(make_state)

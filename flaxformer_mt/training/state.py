@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from flaxformer_mt.config import Config
+from flaxformer_mt.model import Model, init_params
+from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.shapes import Array
+from flaxformer_mt.training.frozen import find_targets
 
 
 @struct.dataclass
@@ -33,6 +37,15 @@ class TrainState:
     def inference_params(self) -> Any:
         """The parameters for evaluation and translation: the moving average if there is one."""
         return self.params if self.ema_params is None else self.ema_params
+
+
+def init_training_params(model: Model, config: Config) -> Any:
+    """The initial parameters of training: those of the network and the factors that optim.lora asks for."""
+    key, lora = jax.random.key(config.seed), config.optim.lora
+    params = init_params(model, key)
+    if not lora.rank:
+        return params
+    return add_factors(params, find_targets(params, lora), rank=lora.rank, alpha=lora.alpha, key=key)
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:

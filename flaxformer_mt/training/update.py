@@ -15,14 +15,16 @@ from flax import linen as nn
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
+from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
-from flaxformer_mt.training.frozen import stop_frozen_gradients
+from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.state import TrainState
 
 
 class Sums(NamedTuple):
     """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
 
+    gradients: of the trained parameters, as `select_trained` returns them.
     correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`.
     """
 
@@ -75,8 +77,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     ) -> Sums:
         dropout_key = make_dropout_key(config, step, microbatch)
 
-        def loss_of(params: Any) -> tuple[Array, TokenSums]:
-            params = stop_frozen_gradients(params, config.optim.freeze)
+        def loss_of(trained: Any) -> tuple[Array, TokenSums]:
+            network = merge_factors(replace_trained(params, trained, config.optim))
 
             def run(module: Any) -> TokenSums:
                 hidden = module.hidden(batch, deterministic=False)
@@ -91,11 +93,12 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
                     token_weights=batch.target_weights,
                 )
 
-            sums = nn.apply(run, model)({"params": params}, rngs={"dropout": dropout_key})
+            sums = nn.apply(run, model)({"params": network}, rngs={"dropout": dropout_key})
             return sums.loss_sum, sums
 
         with part_of_batch(reduce.shard):
-            (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+            trained = select_trained(params, config.optim)
+            (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
         return reduce(Sums(gradients, *sums))
 
     return gradient_step
@@ -117,8 +120,9 @@ def make_update(
         finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
 
         def apply(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
-            updates, opt_state = optimizer.update(divide(), opt_state, params)
-            params = optax.apply_updates(params, updates)
+            trained = select_trained(params, config.optim)
+            updates, opt_state = optimizer.update(divide(), opt_state, trained)
+            params = replace_trained(params, optax.apply_updates(trained, updates), config.optim)
             if ema_params is not None:
                 # The decay is lower in early updates, so that the initial parameters soon lose their weight.
                 number = state.step.astype(jnp.float32)

@@ -14,6 +14,7 @@ from flaxformer_mt.evaluation.evaluate import evaluate_lines
 from flaxformer_mt.evaluation.metrics import choose_tokenizer
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.evaluation.translation_files import Translations
+from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
 from flaxformer_mt.tracking import Sample
@@ -50,6 +51,7 @@ class Validation:
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
         self._unstack = parallel.compile(unstack_layers)
+        self._merge = parallel.compile(merge_factors)
         # Some sentences of the last evaluation, the same ones each time.
         self.samples: list[Sample] = []
         self._translator = None
@@ -76,6 +78,7 @@ class Validation:
     def __call__(self, params: Any) -> dict[str, float]:
         """The scores of these parameters, by name."""
         start = time.monotonic()
+        params = self._merge(params) if has_factors(params) else params
         likelihood = measure(self._step, params, self._batches, put=self._parallel.put)
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:

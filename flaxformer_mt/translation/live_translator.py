@@ -16,7 +16,8 @@ from flaxformer_mt.decoding.live_search import LiveSearch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
-from flaxformer_mt.translation.assembly import FoundLine, read_result
+from flaxformer_mt.translation.assembly import FoundLine
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.result import FAILED, Translation
 from flaxformer_mt.translation.segmentation import SourcePart, read_sources
 from flaxformer_mt.translation.translator import Translator
@@ -97,7 +98,7 @@ class LiveTranslator:
             return
         self._lines[name] = entry
         # Two kinds of programs: for the best hypothesis, and for all of them.
-        searched = 1 if n_best == 1 else self.most_hypotheses
+        searched = self.most_hypotheses if n_best > 1 else count_candidates(translator.config.search, 1)
         for number, part in enumerate(parts):
             self._search.submit(
                 _PartName(name, number), Sentence(part.ids, stream=(1, number)), n_best=searched
@@ -126,7 +127,8 @@ class LiveTranslator:
                 self.cancel(name)
                 yield name, result
                 continue
-            best = read_result(result, self._translator.vocabs.target)
+            translator = self._translator
+            best = read_best(result, translator.vocabs.target, translator.config, entry.n_best)
             others = best.alternatives[: entry.n_best - 1]
             entry.translations[number] = dataclasses.replace(best, alternatives=others)
             if len(entry.translations) == len(entry.parts):

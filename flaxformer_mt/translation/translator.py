@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, SearchConfig
-from flaxformer_mt.config.checks import check_n_best, check_search
+from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
@@ -28,9 +28,10 @@ from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
-from flaxformer_mt.translation.assembly import join_parts, read_result
+from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.result import FAILED, Translation
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
@@ -94,7 +95,7 @@ class Translator:
         self._place_parameters(params, ensemble, spread)
         self.search = SearchEngine(
             self.models,
-            config.search,
+            candidate_search(config.search),
             make_symbols(vocabs.target, config.search),
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
@@ -195,7 +196,7 @@ class Translator:
         """
         if self._params is None:
             raise ValueError("this translator has no parameters of its own to warm up with")
-        return self.search.warm_up(self.all_params, n_best=n_best)
+        return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
 
     def describe(self) -> dict[str, Any]:
         """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
@@ -357,8 +358,9 @@ class Translator:
         """Returns the translation of each sentence of `lines`; `FAILED` if the model's scores are NaN."""
         parts_left = collections.Counter(lines)
         translations = [FAILED] * len(sentences)
-        for index, result in self.search.search_all(sentences, n_best=n_best, params=params):
-            best = translations[index] = read_result(result, self.vocabs.target)
+        count = count_candidates(self.config.search, n_best)
+        for index, result in self.search.search_all(sentences, n_best=count, params=params):
+            best = translations[index] = read_best(result, self.vocabs.target, self.config, n_best)
             parts_left[lines[index]] -= 1
             self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
         return translations

@@ -60,7 +60,7 @@ def test_with_a_run_the_help_shows_its_values(capfd, tmp_path):
         main(["evaluate", f"--run={tmp_path}", "--help"])
     flags = read_flags(capfd.readouterr().out)
     for flag, value in {
-        "--method={beam,greedy,sample}": "sample",
+        "--method={beam,greedy,sample,mbr}": "sample",
         "--beam_size=INT": "7",
         "--length_penalty=FLOAT": "0.25",
         "--suppress=STR,...": "a,b",

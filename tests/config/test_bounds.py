@@ -20,7 +20,7 @@ ZERO = {
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),
     *(f"model.{name}_dropout_rate" for name in ("embedding", "attention", "ffn")),
     *(f"optim.{name}" for name in ("warmup_steps", "final_fraction", "b1", "b2", "weight_decay")),
-    *("optim.clip_norm", "optim.ema_decay"),
+    *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *("train.peak_flops", "parallel.devices", "parallel.data", "vocab.size", "vocab.source_size"),
     *(f"search.{name}" for name in ("length_penalty", "coverage_penalty", "diversity_strength", "top_k")),
@@ -95,7 +95,7 @@ def test_whole_numbers_beyond_all_floats_are_refused():
 def test_choices_are_checked_as_well():
     with pytest.raises(UserError, match="model.norm is 'leyer'; it must be one of layer, rms"):
         validate(Config(model=ModelConfig(norm="leyer")))
-    with pytest.raises(UserError, match="^--method is 'bean'; it must be one of beam, greedy, sample$"):
+    with pytest.raises(UserError, match="^--method is 'bean'; it must be one of beam, greedy, sample, mbr$"):
         check_search(SearchConfig(method="bean"), where="--")
 
 

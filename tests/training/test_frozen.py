@@ -5,8 +5,15 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
+from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.training.frozen import check_patterns, describe_frozen, is_frozen, stop_frozen_gradients
+from flaxformer_mt.training.frozen import (
+    check_patterns,
+    describe_frozen,
+    is_frozen,
+    replace_trained,
+    select_trained,
+)
 from flaxformer_mt.training.optimizers import make_optimizer
 from flaxformer_mt.trees import flatten_tree
 
@@ -39,23 +46,43 @@ def test_frozen_parameters_have_no_update_and_no_state(tiny_config, optimizer):
     assert (2, 2) not in shapes and (5,) not in shapes
 
 
-def test_gradients_of_frozen_parameters_are_zero():
-    def loss(params):
-        params = stop_frozen_gradients(params, ("encoder/norm",))
-        return sum(leaf.sum() for leaf in jax.tree.leaves(params))
+def test_frozen_parameters_have_no_gradient():
+    """Not even one of zeros: the tree of gradients, and of their sums, has the trained parameters only."""
+    optim = OptimConfig(freeze=("encoder/norm",))
 
-    table = flatten_tree(jax.grad(loss)(PARAMS))
-    assert {path for path, leaf in table.items() if not np.any(leaf)} == {"encoder/norm/scale"}
-    assert stop_frozen_gradients(PARAMS, ()) is PARAMS
+    def loss(trained):
+        return sum((leaf**2).sum() for leaf in jax.tree.leaves(replace_trained(PARAMS, trained, optim)))
+
+    trained = select_trained(PARAMS, optim)
+    gradients = flatten_tree(jax.grad(loss)(trained))
+    assert gradients.keys() == {"encoder/kernel", "shared_embedding/embedding"}
+    assert all(np.all(leaf == 2 * flatten_tree(PARAMS)[path]) for path, leaf in gradients.items())
+    assert select_trained(PARAMS, OptimConfig()) is PARAMS
+    assert replace_trained(PARAMS, trained, OptimConfig()) is trained
 
 
 def test_patterns_that_match_nothing_or_everything_are_refused():
-    check_patterns(PARAMS, ("encoder",))
+    check_patterns(PARAMS, OptimConfig(freeze=("encoder",)))
     with pytest.raises(
         UserError, match=r"'decoder', which matches no parameter.* encoder/.*shared_embedding/"
     ):
-        check_patterns(PARAMS, ("encoder", "decoder"))
+        check_patterns(PARAMS, OptimConfig(freeze=("encoder", "decoder")))
     with pytest.raises(UserError, match="matches all 3 parameters"):
-        check_patterns(PARAMS, ("encoder", "shared_embedding"))
-    assert describe_frozen(PARAMS, ("encoder",)).startswith("8 parameters (47.1%) are trained")
-    assert describe_frozen(PARAMS, ()) == ""
+        check_patterns(PARAMS, OptimConfig(freeze=("encoder", "shared_embedding")))
+    text = describe_frozen(PARAMS, OptimConfig(freeze=("encoder",)))
+    assert text == "8 of 17 parameters (47.1%) are trained; the others are frozen"
+    assert describe_frozen(PARAMS, OptimConfig()) == ""
+
+
+def test_low_rank_changes_that_do_not_fit_are_refused():
+    for lora, message in (
+        (LoraConfig(rank=1, targets=("decoder",)), r"targets has 'decoder', which matches no matrix"),
+        (LoraConfig(rank=1, targets=("encoder/norm",)), "which matches no matrix; those of the model are"),
+        (LoraConfig(rank=1, also_train=("*bias",)), r"also_train has '\*bias', which matches no parameter"),
+        (LoraConfig(rank=1, also_train=("*kernel",)), "both match 1 matrices, such as encoder/kernel"),
+        (LoraConfig(rank=3), r"rank is 3, but encoder/kernel is a matrix of 2 x 2; give at most 2"),
+        (LoraConfig(rank=1, targets=()), "targets is empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_patterns(PARAMS, OptimConfig(lora=lora))
+    check_patterns(PARAMS, OptimConfig(lora=LoraConfig(rank=2, targets=("*",), also_train=("*norm",))))

@@ -1,6 +1,8 @@
 """Runs that start from another run: its network, vocabulary and parameters, on other data."""
 
 import dataclasses
+import shutil
+from fnmatch import fnmatch
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from made_up_text import write_text
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -45,6 +48,56 @@ def test_a_run_goes_on_from_another_one_with_frozen_parts(tiny_run, tiny_config,
     assert "is finished, at step 8 of 8" in capsys.readouterr().err
     assert main([flag.replace("@last", "@32") for flag in flags]) == 2
     assert f"started from {tiny_run}@last, not from {tiny_run}@32" in capsys.readouterr().err
+
+
+def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys):
+    """The run has the base model's parameters, as they were, and factors; all commands use them merged."""
+    run = tmp_path / "adapted"
+    flags = [f"--init={tiny_run}@last", "--config.optim.lora.rank=2", "--config.optim.lora.targets=decoder"]
+    flags += ["--config.optim.lora.also_train=encoder/*norm", "--config.optim.warmup_steps=2"]
+    flags += ["--config.train.evaluate_every=8", "--config.train.checkpoint_every=4"]
+    flags += ["--config.data.test_split=none"]
+    assert main(["train", f"--run={run}", *flags, "--config.train.steps=8"]) == 0
+    err = capsys.readouterr().err
+    assert " parameters (" in err and "; 10 matrices have a change of rank 2" in err
+    stored = read_arrays(run, 8)
+    shutil.rmtree(run / "checkpoints" / "8")
+    (run / "report.json").unlink()
+    assert main(["train", f"--run={run}"]) == 0
+    for path, leaf in read_arrays(run, 8).items():  # resumed: the same bits, in the optimizer's state too
+        np.testing.assert_array_equal(leaf, stored[path], err_msg=path)
+    moments = {path.split("/mu/")[1] for path in stored if "/mu/" in path}
+    assert len(moments) == 2 * 10 + 2 * 3 and all(
+        path.startswith(("lora/decoder/", "encoder/")) for path in moments
+    )
+    (base,) = tables(tiny_run, "last")
+    start, end = tables(run, "0", "8")
+    for path, leaf in base.items():
+        np.testing.assert_array_equal(start[path], leaf)
+        trained = fnmatch(path, "decoder/*/kernel") or fnmatch(path, "encoder/*norm/*")
+        assert np.array_equal(end[path], leaf) != trained, path
+        if not path.startswith("encoder/"):
+            np.testing.assert_array_equal(stored[f"ema_params/{path}"], leaf)
+    assert base.keys() == end.keys()
+    before = tables(run, "4")[0]
+    assert main(["average", f"--run={run}", "--last=2"]) == 0
+    for path, leaf in tables(run, "average")[0].items():  # the mean of products, not the product of means
+        np.testing.assert_allclose(leaf, (before[path] + end[path]) / 2, rtol=1e-5, atol=1e-7)
+    assert main(["train", f"--run={run}", "--config.train.steps=8", "--config.optim.lora.alpha=3"]) == 2
+    assert "optim.lora.alpha: 16.0 -> 3.0" in capsys.readouterr().err
+
+
+def read_arrays(run, step):
+    """All arrays of a checkpoint, by path."""
+    from flaxformer_mt.runs import array_files, atomic_folder
+
+    folder = Checkpoints(run).resolve(step)
+    facts = atomic_folder.read_facts(folder)["trees"]
+    return {
+        f"{name}/{path}": leaf
+        for name, specs in facts.items()
+        for path, leaf in array_files.read_item(folder / name, specs).items()
+    }
 
 
 def test_the_network_is_that_of_the_other_run(tiny_run, tiny_config, tmp_path):
@@ -151,11 +204,22 @@ def test_wrong_starts_end_with_one_line(tiny_run, tiny_config, tmp_path, capsys)
         ([f"--run={tiny_run}", f"--init={tiny_run}"], "started from random parameters, not from"),
         ([f"--init={tiny_run}"], "give its directory as --run=DIR"),
         ([f"--run={tmp_path / 'new'}", "--new_vocab"], "--new_vocab needs the run"),
+        (
+            [f"--run={tmp_path / 'new'}", f"--init={tiny_run}", "--config.optim.lora.alpha=8"],
+            "optim.lora.rank is 0",
+        ),
+        (
+            [f"--run={tmp_path / 'two'}", f"--init={tiny_run}", "--config.optim.lora.rank=17"],
+            "optim.lora.rank is 17, but",
+        ),
     ):
         assert main(["train", *flags]) == 2
         (line,) = capsys.readouterr().err.strip().split("\n")
         assert line.startswith("error: ") and message in line, line
     assert not (tmp_path / "new").exists()
+    config = change(tiny_config, optim={"lora": LoraConfig(rank=2)})
+    with pytest.raises(UserError, match="random parameters, which are not worth freezing"):
+        fit(config, tmp_path / "new")
     config = change(tiny_config, data={"max_source_length": 6000})
     with pytest.raises(UserError, match="max_positions"):
         start_run(config, tmp_path / "new", str(tiny_run))

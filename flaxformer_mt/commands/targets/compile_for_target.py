@@ -30,7 +30,7 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
-from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
 # libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
@@ -159,10 +159,11 @@ class TargetCompiler:
         )
         optimizer = make_optimizer(config.optim, schedule)
 
-        def make_state(key: Any) -> TrainState:
-            return init_state(init_params(model, key), optimizer, ema=config.optim.ema_decay > 0)
+        def make_state() -> TrainState:
+            params = init_training_params(model, config)
+            return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
 
-        state = _with_shardings(parallel, jax.eval_shape(make_state, jax.random.key(0)))
+        state = _with_shardings(parallel, jax.eval_shape(make_state))
         rows = parallel.put_shapes(_pad_rows(batch, parallel.layout.row_parts))
         if config.optim.accumulation == 1:
             step = make_train_step(model, optimizer, config)

@@ -95,6 +95,8 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
 def lost_options(search: SearchConfig) -> list[str]:
     """The options of a search, with their values, that generation_config.json cannot express."""
     lost = []
+    if search.method == "mbr":
+        lost.append("search.method=mbr")
     if search.min_length_ratio:
         lost.append(f"search.min_length_ratio={search.min_length_ratio:g}")
     if search.method == "beam":

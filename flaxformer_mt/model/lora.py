@@ -1,0 +1,109 @@
+"""Low-rank adaptation (LoRA, Hu et al. 2022): changes of matrices as products of two narrow factors.
+
+The parameters of an adapted model are those of the base model, under their own paths, and a tree `lora` with
+the factors of the adapted matrices, under the paths of these:
+
+    lora/scale []   lora/PATH/down [I, R]   lora/PATH/up [R, O]   of stacked layers [L, I, R] and [L, R, O]
+
+The network gets matrix + scale * down @ up. I and O are all inputs and all outputs of a matrix: [H, E, D] of
+an attention's output has I = H * E and O = D.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxformer_mt.model.scanned_layers import STACKED
+from flaxformer_mt.shapes import Array
+from flaxformer_mt.trees import flatten_tree, nest_leaves
+
+# Name of the tree of factors, beside the parts of the network.
+FACTORS = "lora"
+
+_SCALE = f"{FACTORS}/scale"
+_MATRICES = ("kernel", "embedding", "output_kernel")
+
+
+def is_matrix(path: str) -> bool:
+    """Tell whether the parameter at a path is a matrix, which can be adapted."""
+    return not path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in _MATRICES
+
+
+def is_factor(path: str) -> bool:
+    """Tell whether a path is that of a factor."""
+    return path.startswith(f"{FACTORS}/") and path != _SCALE
+
+
+def matrix_sizes(path: str, shape: Sequence[int]) -> tuple[int, int]:
+    """Return the number of inputs and of outputs of the matrix at a path, of one layer if stacked."""
+    names = path.split("/")
+    own = tuple(shape)[STACKED in names :]
+    # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
+    inputs = 2 if len(own) == 3 and ("output" in names or "feedforward" in names) else 1
+    return math.prod(own[:inputs]), math.prod(own[inputs:])
+
+
+def add_factors(params: Any, paths: Iterable[str], *, rank: int, alpha: float, key: Array) -> Any:
+    """Return the parameters with factors for the matrices at these paths, which change nothing at first.
+
+    `down` is uniform within 1 / sqrt(I) of 0, and `up` is 0. The factors of a layer do not depend on whether
+    layers are stacked, nor on which other matrices are adapted.
+    """
+    leaves = flatten_tree(params)
+    leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
+    for path in paths:
+        inputs, outputs = matrix_sizes(path, leaves[path].shape)
+
+        def draw(name: str, inputs: int = inputs) -> Array:
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            bound = 1 / math.sqrt(inputs)
+            return jax.random.uniform(own, (inputs, rank), jnp.float32, -bound, bound)
+
+        up = jnp.zeros((rank, outputs), jnp.float32)
+        down = None
+        if STACKED in path.split("/"):
+            count = leaves[path].shape[0]
+            names = [path.replace(f"{STACKED}/", f"{STACKED}_{number}/", 1) for number in range(count)]
+            down, up = jnp.stack(list(map(draw, names))), jnp.zeros((count, rank, outputs), jnp.float32)
+        leaves[f"{FACTORS}/{path}/down"] = draw(path) if down is None else down
+        leaves[f"{FACTORS}/{path}/up"] = up
+    return nest_leaves(leaves)
+
+
+def has_factors(params: Any) -> bool:
+    """Tell whether parameters have factors that are not merged."""
+    return FACTORS in params
+
+
+def without_factors(params: Any) -> Any:
+    """Return the parameters of the base model."""
+    return {name: node for name, node in params.items() if name != FACTORS}
+
+
+def merge_factors(params: Any) -> Any:
+    """Return the parameters of the network, in which the adapted matrices are changed; see `merge_leaves`."""
+    return nest_leaves(merge_leaves(flatten_tree(params))) if has_factors(params) else params
+
+
+def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the network, by path: each adapted matrix with scale * down @ up added to it.
+
+    Without factors, nothing changes. Leaves are numpy arrays, which stay numpy arrays, or JAX arrays.
+    """
+    merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
+    for name, down in leaves.items():
+        if not name.startswith(f"{FACTORS}/") or not name.endswith("/down"):
+            continue
+        path = name.removeprefix(f"{FACTORS}/").removesuffix("/down")
+        up, scale, matrix = leaves[f"{FACTORS}/{path}/up"], leaves[_SCALE], merged[path]
+        if isinstance(down, np.ndarray):
+            change = np.matmul(down, up)
+        else:
+            change = jnp.matmul(down, up, precision="highest")
+        merged[path] = matrix + (scale * change).reshape(matrix.shape)
+    return merged

@@ -1,0 +1,113 @@
+"""Minimum Bayes risk: the utilities are sacreBLEU's sentence scores, and the best expected one is chosen."""
+
+import random
+
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.minimum_bayes_risk import choose_candidates
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.translation.utility import score_bleu, score_chrf
+
+TEXTS = [
+    "",
+    "a",
+    "ab",
+    "  a  b ",
+    "the cat sat on the mat.",
+    "the cat sat on the the mat",
+    "Ein Hund!",
+    "ü\u3000x",
+]
+
+
+def test_utilities_are_the_sentence_scores_of_sacrebleu():
+    draw = random.Random(2)
+    texts = [
+        *TEXTS,
+        *(" ".join(draw.choices(["aa", "ab", "b,", "ba."], k=draw.randrange(12))) for _ in range(9)),
+    ]
+    chrf, bleu = CHRF(), BLEU(effective_order=True)
+    for metric, found in ((chrf, score_chrf(texts)), (bleu, score_bleu(texts))):
+        wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+        if metric is chrf:
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def make(text, log_prob):
+    return Translation(text, score=log_prob, log_prob=log_prob, tokens=(5, 2))
+
+
+def test_the_highest_expected_utility_is_chosen():
+    """Samples count as often as they were drawn; hypotheses of a beam by their probabilities."""
+    matrix = np.array([[1.0, 0.0, 0.2], [0.0, 1.0, 0.2], [0.5, 0.5, 1.0]])
+
+    def utility(texts):
+        assert texts == ["x", "y", "z"]
+        return matrix
+
+    drawn = [make("x", -1.0), make("y", -2.0), make("y", -2.5), make("z", -3.0)]
+    samples = choose_candidates(drawn, utility, by_probability=False)
+    assert [(one.text, one.log_prob) for one in samples] == [("z", -3.0), ("y", -2.0), ("x", -1.0)]
+    np.testing.assert_allclose([one.score for one in samples], [0.625, 0.55, 0.3])
+    beam = choose_candidates(drawn, utility, by_probability=True)
+    weights = np.array([np.exp(-1), np.exp(-2) + np.exp(-2.5), np.exp(-3)])
+    wanted = matrix @ weights / weights.sum()
+    assert [one.text for one in beam] == [["x", "y", "z"][i] for i in np.argsort(-wanted)]
+    np.testing.assert_allclose([one.score for one in beam], sorted(wanted, reverse=True))
+    (alone,) = choose_candidates([make("", -1.0)], score_chrf, by_probability=False)
+    assert alone.score == 0
+
+
+def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run, one_device):
+    """The candidates are those of sampling, or of beam search, with the same options and seeds."""
+    lines = ["aa ba", "", "bbb ab a"]
+
+    def translate(n_best, **options):
+        search = SearchConfig(max_length_offset=4, beam_size=3, seed=4, **options)
+        return Translator.load(tiny_run, search=search, spread=False).translate(lines, n_best=n_best)
+
+    samples = translate(5, method="sample")
+    chosen = translate(1, method="mbr", mbr_samples=5)
+    several = translate(3, method="mbr", mbr_samples=5, mbr_utility="bleu")
+    for one, other, drawn in zip(chosen, several, samples, strict=True):
+        texts = [hypothesis.text for hypothesis in drawn.n_best]
+        if not drawn.tokens:
+            assert one.text == "" and np.isnan(one.score)
+            continue
+        expected = score_chrf(texts).mean(axis=1)
+        assert one.score == pytest.approx(expected.max()) and not one.alternatives
+        assert one.text == texts[int(np.argmax(np.round(expected, 9)))]
+        scores = [hypothesis.score for hypothesis in other.n_best]
+        assert scores == sorted(scores, reverse=True) and len({h.text for h in other.n_best}) == len(scores)
+        assert scores[0] == pytest.approx(score_bleu(texts).mean(axis=1).max())
+    beams = translate(3, method="beam")
+    chosen = translate(1, method="mbr", mbr_candidates="beam")
+    assert all(one.text in [h.text for h in beam.n_best] for one, beam in zip(chosen, beams, strict=True))
+
+
+def test_wrong_numbers_and_flags_are_refused(tiny_run, capsys):
+    from flaxformer_mt.commands.main import main
+
+    with pytest.raises(
+        UserError, match=r"n_best is 33, but the search has 32 candidates.* or mbr_samples=33"
+    ):
+        check_n_best(SearchConfig(method="mbr"), 33)
+    for flags, message in (
+        (["--method=mbr", "--mbr_samples=0"], "--mbr_samples is 0; it must be from 1"),
+        (["--method=mbr", "--beam_size=8"], "--beam_size=8 has no effect on mbr search"),
+        (["--mbr_samples=8"], "--mbr_samples=8 has no effect on beam search; give --method=mbr"),
+        (["--method=mbr", "--mbr_candidates=beam", "--top_k=3"], "--top_k=3 has no effect on mbr search"),
+        (["--method=mbr", "--n_best=40"], "--n_best is 40, but the search has 32 candidates"),
+    ):
+        assert main(["translate", f"--run={tiny_run}", "--input=/dev/null", *flags]) == 2
+        (line,) = capsys.readouterr().err.strip().split("\n")
+        assert line.startswith("error: ") and message in line, line
