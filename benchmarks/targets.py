@@ -34,7 +34,7 @@ _HEAD = (
     "rows",
     "peak of memory, GiB",
     "attention",
-    "collectives GiB",
+    "sent, GiB",
     "ms",
     "MFU",
 )
@@ -83,14 +83,14 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
         return (cell["error"].replace("\n", " "), *[""] * (len(_HEAD) - 3))
     found = cell["found"]
     batch, estimate = found["batch"], found["estimate"]
-    collectives = sum(kind["bytes"] for kind in found["collectives"].values()) / 2**30
+    sent = sum(kind["sent"] for kind in found["collectives"].values()) / 2**30
     no = "" if found["fits"] else "**does not fit** "
     return (
         found["layout"],
         f"{batch['rows']} x {batch['source_length']}",
         f"{no}{found['peak_gib']:.2f} of {found['memory_gib']:.2f}",
         found["attention"]["kernel"],
-        f"{collectives:.2f}",
+        f"{sent:.2f}",
         f"{estimate['milliseconds']:.0f}" if estimate else "",
         f"{estimate['mfu']:.0%}" if estimate and estimate["mfu"] else "",
     )

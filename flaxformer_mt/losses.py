@@ -12,13 +12,21 @@ from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.model.products import einsum_to_float32
-from flaxformer_mt.shapes import Array, constrain, row_parts, sum_over_row_parts, typed
+from flaxformer_mt.shapes import (
+    Array,
+    SharedByRows,
+    constrain,
+    row_parts,
+    share_by_rows,
+    sum_over_row_parts,
+    typed,
+)
 
 
 class Output(NamedTuple):
     """The output layer: logits = x @ table.T + bias."""
 
-    table: Float[Array, "V D"]
+    table: Float[Array, "V D"] | SharedByRows
     bias: Float[Array, "V"] | None
 
 
@@ -71,8 +79,9 @@ def projected_cross_entropy(
         hidden, target, weights = map(cut, rows)
         return _chunked_totals(smoothing, count, hidden, output, target, weights)
 
-    # A table that is split along D is gathered once, not in each chunk.
-    output = output._replace(table=constrain(output.table, "VD"))
+    if not isinstance(output.table, SharedByRows):
+        # A table that is split along D is gathered once, not in each chunk.
+        output = output._replace(table=share_by_rows(output.table, "VD"))
     totals = sum_over_row_parts(add_chunks, (hidden, jnp.asarray(target), weights), output)
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 
@@ -244,11 +253,11 @@ def sum_over_tokens(
     """Sum the loss, and with `count` the correct tokens, of a model's hidden states over the real tokens.
 
     Args:
-      module: the model, bound to its parameters, with the method `output_layer`.
+      module: the model, bound to its parameters, with the method `shared_output_layer`.
       token_weights: weights of the tokens in all sums. None: 1.
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
-    output = Output(*module.output_layer())
+    output = Output(*module.shared_output_layer())
     return projected_cross_entropy(
         hidden,
         output,

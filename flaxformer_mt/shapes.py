@@ -104,8 +104,14 @@ class ActivationSharding(Protocol):
     def constrain(self, x: Array, axes: str) -> Array:
         """Pin the sharding of x; `axes` has one axis letter for each of its dimensions."""
 
+    def constrain_gradient(self, x: Array, axes: str) -> Array:
+        """Pin the gradient of a parameter, whose axes have these letters, as the parameter is split."""
+
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
         """Apply function(part, *shared) to each part [row_parts, ...] on the devices that hold it."""
+
+    def copy_to_parts(self, x: Array, axes: str) -> Array:
+        """Copy x to the devices of each part of the rows: [row_parts, ...]."""
 
     def local_shape(self, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
         """Return the shape of a device's part of an activation whose dimensions have these letters."""
@@ -141,6 +147,15 @@ def constrain(x: Array, axes: str) -> Array:
     """
     sharding = _sharding.get()
     return x if sharding is None else sharding.constrain(x, axes)
+
+
+def constrain_gradient(x: Array, axes: str) -> Array:
+    """Pin the gradient of a parameter as the parameter is split, by the letters of its axes.
+
+    Outside of `shard_activations`, as on one device, x is returned unchanged.
+    """
+    sharding = _sharding.get()
+    return x if sharding is None else sharding.constrain_gradient(x, axes)
 
 
 def local_shape(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
@@ -195,6 +210,40 @@ def current_part() -> Array | int | None:
     return _part.get()
 
 
+class SharedByRows(NamedTuple):
+    """A parameter that several functions of a batch's rows use, and its copies for the parts of the rows.
+
+    Each device adds up the gradients of its own copy over all uses, and their sum is sent to other devices
+    once; the gradients of `whole` would be sent once for each use. copies: [row_parts, ...]; None on one
+    device.
+    """
+
+    whole: Array
+    copies: Array | None
+
+
+def share_by_rows(x: Array, axes: str) -> SharedByRows:
+    """Copy a parameter, whose axes have these letters, to the devices of each part of a batch's rows."""
+    sharding = _sharding.get()
+    copies = None if sharding is None or sharding.row_parts == 1 else sharding.copy_to_parts(x, axes)
+    return SharedByRows(constrain(x, axes), copies)
+
+
+def map_row_parts(function: Callable[..., Any], rows: Any, *shared: Any) -> Any:
+    """Apply function(part of rows, *shared) to each part of a batch, on the devices that hold it.
+
+    The function computes nothing across rows. On one device this is function(rows, *shared).
+
+    Args:
+      rows: tree of arrays [B, ...].
+      shared: trees of arrays; of a `SharedByRows`, the function gets the copy of its part.
+    """
+    parts = _map_row_parts(function, rows, shared)
+    if parts is None:
+        return function(rows, *_whole(shared))
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), parts)
+
+
 def sum_over_row_parts(function: Callable[..., Any], rows: Any, *shared: Any) -> Any:
     """Sum the trees function(part of rows, *shared) over the parts of a batch that the devices hold.
 
@@ -203,10 +252,36 @@ def sum_over_row_parts(function: Callable[..., Any], rows: Any, *shared: Any) ->
 
     Args:
       rows: tree of arrays [B, ...].
+      shared: trees of arrays; of a `SharedByRows`, the function gets the copy of its part.
     """
+    parts = _map_row_parts(function, rows, shared)
+    if parts is None:
+        return function(rows, *_whole(shared))
+    return jax.tree.map(lambda x: x.sum(0), parts)
+
+
+def _is_shared(x: Any) -> bool:
+    return isinstance(x, SharedByRows)
+
+
+def _whole(shared: Any) -> Any:
+    return jax.tree.map(lambda x: x.whole if _is_shared(x) else x, shared, is_leaf=_is_shared)
+
+
+def _map_row_parts(function: Callable[..., Any], rows: Any, shared: tuple[Any, ...]) -> Any:
+    """Return the results of all parts, [parts, ...], or None where the rows are not split."""
     sharding = _sharding.get()
     count = row_parts(len(jax.tree.leaves(rows)[0]))
     if sharding is None or count == 1:
-        return function(rows, *shared)
+        return None
     parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
-    return jax.tree.map(lambda x: x.sum(0), sharding.map_parts(function, parts, *shared))
+    leaves, structure = jax.tree.flatten(shared, is_leaf=_is_shared)
+    copies = [leaf.copies if _is_shared(leaf) else None for leaf in leaves]
+    others = [None if _is_shared(leaf) else leaf for leaf in leaves]
+
+    def apply(part: tuple[Any, list[Any]], *others: Any) -> Any:
+        rows, copies = part
+        own = [other if copy is None else copy for copy, other in zip(copies, others, strict=True)]
+        return function(rows, *jax.tree.unflatten(structure, own))
+
+    return sharding.map_parts(apply, (parts, copies), *others)

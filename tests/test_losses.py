@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +167,30 @@ def test_chunks_of_bfloat16_states_score_in_float32():
     assert (gradients[0].dtype, gradients[1].table.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(narrow, wide, rtol=2e-2)
     np.testing.assert_allclose(gradients[1].table, wide_gradients[1].table, atol=5e-2)
+
+
+def test_the_two_passes_of_a_tpu_give_the_loss_and_gradients_of_one(monkeypatch):
+    """The largest logits from one product, the exponentials from another."""
+    _, target, mask = random_case()
+    hidden, output = random_hidden(B, T), random_output(True)
+    hidden = hidden * 30  # exp(logits) alone would overflow
+    taken = []
+
+    def run() -> Any:
+        def loss(hidden: jax.Array, output: Output) -> jax.Array:
+            return projected_cross_entropy(hidden, output, target, mask, smoothing=0.1, chunk_tokens=4)[0]
+
+        return jax.device_get(jax.jit(jax.value_and_grad(loss, (0, 1)))(hidden, output))
+
+    def take_branch_of_tpu(*arguments: Any, default: Any, **branches: Any) -> Any:
+        taken.append(branches["tpu"])
+        return branches["tpu"](*arguments)
+
+    expected = run()
+    monkeypatch.setattr(jax.lax, "platform_dependent", take_branch_of_tpu)
+    found = run()
+    assert len(taken) == 1 and np.isfinite(expected[0]) and expected[0] > 0
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
 
 
 def test_correct_words_are_counted_where_there_are_words():

@@ -75,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         make_projection = functools.partial(
             Projection,
             (config.model_dim,),
+            axes="DHK",
             kernel_init=initializers.attention_input,
             bias_init=initializers.bias(config.model_dim),
             **shared,
@@ -85,6 +86,7 @@ class MultiHeadAttention(nn.Module):
         self.output = Projection(
             (config.num_heads, value_dim),
             (config.model_dim,),
+            axes="HED",
             kernel_init=initializers.attention_output,
             bias_init=initializers.bias(config.num_heads * value_dim),
             **shared,

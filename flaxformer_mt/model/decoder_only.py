@@ -16,7 +16,7 @@ from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
 from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
-from flaxformer_mt.shapes import Array, Batch, Cache
+from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
 
 class DecoderOnly(nn.Module):
@@ -124,8 +124,15 @@ class DecoderOnly(nn.Module):
 
     def output_layer(self) -> tuple[Array, Array | None]:
         """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
+        table, bias = self.shared_output_layer()
+        return table.whole, bias
+
+    def shared_output_layer(self) -> tuple[SharedByRows, Array | None]:
+        """Return the output layer with the copies of its matrix that the embedding uses, too."""
         bias = self.output_bias if self.config.output_bias else None
-        return (self.output_kernel.T if self.config.tying == "none" else self.token_embedding.embedding), bias
+        if self.config.tying == "none":
+            return share_by_rows(self.output_kernel.T, "VD"), bias
+        return self.token_embedding.table, bias
 
     def _finish(self, x: Array) -> Array:
         x = self.decoder.finish(x)

@@ -17,7 +17,7 @@ from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_padding_mask
 from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
-from flaxformer_mt.shapes import Array, Batch, Cache
+from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
 
 class EncoderDecoder(nn.Module):
@@ -165,11 +165,16 @@ class EncoderDecoder(nn.Module):
 
     def output_layer(self) -> tuple[Array, Array | None]:
         """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
+        table, bias = self.shared_output_layer()
+        return table.whole, bias
+
+    def shared_output_layer(self) -> tuple[SharedByRows, Array | None]:
+        """Return the output layer with the copies of its matrix that embeddings use, too."""
         bias = self.output_bias if self.config.output_bias else None
         if self.config.tying in ("none", "embeddings"):
-            return self.output_kernel.T, bias
+            return share_by_rows(self.output_kernel.T, "VD"), bias
         tied = self.shared_embedding if self.config.tying == "all" else self.target_embedding
-        return tied.embedding, bias
+        return tied.table, bias
 
     def _mask(self, rule: MaskRule, length: int) -> Array | MaskRule | None:
         """Make the mask of `length` queries, or leave it to the kernel that computes attention."""

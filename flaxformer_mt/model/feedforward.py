@@ -31,14 +31,14 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.input = self._make_layer(config.ffn_dim, fan_in=config.model_dim)
+        self.input = self._make_layer(config.ffn_dim, fan_in=config.model_dim, axes="DF")
         if config.activation == "swiglu":
-            self.gate = self._make_layer(config.ffn_dim, fan_in=config.model_dim)
-        self.output = self._make_layer(config.model_dim, fan_in=config.ffn_dim)
+            self.gate = self._make_layer(config.ffn_dim, fan_in=config.model_dim, axes="DF")
+        self.output = self._make_layer(config.model_dim, fan_in=config.ffn_dim, axes="FD")
         rate = config.ffn_dropout_rate
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
-    def _make_layer(self, features: int, *, fan_in: int) -> Projection:
+    def _make_layer(self, features: int, *, fan_in: int, axes: str) -> Projection:
         """Make a dense layer, kernel [input, output], or an equal convolution, kernel [1, input, output]."""
         config = self.config
         initializers = make_initializers(config)
@@ -46,6 +46,7 @@ class FeedForward(nn.Module):
         return Projection(
             (*taps, fan_in),
             (features,),
+            axes=axes,
             use_bias=config.ffn_bias,
             dtype=jnp.dtype(config.dtype),
             kernel_init=initializers.feedforward,

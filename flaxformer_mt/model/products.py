@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.shapes import Array, constrain, constrain_gradient
 
 # Paths of the parameters that products multiply.
 _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
 
 
-def contract(spec: str, x: Array, y: Array) -> Array:
+def contract(spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
     """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
 
     Operands of different dtypes are multiplied in the narrower one: a kernel is given as the float32
@@ -31,27 +31,36 @@ def contract(spec: str, x: Array, y: Array) -> Array:
     Args:
       spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of the
         result stands for leading axes of x.
+      parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they gather
+        it once for both directions, in the dtype of the product, and each receives its own part of the
+        gradient's sum.
     """
     x, y = jnp.asarray(x), jnp.asarray(y)
     rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
-    return _contract(spec.replace("...", rows), (x.dtype, y.dtype), x, y)
+    return _contract(spec.replace("...", rows), (x.dtype, y.dtype), parameter, x, y)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _contract(spec: str, dtypes: tuple[DTypeLike, DTypeLike], x: Array, y: Array) -> Array:
-    return _contract_forward(spec, dtypes, x, y)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _contract(spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array) -> Array:
+    return _contract_forward(spec, dtypes, parameter, x, y)[0]
 
 
 def _contract_forward(
-    spec: str, dtypes: tuple[DTypeLike, DTypeLike], x: Array, y: Array
+    spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
     narrow = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
     x, y = x.astype(narrow), y.astype(narrow)
+    if parameter:
+        y = constrain(y, _second_term(spec))
     return einsum_to_float32(spec, x, y), (x, y)
 
 
 def _contract_backward(
-    spec: str, dtypes: tuple[DTypeLike, DTypeLike], saved: tuple[Array, Array], gradient: Array
+    spec: str,
+    dtypes: tuple[DTypeLike, DTypeLike],
+    parameter: bool,
+    saved: tuple[Array, Array],
+    gradient: Array,
 ) -> tuple[Array, Array]:
     x, y = saved
     gradient = gradient.astype(x.dtype)
@@ -59,10 +68,16 @@ def _contract_backward(
     x_term, y_term = terms.split(",")
     x_gradient = _einsum_in_order(x_term, (result, gradient), (y_term, y))
     y_gradient = _einsum_in_order(y_term, (result, gradient), (x_term, x))
+    if parameter:
+        y_gradient = constrain_gradient(y_gradient, y_term)
     return x_gradient.astype(dtypes[0]), y_gradient.astype(dtypes[1])
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
+
+
+def _second_term(spec: str) -> str:
+    return spec.partition("->")[0].partition(",")[2]
 
 
 def _einsum_in_order(result: str, *operands: tuple[str, Array]) -> Array:

@@ -26,6 +26,8 @@ class Projection(nn.Module):
 
     inputs: tuple[int, ...]
     features: tuple[int, ...]
+    # Letters of the kernel's axes, without the single tap of a convolution.
+    axes: str
     use_bias: bool
     dtype: DTypeLike
     # Initialises the kernel as a matrix [product of inputs, product of features].
@@ -51,8 +53,15 @@ class Projection(nn.Module):
         leading = x.shape[: x.ndim - len(self.inputs)]
         width = math.prod(self.inputs)  # not -1: a language model's source has no tokens
         x = x.astype(self.dtype).reshape(*leading, width)
-        y = contract("...D,DF->...F", x, self.kernel.reshape(width, -1))
-        y = y.reshape(*leading, *self.features)
+        if activations_are_sharded():
+            kernel = self.kernel.reshape(self.kernel.shape[-len(self.axes) :])
+            features = len(self.features)
+            x = x.reshape(*leading, *kernel.shape[:-features])
+            summed, kept = self.axes[:-features], self.axes[-features:]
+            y = contract(f"...{summed},{self.axes}->...{kept}", x, kernel, parameter=True)
+        else:
+            y = contract("...D,DF->...F", x, self.kernel.reshape(width, -1))
+            y = y.reshape(*leading, *self.features)
         return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
 
 
@@ -72,7 +81,7 @@ def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array
     shape = (*x.shape[:-1], len(projections), *first.features)
     biases = stack_biases(projections) if biases is None else biases
     if activations_are_sharded():
-        together = contract("...D,DNHK->...NHK", x.astype(dtype), kernels)
+        together = contract("...D,DNHK->...NHK", x.astype(dtype), kernels, parameter=True)
         if biases is not None:
             together = together + biases
         return checkpoint_name(together.astype(dtype), PROJECTED)

@@ -16,7 +16,7 @@ from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import PROJECTED
-from flaxformer_mt.shapes import Array, constrain
+from flaxformer_mt.shapes import Array, constrain, map_row_parts, share_by_rows
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}
 
@@ -32,13 +32,15 @@ class Embedding(nn.Module):
 
     def setup(self) -> None:
         self.embedding = self.param("embedding", self.table_init, (self.size, self.model_dim))
+        # A table that is split along D is gathered: vectors split along D would be gathered for all rows.
+        self.table = share_by_rows(self.embedding, "VD")
         if self.bias_init is not None:
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""
-        # A table that is split along D is gathered: vectors split along D would be gathered for all rows.
-        vectors = jnp.take(constrain(self.embedding, "VD"), ids, axis=0).astype(jnp.float32)
+        vectors = map_row_parts(lambda ids, table: jnp.take(table, ids, axis=0), ids, self.table)
+        vectors = vectors.astype(jnp.float32)
         return vectors if self.bias_init is None else vectors + self.bias
 
 

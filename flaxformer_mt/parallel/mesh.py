@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flaxformer_mt.parallel.backend import Parallel, PartOfBatch, put_rows
 from flaxformer_mt.parallel.sharding_rules import (
     ACTIVATION_RULES,
+    PARAMETER_LETTERS,
     activation_spec,
     describe_placements,
     place_parameters,
@@ -50,18 +51,38 @@ class _MeshActivations:
         spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=self._rules)
         return jax.lax.with_sharding_constraint(x, spec)
 
+    def constrain_gradient(self, x: Array, axes: str) -> Array:
+        """Pin the sharding that `PARAMETER_LETTERS` give: devices receive their part of a sum only."""
+        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=PARAMETER_LETTERS)
+        own = jax.lax.with_sharding_constraint(x, spec)
+        # XLA sends a whole sum to all devices if it finds that several operations each read a slice of it,
+        # as of the gradient of query, key and value.
+        return own if self._sizes["fsdp"] == 1 else jax.lax.optimization_barrier(own)
+
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
         """Map over the parts, each of which stays on the devices that hold its rows."""
         in_axes = (0, *[None] * len(shared))
         with shard_activations(_MeshActivations(self._sizes, (*self._mapped, *self._row_axes))):
             return jax.vmap(function, in_axes=in_axes, spmd_axis_name=self._row_axes)(parts, *shared)
 
+    def copy_to_parts(self, x: Array, axes: str) -> Array:
+        """Gather x on the devices of each part; each receives its own part of the gradients' sum."""
+        return _copy_to_parts(self, axes, x)
+
+    def spread(self, x: Array, axes: str) -> Array:
+        """Repeat a gathered x for each part of the rows."""
+        copies = jnp.broadcast_to(self.constrain(x, axes), (self.row_parts, *x.shape))
+        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=self._rules)
+        return jax.lax.with_sharding_constraint(copies, PartitionSpec(self._row_axes, *spec))
+
     def local_shape(self, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
         """Divide the dimensions that `ACTIVATION_RULES` split by the number of their parts."""
         spec = activation_spec(axes, shape, self._sizes, mapped=self._mapped)
+        # A spec names one mesh axis as a string, several as a tuple.
+        names = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
         return tuple(
-            size // math.prod(self._sizes[axis] for axis in names or ())
-            for size, names in zip(shape, spec, strict=True)
+            size // math.prod(self._sizes[axis] for axis in axes)
+            for size, axes in zip(shape, names, strict=True)
         )
 
     def map_devices(
@@ -78,6 +99,23 @@ class _MeshActivations:
         specs = tuple(spec(array.shape, axes) for array, axes in inputs)
         mapped = jax.shard_map(function, in_specs=specs, out_specs=spec(*result), check_vma=False)
         return mapped(*(array for array, _ in inputs))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _copy_to_parts(sharding: _MeshActivations, axes: str, x: Array) -> Array:
+    return sharding.spread(x, axes)
+
+
+def _copy_forward(sharding: _MeshActivations, axes: str, x: Array) -> tuple[Array, None]:
+    return sharding.spread(x, axes), None
+
+
+def _copy_backward(sharding: _MeshActivations, axes: str, saved: None, gradient: Array) -> tuple[Array]:
+    # JAX's own rule would sum the gradient to the sharding of a gathered x, whole on every device.
+    return (sharding.constrain_gradient(gradient.sum(0), axes),)
+
+
+_copy_to_parts.defvjp(_copy_forward, _copy_backward)
 
 
 class MeshParallel(Parallel):

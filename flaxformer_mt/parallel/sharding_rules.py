@@ -59,14 +59,17 @@ ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "V": ("tensor",),
 }
 
-# The same for search with split parameters, in which all devices compute all rows: activations are split as
-# the parameters are that they are multiplied with.
-SEARCH_ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
+# The same for the axes of parameters, as `RULES` split them.
+PARAMETER_LETTERS: dict[str, tuple[str, ...]] = {
     "D": ("fsdp",),
     "H": ("tensor",),
     "F": ("tensor",),
     "V": ("tensor",),
 }
+
+# The same for search with split parameters, in which all devices compute all rows: activations are split as
+# the parameters are that they are multiplied with.
+SEARCH_ACTIVATION_RULES = PARAMETER_LETTERS
 
 _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
 

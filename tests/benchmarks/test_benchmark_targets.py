@@ -17,7 +17,10 @@ FOUND = {
     "peak_gib": 20.5,
     "memory_gib": 15.75,
     "attention": {"kernel": "plain", "reason": "", "calls": {}},
-    "collectives": {"all-reduce": {"count": 1, "bytes": 2**29}, "all-gather": {"count": 2, "bytes": 2**28}},
+    "collectives": {
+        "all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
+        "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28},
+    },
     "estimate": {"milliseconds": 143.6, "mfu": 0.341},
 }
 

@@ -5,10 +5,11 @@ program executes it: in a loop, once for each iteration; of the branches of a co
 expensive one counts.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,6 +42,11 @@ _CALLED = re.compile(
     r"(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# Groups of devices that communicate: written out, as [groups,size]<=[devices], or as axes of a mesh.
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_PARTITIONS = re.compile(r"^HloModule .*\bnum_partitions=(\d+)")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
@@ -108,10 +114,20 @@ class Traffic:
     """The collectives of one kind in a run of the program, on one device.
 
     count: executions. bytes: of the operands or of the results, whichever are larger, over all executions.
+    sent: bytes that the device sends to others, in a ring of the n devices that take part: (n - 1) / n of
+    what is gathered or scattered, twice that of an all-reduce, which is both.
     """
 
     count: int
     bytes: int
+    sent: int = field(default=0, compare=False)
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.count + other.count, self.bytes + other.bytes, self.sent + other.sent)
+
+    def repeat(self, times: int) -> "Traffic":
+        """The traffic of several equal runs."""
+        return Traffic(self.count * times, self.bytes * times, self.sent * times)
 
 
 class KernelWork(NamedTuple):
@@ -137,6 +153,8 @@ class Program:
 
     def __init__(self, text: str) -> None:
         self._computations, self._entry = _read_computations(text)
+        partitions = _PARTITIONS.match(text)
+        self._partitions = int(partitions.group(1)) if partitions else None
 
     @cached_property
     def executions(self) -> list[Execution]:
@@ -171,12 +189,12 @@ class Program:
                 channel = _CHANNEL.search(run.instruction.attributes) if run.fused else None
                 own = (run.computation, run.instruction.name)
                 key = (kind, channel.group(1)) if channel else (kind, *own)
-                traffic = Traffic(run.times, run.times * self._bytes_moved(run))
+                moved = self._bytes_moved(run)
+                traffic = Traffic(1, moved, self._bytes_sent(run, kind, moved)).repeat(run.times)
                 channels[key] = max(traffic, channels.get(key, traffic))
         found: dict[str, Traffic] = {}
         for (kind, *_), traffic in sorted(channels.items()):
-            before = found.get(kind, Traffic(0, 0))
-            found[kind] = Traffic(before.count + traffic.count, before.bytes + traffic.bytes)
+            found[kind] = found.get(kind, Traffic(0, 0)) + traffic
         return found
 
     def kernels(self) -> Counter[str]:
@@ -241,6 +259,13 @@ class Program:
             result -= operands
         return max(operands, result)
 
+    def _bytes_sent(self, run: Execution, kind: str, moved: int) -> int:
+        if kind in ("collective-permute", "collective-broadcast"):
+            return moved
+        devices = _group_size(run.instruction.attributes) or self._partitions
+        share = 1 - 1 / devices if devices else 1.0
+        return round(moved * share * (2 if kind == "all-reduce" else 1))
+
     def _walk(self, name: str, times: int, *, fused: bool) -> Iterator[Execution]:
         for item in self._computations.get(name, []):
             yield Execution(item, name, times, fused)
@@ -263,6 +288,19 @@ class Program:
                 inner = fused or item.opcode == "fusion"
                 for called in item.called("calls"):
                     yield from self._walk(called, times, fused=inner)
+
+
+def _group_size(attributes: str) -> int | None:
+    """The number of devices of a group that a collective connects; None for all devices, or if not told."""
+    if listed := _LISTED_GROUPS.search(attributes):
+        return listed.group(1).count(",") + 1
+    if counted := _COUNTED_GROUPS.search(attributes):
+        return int(counted.group(1))
+    if mesh := _MESH_GROUPS.search(attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh.group(1))}
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh.group(2))  # 'x':(2)4 is a part of 4 of x
+        return math.prod(int(part) if part else sizes.get(name, 1) for name, part in axes)
+    return None
 
 
 def _expense(runs: list[Execution]) -> tuple[int, int]:

@@ -27,9 +27,6 @@ from flaxformer_mt.shapes import Batch
 
 # JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _GPU_MEMORY_SHARE = 0.75
-# A ring sends each byte of an all-reduce twice: once to be added, once as a part of the sum.
-_SENT_TWICE = ("all-reduce",)
-
 # Compilers give no cycles for Pallas kernels. Theirs are those of the operations that they declare, at this
 # share of the peak rate, or of the bytes, whichever are more. By the schedules that libtpu makes of
 # model/pallas_attention.py for v5e (one row of 128, 8 heads of 64: 772 instructions forward, 1,488 backward),
@@ -133,7 +130,7 @@ def estimate_time(
 ) -> dict[str, Any] | None:
     """Estimates the time of an update from the compiler's cycles; None where the compiler gives none.
 
-    The time of collectives is their bytes over the data sheet's rate between devices; nothing overlaps.
+    The time of collectives is that of what a device sends at the data sheet's rate; nothing overlaps.
     """
     cycles: Counter[str] = Counter()
     for compiled in programs:
@@ -149,10 +146,7 @@ def estimate_time(
             seconds = sum(_kernel_seconds(work, target, device_peak) for work in calls)
             cycles[find_part(path)] += round(compiled.times * seconds * clock)
     computing = cycles.total() / clock
-    sending = sum(
-        traffic.bytes * (2 if kind in _SENT_TWICE else 1) / target.accelerator.interconnect
-        for kind, traffic in _add_traffic(programs).items()
-    )
+    sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     work = padded_work(rows, source, length)
     flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
@@ -208,10 +202,7 @@ def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
     total: dict[str, Traffic] = {}
     for compiled in programs:
         for kind, traffic in compiled.program.collectives().items() if compiled.program else ():
-            before = total.get(kind, Traffic(0, 0))
-            total[kind] = Traffic(
-                before.count + traffic.count * compiled.times, before.bytes + traffic.bytes * compiled.times
-            )
+            total[kind] = total.get(kind, Traffic(0, 0)) + traffic.repeat(compiled.times)
     return total
 
 
@@ -288,12 +279,16 @@ def summarize_target(target: Mapping[str, Any]) -> str:
 def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not collectives:
         return ["Collectives of an update: none"]
-    total = sum(found["bytes"] for found in collectives.values())
-    rows = [
-        [kind, f"{found['count']:,}", f"{found['bytes'] / 2**20:,.1f} MiB"]
+    total, sent = (sum(found[name] for found in collectives.values()) for name in ("bytes", "sent"))
+    rows = [["collective", "number", "operands or results", "sent"]] + [
+        [kind, f"{found['count']:,}", *(f"{found[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent"))]
         for kind, found in collectives.items()
     ]
-    return [f"Collectives of an update, on each device: {total / 2**20:,.1f} MiB", *align(rows)]
+    return [
+        f"Collectives of an update, on each device: {total / 2**20:,.1f} MiB of operands or results, "
+        f"whichever are larger; {sent / 2**20:,.1f} MiB sent to other devices",
+        *align(rows),
+    ]
 
 
 def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> list[str]:

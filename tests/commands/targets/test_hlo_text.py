@@ -163,6 +163,29 @@ def test_a_collective_in_several_fusions_counts_once():
     }
 
 
+@pytest.mark.parametrize(
+    "header, groups, devices",
+    [
+        ("HloModule x, num_partitions=8", "", 8),
+        ("HloModule x, num_partitions=8", "replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
+        ("HloModule x", "replica_groups=[2,4]<=[8], ", 4),
+        ("HloModule x", "replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, ", 4),
+        ("HloModule x", "replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4),
+    ],
+)
+def test_a_device_sends_all_but_its_own_part(header, groups, devices):
+    """Of 96 bytes; an all-reduce is a scatter of parts of the sum and a gathering of them."""
+    program = Program(
+        f"{header}\n\nENTRY %main (p: f32[24]) -> f32[24] {{\n"
+        f"  %g = f32[24] all-gather(%p), {groups}dimensions={{0}}\n"
+        f"  %r = f32[24] all-reduce(%p), {groups}to_apply=%add\n"
+        "  %c = f32[24] collective-permute(%p), source_target_pairs={{0,1}}\n}\n"
+    )
+    sent = {kind: found.sent for kind, found in program.collectives().items()}
+    own = 96 / devices
+    assert sent == {"all-gather": 96 - own, "all-reduce": 2 * (96 - own), "collective-permute": 96}
+
+
 def test_a_text_without_a_program_has_nothing():
     program = Program("HloModule nothing\n")
     assert program.collectives() == {} and program.cycles == 0 and not program.executions
