@@ -28,6 +28,9 @@ class UserError(Exception):
     The message names the thing, both values and the remedy in one line, or has one line per problem.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(name_urls(message))
+
 
 class TrainingInterrupted(Exception):
     """SIGTERM or SIGINT stopped training after a checkpoint was saved; training resumes from there."""
@@ -54,18 +57,24 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
         raise
 
 
-def find_cloud_path(path: str | Path) -> str:
-    """What is wrong with a path such as gs://bucket/run; "" if it is one of a file system.
+def find_url(path: str | Path) -> str:
+    """The URL of an object store that a path spells, such as gs://bucket/run; "" for a path of a file system.
 
     As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
     """
     found = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
     if found is None or Path(path).exists():
         return ""
+    return f"{found[1]}://{'/' * (found[1] == 'file')}{str(path)[found.end() :].rstrip('/')}"
+
+
+def find_cloud_path(path: str | Path) -> str:
+    """What is wrong with a path such as gs://bucket/cache; "" if it is one of a file system."""
+    if not (url := find_url(path)):
+        return ""
     return (
-        f"{found[1]}://{str(path)[found.end() :]} is in an object store, which has neither the renames nor "
-        "the locks that keep runs and caches intact; give a folder of a local or shared file system, and "
-        "copy it with a tool of the store, such as `gcloud storage rsync` or `aws s3 sync`"
+        f"{url} is in an object store, which has neither the renames nor the locks that keep a cache intact; "
+        "give a folder of a local or shared file system (runs, text and exports may be in an object store)"
     )
 
 
@@ -80,14 +89,30 @@ def local_path(path: str | Path) -> Path:
     return Path(path).expanduser()
 
 
+# Local folder -> the URL of the object store whose files it holds.
+_shown: dict[str, str] = {}
+
+
+def show_as(folder: Path, url: str) -> None:
+    """From now on messages name the URL instead of this local folder, which holds its files."""
+    _shown[str(folder)] = url
+
+
+def name_urls(text: str) -> str:
+    """The text, with URLs instead of the local folders that hold their files."""
+    for folder, url in _shown.items():
+        text = text.replace(folder, url)
+    return text
+
+
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
-    warnings.warn(message, FlaxformerWarning, stacklevel=3)
+    warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
 
 
 def command_line(*arguments: object) -> str:
     """The command line that runs a command of this package: `PYTHON -m flaxformer_mt prepare ...`."""
-    words = shlex.join(map(str, arguments))
+    words = name_urls(shlex.join(map(str, arguments)))
     script = Path(sys.argv[0])
     if script.name == _DISTRIBUTION and script.is_file():  # the installed program
         found = shutil.which(_DISTRIBUTION)

@@ -15,7 +15,16 @@ from flaxformer_mt.commands.doctor import EXTRAS
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.errors import UserError, command_line, install_command, local_path
+from flaxformer_mt.errors import (
+    FlaxformerWarning,
+    UserError,
+    command_line,
+    find_url,
+    install_command,
+    local_path,
+    show_as,
+    warn_user,
+)
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.training.loop import fit
 
@@ -114,26 +123,46 @@ def test_a_python_without_the_packages_gets_one_line(tmp_path):
         assert f"{sys.executable} -m pip install -r {ROOT}/requirements.txt" in done.stderr
 
 
-def test_paths_of_object_stores_are_refused(tmp_path, monkeypatch, capsys):
+def test_caches_are_refused_in_object_stores_and_urls_are_no_local_folders(tmp_path, monkeypatch, capsys):
     """Path("gs://bucket/run") would be a local folder called gs:, and nothing would reach the bucket."""
     monkeypatch.chdir(tmp_path)
-    refused = "is in an object store, which has neither the renames nor the locks .*`gcloud storage rsync`"
-    config = Config(data=DataConfig(text_dir="s3://bucket/text", dataset="parallel_text@gs://b/t"))
-    with pytest.raises(UserError, match=rf"data.text_dir: s3://bucket/text {refused}") as caught:
+    refused = "is in an object store, which has neither the renames nor the locks that keep a cache intact"
+    config = Config(
+        data=DataConfig(text_dir="s3://bucket/text", cache_dir="s3://bucket/c", tfds_data_dir="gs:/b/t")
+    )
+    with pytest.raises(UserError, match=rf"data.cache_dir: s3://bucket/c {refused}") as caught:
         validate(config)
-    assert "\ndata.dataset: gs://b/t is in an object store" in str(caught.value)
-    for use in (
-        lambda: fit(Config(), "gs://bucket/run"),
-        lambda: load_trained(Path("gs://bucket/run")),
-        lambda: local_path("gs://bucket/run"),
-    ):
-        with pytest.raises(UserError, match=rf"^gs://bucket/run\S* {refused}"):
+    assert "\ndata.tfds_data_dir: gs://b/t is in" in str(caught.value) and "text_dir" not in str(caught.value)
+    with pytest.raises(UserError, match=rf"^gs://bucket/run {refused}"):
+        local_path("gs://bucket/run")
+    for use in (lambda: fit(Config(), "nfs://host/run"), lambda: load_trained(Path("nfs://host/run"))):
+        with pytest.raises(
+            UserError, match="^nfs://host/run: the scheme nfs is unknown; give a folder, gs://"
+        ):
             use()
     for command in ("train", "prepare", "evaluate", "translate", "average"):
         options = {"average": ["--last=1"], "translate": ["--input=x"]}.get(command, [])
-        assert main([command, "--run=gs://bucket/run", *options]) == 2
-        assert "error: gs://bucket/run is in an object store" in capsys.readouterr().err
+        assert main([command, "--run=nfs://host/run", *options]) == 2
+        assert "error: nfs://host/run: the scheme nfs is unknown" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     (tmp_path / "gs:" / "old").mkdir(parents=True)
     assert local_path("gs://old") == Path("gs:/old"), "a run that an earlier version has put there"
     assert local_path("C:/x") == Path("C:/x") and local_path("~") == Path.home()
+    assert [
+        find_url(path) for path in (Path("gs://b/r"), "s3://b/r/", "file:///mnt/b", "runs/x", "C:/x")
+    ] == [
+        "gs://b/r",
+        "s3://b/r",
+        "file:///mnt/b",
+        "",
+        "",
+    ]
+
+
+def test_messages_name_the_url_of_a_local_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "_shown", {})
+    show_as(tmp_path / "copy", "gs://bucket/x")
+    assert str(UserError(f"{tmp_path / 'copy'}/vocab is damaged")) == "gs://bucket/x/vocab is damaged"
+    assert command_line("translate", f"--run={tmp_path / 'copy'}").endswith(" translate --run=gs://bucket/x")
+    with pytest.warns(FlaxformerWarning, match="^gs://bucket/x: no$"):
+        warn_user(f"{tmp_path / 'copy'}: no")

@@ -46,6 +46,8 @@ EXTRAS = {
     "tpu": ("Google TPUs", ("libtpu",)),
     "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
     "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
+    "gs": ("runs and text in Google Cloud Storage", ("gcsfs",)),
+    "s3": ("runs and text in S3", ("s3fs",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),

@@ -21,10 +21,12 @@ from flaxformer_mt.commands.experiment_options import ExperimentOptions
 from flaxformer_mt.commands.flag_values import describe_type, read_value
 from flaxformer_mt.commands.help_text import format_help
 from flaxformer_mt.commands.options import BARE_FLAGS
+from flaxformer_mt.commands.store_paths import expand_path
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
-from flaxformer_mt.errors import UserError, local_path
+from flaxformer_mt.errors import UserError, find_url
+from flaxformer_mt.object_store.working_copies import open_copy
 
 _CONFIG_HELP = f"""
 
@@ -58,7 +60,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         flags, config_name = _take_flag(flags, "--config")
         _, run = _take_flag(flags, "--run")
         init = _take_flag(flags, "--init")[1] if "init" in names else None
-        config, run_dir = choose_config(config_name, run, init)
+        config, run_dir = choose_config(config_name, run and str(open_copy(run)), init and _open_init(init))
         default = kind(run=run_dir, config=config)
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     if not {"-h", "--help"}.isdisjoint(flags):
@@ -93,9 +95,8 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         raise _find_mistake(kind, flags, captured.getvalue()) from None
     if unknown:
         _refuse_unknown(unknown[0], _flag_names(kind))
-    # Shells do not expand the ~ of --run=~/x.
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
-    return dataclasses.replace(options, **{k: local_path(v) for k, v in values if isinstance(v, Path)})
+    return dataclasses.replace(options, **{k: expand_path(k, v) for k, v in values if isinstance(v, Path)})
 
 
 def _join_repeated(kind: type, flags: list[str]) -> list[str]:
@@ -116,8 +117,18 @@ def _join_repeated(kind: type, flags: list[str]) -> list[str]:
 def _find_run_config(flags: list[str]) -> Config | None:
     """The config of the run that --run names, for the help; None without such a run."""
     _, run = _take_flag(flags, "--run")
-    path = Path(run or "").expanduser() / "config.json"
+    path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
+
+
+def _open_init(init: str) -> str:
+    """RUN or RUN@CHECKPOINT, with the local folder of a run in an object store."""
+    if not find_url(init):
+        return init
+    run, at, checkpoint = init.rpartition("@")
+    if not at or "/" in checkpoint:
+        run, at, checkpoint = init, "", ""
+    return f"{open_copy(run)}{at}{checkpoint}"
 
 
 def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:

@@ -41,11 +41,19 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.server.serve_options import ServeOptions
+from flaxformer_mt.commands.store_paths import run_locally
 from flaxformer_mt.commands.translate_and_score import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.find_config import load_config
-from flaxformer_mt.errors import DISK_FULL, FlaxformerWarning, TrainingInterrupted, UserError, warn_user
+from flaxformer_mt.errors import (
+    DISK_FULL,
+    FlaxformerWarning,
+    TrainingInterrupted,
+    UserError,
+    name_urls,
+    warn_user,
+)
 
 PROGRAM = "flaxformer-mt"
 
@@ -78,7 +86,7 @@ def _train(options: TrainOptions) -> object:
         profile=options.profile or 0,
         progress=sys.stderr,
     )
-    print(describe_report(report, options.run), file=sys.stderr)
+    print(name_urls(describe_report(report, options.run)), file=sys.stderr)
     return report
 
 
@@ -151,7 +159,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         progress=sys.stderr,
         **({} if language_model else _comparison(options)),
     )
-    if table := describe_evaluation(result, name=str(options.run)):
+    if table := describe_evaluation(result, name=name_urls(str(options.run))):
         print(table, file=sys.stderr)
     return result
 
@@ -342,7 +350,7 @@ def _fail(message: str) -> int:
 def _print_json(result: object) -> None:
     if result is None:
         return
-    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    text = name_urls(json.dumps(result, indent=2, ensure_ascii=False)) + "\n"
     # UTF-8 regardless of the terminal's encoding; a path that is not UTF-8 gets the escapes of JSON.
     sys.stdout.buffer.write(text.encode("utf-8", errors="backslashreplace"))
 
@@ -365,7 +373,7 @@ def _run(arguments: list[str]) -> object:
     if takes_config(command.options):
         validate(options.config)
     if not isinstance(options, ProcessOptions):
-        return command.run(options)
+        return run_locally(command.run, options)
     process_flags = {field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)}
     return _run_in_processes(command, options, **process_flags)
 
@@ -373,12 +381,12 @@ def _run(arguments: list[str]) -> object:
 def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
     """Runs a command in one process, or as one of several; only the first of several returns the result."""
     if not distributed and all(value is None for value in flags.values()):
-        return command.run(options)
+        return run_locally(command.run, options)
     from flaxformer_mt.parallel.processes import connect, is_first, work_together
 
     connect(**flags, detect=distributed)
     with work_together():
-        result = command.run(options)
+        result = run_locally(command.run, options)
     return result if is_first() else None
 
 

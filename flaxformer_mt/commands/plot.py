@@ -28,6 +28,7 @@ from flaxformer_mt.figures import (
 )
 from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
+from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
@@ -66,6 +67,7 @@ def plot(
       UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
         a file or cannot be written to.
     """
+    run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
     _check_folder(output)
@@ -90,7 +92,9 @@ def plot(
     if config.model.positions in _LEARNED:
         learned += [name for name in figures if name.startswith("position")]
     titles = {name: f"{run_name}, {parameters}" if name in learned else run_name for name in figures}
-    return {"files": _save(figures, output, titles), **result}
+    files = _save(figures, output, titles)
+    publish_files(run_dir)  # RUN/plots
+    return {"files": files, **result}
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.object_store.working_copies import to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -363,7 +364,7 @@ def _open_output(
 
     form, notes = choose_format(options)
     origin = {
-        "run": str(options.run.resolve()),
+        "run": to_url(options.run.resolve()),
         **translator.describe(),
         "format": dataclasses.asdict(form),
         "notes": notes._asdict(),

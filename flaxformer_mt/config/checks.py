@@ -99,12 +99,9 @@ def _data_problems(config: Config) -> Iterator[str]:
     data, vocab = config.data, config.vocab
     has_source = bool(data.source_language)
     datasets = data.dataset.split(",")
-    for name in ("text_dir", "cache_dir", "tfds_data_dir"):
+    for name in ("cache_dir", "tfds_data_dir"):
         if problem := find_cloud_path(getattr(data, name)):
             yield f"data.{name}: {problem}"
-    for folder in (dataset.partition("@")[2] for dataset in datasets):
-        if problem := find_cloud_path(folder):
-            yield f"data.dataset: {problem}"
     if data.weights and len(data.weights) != len(datasets):
         yield (
             f"data.weights has {len(data.weights)} numbers for {len(datasets)} data sets ({data.dataset}); "

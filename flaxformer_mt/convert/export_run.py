@@ -14,7 +14,9 @@ import numpy as np
 from flaxformer_mt.convert.format_interface import Format, Weights
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.parity_check import Parity, measure
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, name_urls, warn_user
+from flaxformer_mt.object_store.transfers import open_output, publish_output
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.trees import flatten_tree
 
@@ -42,7 +44,7 @@ def export_run(
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
         empty, or a difference above the tolerance. A failed export leaves no files behind.
     """
-    run_dir, output = Path(run_dir).expanduser(), Path(output).expanduser()
+    run_dir, output = open_copy(run_dir), open_output(output, empty=True)
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
     target = find_format(format_name)
@@ -59,7 +61,7 @@ def export_run(
         parity = write_checked(target, weights, partial, tolerance)
         result: dict[str, Any] = {
             "format": target.name,
-            "output": str(output),
+            "output": name_urls(str(output)),
             "checkpoint": weights.checkpoint,
             "step": weights.step,
             "largest_difference": parity.largest_difference,
@@ -79,6 +81,7 @@ def export_run(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
+    publish_output(output)
     return result
 
 

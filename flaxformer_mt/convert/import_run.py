@@ -19,6 +19,8 @@ from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.object_store.transfers import fetch_input
+from flaxformer_mt.object_store.working_copies import open_copy, publish_run
 from flaxformer_mt.runs.new_run import write_new_run
 from flaxformer_mt.trees import nest_leaves
 
@@ -47,7 +49,7 @@ def import_run(
         damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
         behind.
     """
-    path, run_dir = Path(path).expanduser(), Path(run_dir).expanduser()
+    path, run_dir = fetch_input(path), open_copy(run_dir)
     source = find_format(format_name)
     if source.read is None:
         raise UserError(f"format {format_name} is export-only: its files do not contain the complete model")
@@ -98,6 +100,7 @@ def _check_finite(weights: Weights) -> None:
 def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> None:
     try:
         write_new_run(run_dir, weights.config, weights.vocabs, nest_leaves(weights.leaves), origin=origin)
+        publish_run(run_dir)
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise

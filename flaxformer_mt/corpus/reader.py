@@ -13,9 +13,10 @@ from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
 from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
+from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError, find_url, name_full_disk
 
 Split = Literal["train", "valid", "test"]
 
@@ -140,7 +141,9 @@ def _text_folder(name: str, config: DataConfig) -> Path:
         raise UserError(
             "data.text_dir is empty; set it to the folder of your text files, or write parallel_text@DIR"
         )
-    return Path(folder).expanduser()
+    if not (url := find_url(folder)):
+        return Path(folder).expanduser()
+    return copy_text(url, config)
 
 
 def _match_files(folder: Path, split: str, languages: tuple[str, str]) -> str | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.user_cache import user_cache_dir
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import DISK_FULL, UserError, local_path, warn_user
 
@@ -28,12 +29,6 @@ _DESCRIPTION_BYTES = 1 << 26
 def cache_dir(config: DataConfig) -> Path:
     """The folder of prepared data: data.cache_dir, else the user's own cache folder."""
     return Path(config.cache_dir).expanduser() if config.cache_dir else user_cache_dir()
-
-
-def user_cache_dir() -> Path:
-    """The user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt."""
-    given = os.environ.get("FLAXFORMER_MT_CACHE", "")
-    return local_path(given) if given else Path.home() / ".cache" / "flaxformer_mt"
 
 
 def compiled_dir() -> Path:

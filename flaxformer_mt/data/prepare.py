@@ -19,6 +19,8 @@ from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.token_store import EpochStores, TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
+from flaxformer_mt.object_store.working_copies import open_copy, publish_files
+from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import check_run, open_run
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.tracking import announce_if_slow
@@ -61,6 +63,7 @@ def prepare(
       UserError: the data, the vocabulary or the run directory is invalid.
     """
     if run_dir is not None:
+        run_dir = open_copy(run_dir)
         check_run(run_dir, config)
     root = cache_dir(config.data)
     with _stage(f"reading and checking {config.data.dataset}", say):
@@ -70,6 +73,8 @@ def prepare(
     with _stage(f"training the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         check_tags(vocabs.source, train_pairs.report["parts"])
+    if run_dir is not None and is_first():
+        publish_files(run_dir)
 
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = EpochStores(

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
 from flaxformer_mt.evaluation.metrics import Resampling, score_sentences_chrf
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.translation.translator import Translator
 
 # The largest number of sentences per compared system in the file of differences.
@@ -55,23 +56,24 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
     if isinstance(name, ComparedSystem):
         return name
     name = str(name)
-    path = Path(name).expanduser()
-    if path.is_file():
+    path = find_url(name) or Path(name).expanduser()
+    if isinstance(path, Path) and path.is_file():
         return ComparedSystem(name, None)
     run, _, checkpoint = str(path).rpartition("@")
-    if path.is_dir() or not run:  # the name of a folder may contain @
+    if Path(path).is_dir() or not run or "/" in checkpoint:  # the name of a folder may contain @
         run, checkpoint = str(path), ""
-    if not Path(run).is_dir():
+    folder = open_copy(run)
+    if not folder.is_dir():
         raise UserError(
             f"--against={name} is neither a run directory nor a file of translations; give RUN, "
             "RUN@CHECKPOINT or FILE"
         )
-    if not read_config(Path(run) / "config.json").data.source_language:
+    if not read_config(folder / "config.json").data.source_language:
         raise UserError(
             f"--against={name} is a language model (its data.source_language is empty) and translates "
             "nothing; compare runs that translate, or files of translations"
         )
-    return ComparedSystem(name, Path(run), checkpoint or None)
+    return ComparedSystem(name, folder, checkpoint or None)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from flaxformer_mt.evaluation.metrics import (
 )
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.translator import Translator
 
@@ -159,7 +160,7 @@ def evaluate_run(
       UserError: something named is absent, numbers of lines or the splits of runs differ, or an option has
         no effect.
     """
-    run_dir = Path(run_dir).expanduser()
+    run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")

@@ -7,6 +7,7 @@ A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a rando
 manifest, and renamed to NAME. An older NAME that it replaces is called `.replaced-NAME` between the two
 renames. A folder to delete is called `.removed-NAME` while its files are deleted. A process killed at any
 moment therefore leaves hidden folders, which `sweep_folders` removes, and every visible folder is complete.
+In the copy of a run in an object store, the folder is then uploaded, and so is its removal.
 """
 
 import functools
@@ -21,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.object_store import working_copies
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -99,6 +101,7 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
     os.rename(temporary, final)
     _sync_directory(final.parent)
     _delete(replaced)
+    working_copies.publish_folder(final)
 
 
 def replace_file(final: Path, name: str, text: str) -> None:
@@ -124,6 +127,7 @@ def remove_folder(folder: Path) -> None:
     _delete(removed)
     os.rename(folder, removed)
     _delete(removed)
+    working_copies.withdraw_folder(folder)
 
 
 def sweep_folders(parent: Path) -> None:
@@ -155,6 +159,7 @@ def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True)
     Args:
       wanted: selects the files to compare by their name relative to `folder`, such as `params/_METADATA`.
     """
+    working_copies.fetch(folder, wanted)
     try:
         manifest = _read_manifest(folder)
     except ValueError as error:

@@ -12,18 +12,18 @@ to the sharding of the target; accepts any tree of arrays. array_files.py contai
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.model.lora import merge_leaves
+from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
 from flaxformer_mt.runs import array_files, atomic_folder
+from flaxformer_mt.runs.checkpoint_folder import seal_checkpoint, without_empty, write_checkpoint
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.runs.shared_save import SharedSave
 from flaxformer_mt.runs.stored_arrays import read_stored_arrays
@@ -111,6 +111,7 @@ class Checkpoints:
         """Waits until the last `save` is on disk; with several processes, on all of them."""
         self.finish_writing()
         wait_for_all("checkpoint")
+        working_copies.refresh(self.directory)  # what another process has written
 
     def finish_writing(self) -> None:
         """Waits until the last `save` of this process is on disk, whatever the other processes do."""
@@ -205,7 +206,7 @@ class Checkpoints:
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
             with self._explain_failed_write():
-                _write_checkpoint(final, trees, json.dumps(progress, indent=1))
+                write_checkpoint(final, trees, json.dumps(progress, indent=1))
         return final
 
     def steps(self) -> list[int]:
@@ -281,7 +282,7 @@ class Checkpoints:
 
         def write() -> None:
             self._sweep()
-            _write_checkpoint(self._index.folder(step), copies, progress_text)
+            write_checkpoint(self._index.folder(step), copies, progress_text)
             self._prune(step)
 
         return write
@@ -303,12 +304,12 @@ class Checkpoints:
 
         def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
             with name_full_disk(folder):
-                _seal(folder, specs, progress_text, written)
+                seal_checkpoint(folder, specs, progress_text, written)
             atomic_folder.publish_folder(final, folder)
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: kept for name, leaves in trees.items() if (kept := _without_empty(leaves))}
+        filled = {name: kept for name, leaves in trees.items() if (kept := without_empty(leaves))}
         shared = SharedSave(filled, begin=begin, publish=publish)
 
         def write() -> None:
@@ -356,32 +357,6 @@ class Checkpoints:
             )
         self._index.check_undamaged(folder, [name])
         return name, stored[name]
-
-
-def _without_empty(leaves: Leaves) -> Leaves:
-    """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
-    return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}
-
-
-def _write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
-    folder = atomic_folder.begin_folder(final)
-    with name_full_disk(folder):
-        for name, leaves in trees.items():
-            if filled := _without_empty(leaves):
-                array_files.write_item(folder / name, filled)
-        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        _seal(folder, specs, progress_text)
-    atomic_folder.publish_folder(final)
-
-
-def _seal(
-    folder: Path,
-    specs: dict[str, Specs],
-    progress_text: str,
-    written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
-) -> None:
-    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
-    atomic_folder.seal_folder(folder, {"trees": specs}, written=written)
 
 
 def _read_finite_leaves(item: Path, specs: Specs) -> Leaves:

@@ -16,6 +16,7 @@ from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
+from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.kept_programs import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
@@ -97,6 +98,7 @@ def load_trained(
       UserError: the run directory or the checkpoint is absent, or the parameters do not match the config, or
         are not finite.
     """
+    run_dir = working_copies.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
@@ -134,9 +136,9 @@ def load_trained(
 def load_named(name: str, **options: Any) -> TrainedModel:
     """Loads the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, _, checkpoint = name.rpartition("@")
-    if not run or Path(name).expanduser().is_dir():  # the name of a folder may contain @
+    if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         run, checkpoint = name, ""
-    return load_trained(Path(run).expanduser(), checkpoint=checkpoint or None, **options)
+    return load_trained(working_copies.open_copy(run), checkpoint=checkpoint or None, **options)
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:

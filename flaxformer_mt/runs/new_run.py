@@ -1,13 +1,16 @@
 """A run that starts with given parameters, as checkpoint 0, instead of random ones."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.parallel.processes import is_first, wait_for_all
-from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel.processes import decide_once
+from flaxformer_mt.runs.checkpoint_folder import write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, open_run
 from flaxformer_mt.runs.vocab_folder import seal_vocabs
+from flaxformer_mt.trees import copy_to_host, flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
 
@@ -17,17 +20,26 @@ def write_new_run(
     """Writes config, vocabularies and checkpoint 0; with several processes, all of them call it together.
 
     Args:
-      params: nested dicts of arrays, the same in all processes.
+      params: nested dicts of arrays, the same in all processes, of which the first writes them.
       origin: the `format` and the `path` that the parameters come from.
 
     Raises:
       UserError: the directory cannot be written to, or is a run with another config.
     """
-    if is_first():
+
+    def write() -> None:
         open_run(run_dir, config)
         vocabs.save(run_dir / "vocab")
         seal_vocabs(run_dir / "vocab")
-    wait_for_all("folder of a new run")
-    checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
-    checkpoints.save(IMPORTED_STEP, {"params": params}, {"step": IMPORTED_STEP, "imported_from": origin})
-    checkpoints.wait()
+        progress = {"step": IMPORTED_STEP, "imported_from": origin}
+        folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
+        try:
+            trees = {"params": copy_to_host(flatten_tree(params))}
+            write_checkpoint(folder, trees, json.dumps(progress, indent=1))
+        except OSError as error:
+            raise UserError(
+                f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
+                "and run the command again"
+            ) from error
+
+    decide_once(write)

@@ -1,7 +1,8 @@
 """The lock of a run directory: at most one training writes to a run at a time.
 
 The lock is RUN/.lock, locked by the operating system, which releases it when its owner ends in whatever way.
-A file that a killed owner left behind therefore locks nothing, and the next owner takes it over.
+A file that a killed owner left behind therefore locks nothing, and the next owner takes it over. A run in an
+object store has a lease there instead (object_store/lease.py); the lock is that of its local copy.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.runs.file_lock import FileHasNoLock, open_locked
 
 _NAME = ".lock"
@@ -36,7 +38,8 @@ def lock_run(run_dir: Path) -> Iterator[None]:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
     with file:
         try:
-            yield
+            with working_copies.own_run(run_dir):
+                yield
         finally:
             # While it is still locked: afterwards the file may be that of another owner.
             with contextlib.suppress(OSError):

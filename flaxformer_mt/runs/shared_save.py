@@ -3,7 +3,7 @@
 Process 0 makes the hidden folder, and makes it visible once all processes have reported that their shards are
 on disk, with the digests of their files. A process that fails reports that instead: the checkpoint then stays
 hidden, and all processes raise an error. No device takes part once the shards are copied, so that training
-goes on meanwhile.
+goes on meanwhile. Processes that share no folder, but an object store, send their shards there.
 """
 
 import json
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.parallel.processes import decide_once, let_first_conclude, process_index
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.parallel.processes import decide_once, is_first, let_first_conclude, process_index
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.trees import Leaves
 
@@ -38,12 +40,15 @@ class SharedSave:
         Raises:
           UserError: `begin` raised it; then all processes raise it.
         """
-        self._folder, self._names = Path(decide_once(lambda: str(begin()))), list(trees)
+        folder = decide_once(lambda: working_copies.to_url(begin()))
+        self._folder, self._names = working_copies.to_local(folder), list(trees)
         self._publish = publish
         self._error: Exception | None = None
         self._waits: list[Callable[[], None]] = []
         try:
             for name, leaves in trees.items():
+                if folder != str(self._folder):  # the run is in a store, and its copy is our own
+                    (self._folder / name).mkdir(parents=True, exist_ok=True)
                 self._waits.append(array_files.start_shared_item(self._folder / name, leaves))
         except Exception as error:  # reported by `complete`, since the other processes have begun to write
             self._error = error
@@ -66,7 +71,10 @@ class SharedSave:
             for wait in self._waits:
                 wait()
             if self._error is None:
-                return {"files": atomic_folder.digest_files(self._folder, wanted=_is_own_file)}
+                files = atomic_folder.digest_files(self._folder, wanted=_is_own_file)
+                if not is_first():
+                    working_copies.send_parts(self._folder)
+                return {"files": files}
         except Exception as error:
             self._error = self._error or error
         return {"problem": _describe(self._error)}
@@ -78,6 +86,7 @@ class SharedSave:
             if "problem" in report:
                 return f"process {process} of {len(reports)}: {report['problem']}"
         try:
+            working_copies.collect_parts(self._folder)
             for name in self._names:
                 array_files.finish_shared_item(self._folder / name)
             files = {name: file for report in reports for name, file in report["files"].items()}
@@ -89,7 +98,7 @@ class SharedSave:
 
 
 def _describe(error: Exception | None) -> str:
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, OSError | UserError) else f"{type(error).__name__}: {error}"
 
 
 def _is_own_file(name: str) -> bool:

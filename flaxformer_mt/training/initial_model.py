@@ -19,8 +19,9 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import compare_configs, read_config
 from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, find_url, name_urls, warn_user
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.object_store.working_copies import publish_run, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -171,7 +172,9 @@ def _make_run(
     write_new_run(partial, config, vocabs, params, origin=origin)
     if is_first():
         os.replace(partial, run_dir)
+        publish_run(run_dir)
     wait_for_all("new run")
+    refresh(run_dir)
 
 
 def _init_params(config: Config, vocabs: Vocabs) -> Any:
@@ -182,7 +185,8 @@ def _init_params(config: Config, vocabs: Vocabs) -> Any:
 
 
 def _describe(init: str, new_vocab: bool) -> str:
-    return f"{Path(init)} with a new vocabulary" if new_vocab else str(Path(init))
+    name = find_url(init) or name_urls(str(Path(init)))
+    return f"{name} with a new vocabulary" if new_vocab else name
 
 
 def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:

@@ -16,6 +16,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
+from flaxformer_mt.object_store.working_copies import open_copy, to_url
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import (
@@ -70,7 +71,7 @@ def fit(
         process that trains this run.
       TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
-    run_dir = Path(run_dir).expanduser()
+    run_dir = open_copy(run_dir)
     if init is not None:
         say = None if progress is None or not is_first() else functools.partial(_say, progress)
         config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
@@ -81,7 +82,7 @@ def fit(
     if report is not None:
         if progress is not None:
             step, steps = report["step"], config.train.steps
-            print(f"{run_dir} is finished, at step {step} of {steps}.", file=progress, flush=True)
+            print(f"{to_url(run_dir)} is finished, at step {step} of {steps}.", file=progress, flush=True)
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():

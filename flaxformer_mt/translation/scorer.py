@@ -23,6 +23,7 @@ from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import SplitParameters, enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
@@ -182,7 +183,7 @@ class Scorer:
     ) -> "Scorer":
         """Loads the translation model or the language model of a run directory; see `Translator.load`."""
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
-        trained = load_trained(Path(run_dir).expanduser(), checkpoint=checkpoint, **load)
+        trained = load_trained(open_copy(run_dir), checkpoint=checkpoint, **load)
         config = trained.config
         enable_compilation_cache(compiled_dir())
         return cls(

@@ -15,6 +15,7 @@ from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained
 from flaxformer_mt.search import Lines, SearchResult, search_width
@@ -55,7 +56,7 @@ def generate_text(
       UserError: the run is not a language model, the checkpoint is absent, the options are invalid, or the
         prompt is not shorter than the length or the length is more than the model has positions for.
     """
-    run_dir = Path(run_dir).expanduser()
+    run_dir = open_copy(run_dir)
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     if trained.config.data.source_language:
         raise UserError(

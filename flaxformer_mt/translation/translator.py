@@ -23,6 +23,7 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.products import cast_kernels
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
@@ -144,7 +145,7 @@ class Translator:
         """
         if spread:
             use_cpu_cores_as_devices()
-        run_dir = Path(run_dir).expanduser()
+        run_dir = open_copy(run_dir)
         config = read_config(run_dir / "config.json")
         if not config.data.source_language:
             raise UserError(

@@ -36,6 +36,9 @@ from tiny_experiment import quick_environment
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store.mirror import Mirror
+from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
 from flaxformer_mt.runs import array_files, atomic_folder, checkpoint_index, shared_save
@@ -191,6 +194,12 @@ def fill(process: int, run: str, steps: int, victim: int, moment: str) -> None:
     checkpoints.wait()
 
 
+def fill_store(process: int, url: str, caches: str, **arguments: Any) -> None:
+    """The same with a run in an object store, by two machines that share nothing else."""
+    os.environ["FLAXFORMER_MT_CACHE"] = f"{caches}/{process}"
+    fill(process, str(open_copy(url)), **arguments)
+
+
 MOMENTS = {
     # Before the second item is written, while the first is.
     "shards": (array_files, "start_shared_item", 2),
@@ -201,6 +210,9 @@ MOMENTS = {
     "merge": (array_files, "finish_shared_item", 2),
     "seal": (atomic_folder, "seal_folder", 1),
     "publish": (atomic_folder, "publish_folder", 1),
+    # In an object store: before the shards of process 1 are sent, and once the manifest is there.
+    "send": (working_copies, "send_parts", 1),
+    "in the store": (Mirror, "_note_versions", 1),
     # Of what is no longer kept.
     "removal": (atomic_folder.shutil, "rmtree", 1),
 }
@@ -240,7 +252,8 @@ def run_out_of_space(process: int, run: str) -> None:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (move, see_damage, command, fill, run_out_of_space)
+    function.__name__: function
+    for function in (move, see_damage, command, fill, fill_store, run_out_of_space)
 }
 
 

@@ -1,11 +1,13 @@
 """Checkpoints that two processes write together: on any layout, whoever is killed, whatever is damaged."""
 
+import itertools
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from failing_store import move_to_machine
 from forked_job import (
     ANY,
     MOMENTS,
@@ -21,6 +23,8 @@ from test_parallel import LAYOUTS
 from test_processes import CONFIG
 
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -29,6 +33,10 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 def jobs() -> Iterator[Jobs]:
     with open_jobs() as jobs:
         yield jobs
+
+
+# Moments of jobs whose processes share an object store only.
+IN_STORE = {"send": 1, "in the store": 0}
 
 
 def save_alone(run: Path, layout: str, step: int) -> None:
@@ -94,7 +102,7 @@ def test_killed_processes_lose_nothing(jobs, tmp_path):
     """One run, in which each process is killed at each moment in which it can be."""
     run = tmp_path / "run"
     save_alone(run, "one", 1)
-    killed = [(victim, moment) for victim in (0, 1) for moment in MOMENTS]
+    killed = [(victim, moment) for victim in (0, 1) for moment in MOMENTS if moment not in IN_STORE]
     killed = [
         (victim, moment) for victim, moment in killed if victim == 0 or moment in ("shards", "reported")
     ]
@@ -111,3 +119,38 @@ def test_killed_processes_lose_nothing(jobs, tmp_path):
     jobs.run("fill", run=str(run), steps=newest + 1, victim=-1, moment="")
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [str(newest), str(newest + 1)]
     assert check_state(run, "pmap 8") == newest + 1
+
+
+def test_processes_that_share_only_an_object_store_lose_nothing(jobs, tmp_path, monkeypatch):
+    """Two machines, new ones after each kill; a third one reads what is in the store."""
+    url, machines = f"file://{tmp_path}/bucket/x", map(str, itertools.count())
+
+    def read() -> Path:
+        move_to_machine(monkeypatch, tmp_path / next(machines))
+        return open_copy(url)
+
+    run = read()
+    run.joinpath("config.json").write_text("{}", encoding="utf-8")
+    publish_files(run)
+    save_alone(run, "one", 1)
+    newest = 1
+    for moment, victim in IN_STORE.items():
+        statuses = [ANY, ANY]
+        statuses[victim] = -signal.SIGKILL
+        caches = str(tmp_path / next(machines))
+        jobs.run(
+            *("fill_store", *statuses), url=url, caches=caches, steps=newest + 9, victim=victim, moment=moment
+        )
+        before, newest = newest, Checkpoints(read()).newest_undamaged()
+        assert newest == before + 1 + (moment == "in the store"), moment
+        assert check_state(read(), "one") == newest
+    jobs.run("fill_store", url=url, caches=str(tmp_path / "end"), steps=newest + 1, victim=-1, moment="")
+    assert check_state(run := read(), "pmap 8") == newest + 1
+    folder = run / "checkpoints" / str(newest + 1)
+    written = [sum(f.stat().st_size for f in folder.glob(f"*/ocdbt.process_{i}/d/*")) for i in range(2)]
+    assert min(written) > 0.2 * sum(written), "each process writes its share"
+    received = list((tmp_path / "end" / "1").rglob(f"checkpoints/{newest + 1}/*/manifest.ocdbt"))
+    assert not received, "process 1 fetches nothing of what it has helped to write"
+    stored = {path.name for path in (tmp_path / "bucket" / "x" / "checkpoints").glob("*/manifest.json")}
+    assert stored and not [p for p in (tmp_path / "bucket").rglob(".writing-*/*") if p.is_file()]
+    working_copies.close_copies()

@@ -91,13 +91,13 @@ def test_numpy_targets_stay_on_the_host(tmp_path):
 def test_save_takes_a_snapshot(tmp_path, monkeypatch):
     """The writing starts after the caller has overwritten and donated what it saved."""
     go = threading.Event()
-    write = checkpoint_module._write_checkpoint
+    write = checkpoint_module.write_checkpoint
 
     def write_later(*args):
         assert go.wait(timeout=20)
         write(*args)
 
-    monkeypatch.setattr(checkpoint_module, "_write_checkpoint", write_later)
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", write_later)
     checkpoints = Checkpoints(tmp_path)
     host, device = np.arange(4.0), jnp.arange(4096.0)
     progress = {"epoch": 1}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
     from flaxformer_mt.commands.server.model_thread import LineSystem
@@ -48,7 +49,7 @@ def serve(options: ServeOptions) -> None:
         listener = stack.enter_context(_bind(options.host, options.port))
         models: dict[tuple[str, str], ModelThread] = {}
         for path in options.run:
-            pair, system = _load(path.expanduser(), options)
+            pair, system = _load(open_copy(path), options)
             if pair in models:
                 raise UserError(f"two of --run translate from {pair[0]} to {pair[1]}; leave one out")
             if options.warm_up:

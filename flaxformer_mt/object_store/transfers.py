@@ -1,0 +1,120 @@
+"""Single files and folders in object stores: inputs are fetched, complete outputs are uploaded."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from flaxformer_mt.config.user_cache import user_cache_dir
+from flaxformer_mt.errors import UserError, find_url, show_as
+from flaxformer_mt.object_store.filesystem import ObjectStore
+
+# The folders of outputs that are being made, and where they go.
+_outputs: dict[Path, tuple[ObjectStore, str]] = {}
+_VERSIONS = ".versions.json"
+
+
+def fetch_input(path: str | Path) -> Path:
+    """The path with its ~ expanded; for a URL, a local copy of the file or folder there.
+
+    Raises:
+      UserError: there is nothing at the URL, or the store cannot be read.
+    """
+    if not (url := find_url(path)):
+        return Path(path).expanduser()
+    above, _, name = url.rpartition("/")
+    folder = _folder_of("inputs", above)
+    if not fetch_files(above, folder, below=name):
+        raise UserError(f"{url} does not exist; correct the URL")
+    show_as(folder, above)
+    return folder / name
+
+
+def fetch_files(
+    url: str, folder: Path, *, below: str = "", wanted: Collection[str] | None = None
+) -> list[str]:
+    """Makes the files of a folder equal to objects below a URL; returns the names of all objects there.
+
+    Files whose objects have the same version as when they were fetched are left as they are, and their times
+    of change with them.
+
+    Args:
+      below: the name of an object, or of a folder; "": all objects.
+      wanted: the names of the objects to fetch; None: all of them.
+
+    Raises:
+      UserError: the store cannot be read.
+    """
+    store = ObjectStore(url)
+    objects = store.list(below)
+    if not objects:
+        store.require_bucket()
+    record = folder / _VERSIONS
+    try:
+        before = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    versions = {name: version for name, version in objects.items() if wanted is None or name in wanted}
+    # The files that this call is about, of which some may no longer have an object.
+    for name in list(before):
+        if not (name in wanted if wanted is not None else name.startswith(below)):
+            continue
+        if versions.get(name) != before[name]:
+            (folder / name).unlink(missing_ok=True)
+            del before[name]
+    absent = [name for name in versions if name not in before or not (folder / name).is_file()]
+    try:
+        store.download([(name, folder / name) for name in absent])
+    except FileNotFoundError as error:
+        raise UserError(f"{url} has changed while it was read ({error}); run the command again") from error
+    if absent:
+        partial = folder / f"{_VERSIONS}.{os.getpid()}.tmp"
+        partial.write_text(json.dumps(before | versions), encoding="utf-8")
+        os.replace(partial, record)
+    return sorted(objects)
+
+
+def open_output(path: str | Path, *, empty: bool = False) -> Path:
+    """The path with its ~ expanded; for a URL, the path of a local file or folder until `publish_output`.
+
+    Args:
+      empty: whether there must be nothing at the URL.
+
+    Raises:
+      UserError: there is something, or the store cannot be read.
+    """
+    if not (url := find_url(path)):
+        return Path(path).expanduser()
+    above, _, name = url.rpartition("/")
+    store = ObjectStore(above)
+    present = store.list(name)
+    if not present:
+        store.require_bucket()
+    if empty and present:
+        raise UserError(f"{url} is not empty: it has {', '.join(sorted(present)[:3])}; give another --output")
+    folder = _folder_of("outputs", url)
+    folder.mkdir(parents=True, exist_ok=True)
+    show_as(folder, above)
+    _outputs[folder / name] = (store, name)
+    return folder / name
+
+
+def publish_output(path: Path) -> None:
+    """Uploads what has been made at a path that `open_output` returned for a URL, and removes it here."""
+    if path not in _outputs:
+        return
+    store, name = _outputs.pop(path)
+    if path.is_file():
+        store.upload([(path, name)])
+        path.unlink()
+        return
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    store.upload([(file, f"{name}/{file.relative_to(path).as_posix()}") for file in files])
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _folder_of(kind: str, url: str) -> Path:
+    digest = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+    return user_cache_dir().resolve() / "stores" / kind / digest

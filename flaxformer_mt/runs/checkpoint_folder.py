@@ -1,0 +1,45 @@
+"""The folder of one checkpoint, as one process writes it, or seals it once all processes have written."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from flaxformer_mt.errors import name_full_disk
+from flaxformer_mt.runs import array_files, atomic_folder
+from flaxformer_mt.runs.checkpoint_index import PROGRESS_NAME
+from flaxformer_mt.trees import Leaves, Specs, make_specs
+
+
+def write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
+    """Writes host arrays as the checkpoint `final`, which appears when it is complete."""
+    folder = atomic_folder.begin_folder(final)
+    with name_full_disk(folder):
+        for name, leaves in trees.items():
+            if filled := without_empty(leaves):
+                array_files.write_item(folder / name, filled)
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        seal_checkpoint(folder, specs, progress_text)
+    atomic_folder.publish_folder(final)
+
+
+def seal_checkpoint(
+    folder: Path,
+    specs: dict[str, Specs],
+    progress_text: str,
+    written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
+) -> None:
+    """Writes the progress and the manifest into a folder that has all arrays.
+
+    Args:
+      specs: dtypes and shapes of all arrays, by the name of their tree.
+      written: files that another process has flushed, with what it has written.
+    """
+    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
+    atomic_folder.seal_folder(folder, {"trees": specs}, written=written)
+
+
+def without_empty(leaves: Leaves) -> Leaves:
+    """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
+    return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}

@@ -1,0 +1,232 @@
+"""Runs in a store: whoever dies at whichever object, readers see the old run or the new one, all of it."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from failing_store import Killed, killed_at, new_bucket, objects
+
+from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.object_store.mirror import Mirror
+from flaxformer_mt.runs import atomic_folder
+
+
+@pytest.fixture
+def open_mirror(tmp_path, monkeypatch):
+    """Makes a copy of a run on a machine that has never seen it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # takes most of the time
+    numbers = itertools.count()
+
+    def make(url: str) -> Mirror:
+        mirror = Mirror(ObjectStore(url), tmp_path / f"machine{next(numbers)}" / "run")
+        mirror.pull()
+        return mirror
+
+    return make
+
+
+def write_checkpoint(mirror: Mirror, step: int, text: str) -> Path:
+    """A sealed folder whose files all hold this text."""
+    folder = mirror.root / "checkpoints" / str(step)
+    if folder.exists():
+        atomic_folder.remove_folder(folder)
+    (folder / "params" / "d").mkdir(parents=True)
+    for name in ("params/d/a", f"params/d/{text}", "params/manifest.ocdbt", "progress.json"):
+        (folder / name).write_text(text)
+    atomic_folder.seal_folder(folder, {"text": text})
+    return folder
+
+
+def read_run(mirror: Mirror) -> dict[str, str]:
+    """The text of each checkpoint, all of whose files must be whole, and of each other file."""
+    found = {}
+    for folder in sorted((mirror.root / "checkpoints").glob("[0-9]*")):
+        mirror.fetch(folder, lambda name: True)
+        assert not atomic_folder.find_damage(folder), (folder, atomic_folder.find_damage(folder))
+        found[folder.name] = atomic_folder.read_facts(folder)["text"]
+        assert {path.read_text() for path in folder.rglob("params/d/*")} == {found[folder.name]}
+    others = (path for path in mirror.root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
+    return found | {path.relative_to(mirror.root).as_posix(): path.read_text() for path in others}
+
+
+def make_run(mirror: Mirror, log: str = "a") -> None:
+    (mirror.root / "config.json").write_text("config")
+    (mirror.root / "metrics.jsonl").write_text(log)
+    mirror.publish_files()
+
+
+def test_a_run_is_the_same_on_another_machine(open_mirror):
+    url = f"{new_bucket()}/runs/x"
+    writer = open_mirror(url)
+    make_run(writer)
+    for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".hidden", "config.tmp"):
+        (writer.root / name).parent.mkdir(exist_ok=True)
+        (writer.root / name).write_text(name)
+    writer.publish_folder(write_checkpoint(writer, 5, "five"))
+    reader = open_mirror(url)
+    assert not (reader.root / "checkpoints" / "5" / "params").exists(), (
+        "arrays are fetched when they are read"
+    )
+    expected = {"config.json": "config", "metrics.jsonl": "a", "vocab/joint.model": "vocab/joint.model"}
+    expected["vocab/manifest.json"] = "vocab/manifest.json"
+    assert read_run(reader) == expected | {"5": "five"}
+    assert "tensorboard/events" in objects(url) and ".hidden" not in objects(url)
+    # What the store lacks is deleted; what has changed there is fetched again, and nothing else is.
+    (reader.root / "left over").write_text("x")
+    (reader.root / "metrics.jsonl").write_text("changed here")
+    writer.publish_folder(write_checkpoint(writer, 6, "six"))
+    writer.withdraw_folder(writer.root / "checkpoints" / "5")
+    before = (reader.root / "config.json").stat()
+    again = Mirror(ObjectStore(url), reader.root)
+    again.pull()
+    assert (reader.root / "config.json").stat() == before
+    assert read_run(again) == expected | {"6": "six"}
+    assert not (reader.root / "checkpoints" / "5").exists()
+
+
+def test_uploaded_files_are_not_fetched_again_by_the_next_command(open_mirror, monkeypatch):
+    url = f"{new_bucket()}/x"
+    writer = open_mirror(url)
+    make_run(writer)
+    writer.publish_folder(write_checkpoint(writer, 5, "five"))
+    fetched: list = []
+    monkeypatch.setattr(ObjectStore, "download", lambda self, names: fetched.extend(names))
+    again = Mirror(ObjectStore(url), writer.root)
+    again.pull()
+    again.fetch(writer.root / "checkpoints" / "5", lambda name: True)
+    assert not [name for name, _ in fetched if name.startswith("checkpoints")]
+
+
+def publish_new(mirror: Mirror) -> None:
+    mirror.publish_folder(write_checkpoint(mirror, 6, "new"))
+
+
+def publish_again(mirror: Mirror) -> None:
+    mirror.publish_folder(write_checkpoint(mirror, 5, "new"))
+
+
+def withdraw(mirror: Mirror) -> None:
+    mirror.withdraw_folder(mirror.root / "checkpoints" / "5")
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (publish_new, {"5": "old", "6": "new"}),
+        (publish_again, {"5": "new"}),
+        (withdraw, {}),
+    ],
+)
+def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_mirror, monkeypatch):
+    seen = set()
+    for number in itertools.count():
+        url = f"{new_bucket()}/x"
+        writer = open_mirror(url)
+        make_run(writer)
+        writer.publish_folder(write_checkpoint(writer, 5, "old"))
+        (writer.root / "metrics.jsonl").write_text("b")
+        ended = False
+        with killed_at(monkeypatch, number):
+            try:
+                change(writer)
+                ended = True
+            except Killed:
+                pass
+        found = read_run(open_mirror(url))
+        steps = {name: text for name, text in found.items() if name.isdigit()}
+        assert steps in ({"5": "old"}, after), (number, found)
+        assert steps == after or not ended
+        seen.add(tuple(steps.items()))
+        # The next owner repairs the store: nothing is left that is no file of the run, and training goes on.
+        owner = open_mirror(url)
+        owner.sweep()
+        owner.publish_folder(write_checkpoint(owner, 7, "seven"))
+        names = set(objects(url))
+        steps |= {"7": "seven"}
+        assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == set(steps)
+        for step, text in steps.items():
+            assert f"checkpoints/{step}/params/d/{text}" in names
+            other = {"old", "new"} - {text}
+            assert not names & {f"checkpoints/{step}/params/d/{word}" for word in other}
+        assert read_run(open_mirror(url)) == found | {"7": "seven"}
+        if ended:
+            break
+    assert len(seen) == 2 and number >= 5
+
+
+def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_mirror, monkeypatch):
+    whole = {"0": "zero", "config.json": "config", "metrics.jsonl": "a"}
+    for number in itertools.count():
+        url = f"{new_bucket()}/x"
+        ended = False
+        with killed_at(monkeypatch, number):
+            try:
+                writer = open_mirror(url)
+                (writer.root / "config.json").write_text("config")
+                (writer.root / "metrics.jsonl").write_text("a")
+                writer.publish_folder(write_checkpoint(writer, 0, "zero"))  # not before the config
+                assert not objects(url)
+                writer.publish_run()
+                ended = True
+            except Killed:
+                pass
+        assert read_run(open_mirror(url)) == (whole if ended else {}), number
+        if ended:
+            break
+        # Another run takes its place, whether it is new or trained from random parameters.
+        other = open_mirror(url)
+        if number % 2:
+            write_checkpoint(other, 0, "other")
+            (other.root / "config.json").write_text("config")
+            other.publish_run()
+            assert read_run(open_mirror(url)) == {"0": "other", "config.json": "config"}
+        else:
+            make_run(other)
+            assert read_run(open_mirror(url)) == {"config.json": "config", "metrics.jsonl": "a"}
+    assert number >= 7 and not [name for name in objects(url) if name.startswith(".")]
+
+
+def test_damaged_and_missing_objects_are_found(open_mirror):
+    for damage in ("changed", "truncated", "missing"):
+        url = f"{new_bucket()}/x"
+        writer = open_mirror(url)
+        make_run(writer)
+        writer.publish_folder(write_checkpoint(writer, 5, "five"))
+        store, name = ObjectStore(url), "checkpoints/5/params/d/a"
+        store.remove([name])
+        if damage != "missing":
+            store.write(name, {"changed": b"fivE", "truncated": b"fiv"}[damage])
+        reader = open_mirror(url)
+        folder = reader.root / "checkpoints" / "5"
+        reader.fetch(folder, lambda name: True)
+        assert "file params/d/a " in atomic_folder.find_damage(folder), damage
+        # Restored in the store, it is fetched again.
+        store.write(name, b"five")
+        reader.pull()
+        assert read_run(reader)["5"] == "five"
+
+
+def test_parts_of_other_processes_are_copied_within_the_store(open_mirror, monkeypatch):
+    url = f"{new_bucket()}/x"
+    first, second = open_mirror(url), open_mirror(url)
+    make_run(first)
+    hidden = "checkpoints/.writing-5-abc"
+    for mirror, name in ((first, "0"), (second, "1")):
+        (mirror.root / hidden / "params" / name).mkdir(parents=True)
+        (mirror.root / hidden / "params" / name / "d").write_text(name)
+    second.send_parts(second.root / hidden)
+    first.collect_parts(first.root / hidden)
+    (first.root / hidden / "progress.json").write_text("{}")
+    atomic_folder.seal_folder(first.root / hidden, {"text": "x"})
+    (first.root / hidden).rename(first.root / "checkpoints" / "5")
+    with killed_at(monkeypatch, 100) as done:
+        first.publish_folder(first.root / "checkpoints" / "5")
+    copied = [change for change in done if change.startswith("cp_file")]
+    assert len(copied) == 1 and "params/1/d" in copied[0]
+    assert {name for name in objects(url) if "checkpoints/" in name} == {
+        f"checkpoints/5/{name}" for name in ("params/0/d", "params/1/d", "progress.json", "manifest.json")
+    }
+    reader = open_mirror(url)
+    reader.fetch(reader.root / "checkpoints" / "5", lambda name: True)
+    assert not atomic_folder.find_damage(reader.root / "checkpoints" / "5")

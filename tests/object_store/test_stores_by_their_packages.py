@@ -1,0 +1,83 @@
+"""S3 by s3fs against moto's server, Google's store by gcsfs against an emulator, if they are installed."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from failing_store import hurry
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.object_store.lease import Lease
+
+
+@pytest.fixture
+def s3(monkeypatch) -> Iterator[str]:
+    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install s3fs 'moto[server]'")
+    server_kind = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer
+    server = server_kind(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    values = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in (values | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
+        monkeypatch.setenv(name, value)
+    import fsspec
+
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+    yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture
+def gs(monkeypatch) -> Iterator[str]:
+    pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install gcsfs gcp-storage-emulator")
+    server = pytest.importorskip("gcp_storage_emulator.server", reason="the emulator is not installed")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    running = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    threading.Thread(target=running.start, daemon=True).start()
+    yield "gs://bucket"
+    running.stop()
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_objects_by_the_real_packages(kind, request, tmp_path, monkeypatch, capfd):
+    hurry(monkeypatch)
+    bucket = request.getfixturevalue(kind)
+    store = ObjectStore(f"{bucket}/runs/x")
+    assert store.list() == {}
+    (tmp_path / "x").write_bytes(b"one")
+    store.upload([(tmp_path / "x", "a/b"), (tmp_path / "x", "c")])
+    versions = store.list()
+    assert set(versions) == {"a/b", "c"} and set(store.list("a")) == {"a/b"}
+    assert store.create("d", b"1")
+    if kind == "s3":  # the emulator of gs does not know conditions
+        assert not store.create("d", b"2") and store.read("d") == b"1"
+    store.write("c", b"two")
+    store.copy([("c", "e/f")])
+    assert store.list()["c"] != versions["c"] and store.list()["a/b"] == versions["a/b"]
+    store.download([("e/f", tmp_path / "here" / "f")])
+    assert (tmp_path / "here" / "f").read_bytes() == b"two"
+    store.remove(["c", "absent"])
+    assert set(store.list()) == {"a/b", "d", "e/f"}
+    with pytest.raises(FileNotFoundError):
+        store.read("c")
+    with pytest.raises(FileNotFoundError):
+        store.download([("c", tmp_path / "y")])
+    lease = Lease(store)
+    lease.acquire()
+    lease.check()
+    lease.release()
+    assert not store.list(".lease")
+    for use in (
+        ObjectStore(f"{kind}://absent/x").list,
+        lambda: ObjectStore(f"{kind}://absent/x").write("y", b""),
+    ):
+        with pytest.raises(UserError, match=rf"^{kind}://absent/x cannot be .*create the bucket"):
+            use()
+    if kind == "s3":  # the emulator of gs prints its own
+        assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,161 @@
+"""`fit` and the commands on runs and text in an object store: the same bits as on a local disk."""
+
+import json
+
+import numpy as np
+import pytest
+from failing_store import hurry, move_to_machine, new_bucket, objects
+from test_loop import assert_same_run
+from tiny_experiment import change
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.runs.run_lock import lock_run
+from flaxformer_mt.training.initial_model import start_run
+from flaxformer_mt.training.loop import fit
+from flaxformer_mt.trees import flatten_tree
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    """A new bucket, seen by a machine that has never used it."""
+    hurry(monkeypatch)
+    move_to_machine(monkeypatch, tmp_path / "machine 0")
+    yield new_bucket()
+    working_copies.close_copies()
+
+
+def upload(folder, url: str) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    # The manifests last, as they are published.
+    files.sort(key=lambda path: path.name == "manifest.json")
+    ObjectStore(url).upload([(path, path.relative_to(folder).as_posix()) for path in files])
+
+
+def same_bits(left, right) -> bool:
+    left, right = flatten_tree(left), flatten_tree(right)
+    return left.keys() == right.keys() and all(
+        np.asarray(left[path]).tobytes() == np.asarray(right[path]).tobytes() for path in left
+    )
+
+
+def test_training_goes_on_elsewhere_after_a_failed_upload(
+    bucket, tiny_config, tiny_run, tiny_text, monkeypatch, tmp_path
+):
+    """The second checkpoint fails at one of its objects; another machine trains to the same bits."""
+    upload(tiny_text, f"{bucket}/text")
+    run = f"{bucket}/runs/x"
+    config = change(tiny_config, data={"text_dir": f"{bucket}/text"})
+    write = ObjectStore.write
+
+    def refuse(self, name, content):
+        if name.startswith("checkpoints/32/opt_state"):
+            raise UserError(f"{self.url} cannot be written (test)")
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "write", refuse)
+        with pytest.raises(UserError, match=rf"^{run} cannot be written"):
+            fit(config, run)
+    stored = objects(run)
+    assert "checkpoints/16/manifest.json" in stored and "checkpoints/32/manifest.json" not in stored
+    assert any(name.startswith("checkpoints/32/") for name in stored)
+    assert not ObjectStore(run).list(".lease"), "a process that ends in order gives its lease back"
+    move_to_machine(monkeypatch, tmp_path / "machine 1")
+    # While it trains, nobody else may.
+    taken, refused = working_copies.Lease.acquire, []
+
+    def acquire(self):
+        taken(self)
+        with pytest.warns(FlaxformerWarning), pytest.raises(UserError, match="is being trained by") as caught:
+            taken(working_copies.Lease(self._store))
+        refused.append(str(caught.value))
+
+    monkeypatch.setattr(working_copies.Lease, "acquire", acquire)
+    report = fit(config, run)
+    assert len(refused) == 1 and refused[0].startswith(run)
+    stored = objects(run)
+    assert json.loads(stored["report.json"]) == report
+    steps = {name.split("/")[1] for name in stored if name.startswith("checkpoints/")}
+    assert steps == {"16", "32", "48"} and not [name for name in stored if "/." in name or name[0] == "."]
+    assert (
+        len(json.loads(stored["checkpoints/32/manifest.json"])["files"])
+        == sum(name.startswith("checkpoints/32/") for name in stored) - 1
+    ), "nothing is left of the attempt that failed"
+    move_to_machine(monkeypatch, tmp_path / "machine 2")
+    copy = open_copy(run)
+    for step in (16, 32, 48):  # as a reader would
+        working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
+    assert_same_run(copy, tiny_run)
+    assert fit(config, run) == report, "a finished run"
+
+
+def test_readers_get_the_same_bits_or_a_line(bucket, tiny_run, monkeypatch, tmp_path, capsys):
+    run = f"{bucket}/x"
+    upload(tiny_run, run)
+    assert same_bits(load_trained(run).params, load_trained(tiny_run).params)
+    copy = open_copy(run)
+    assert sorted(path.name for path in copy.glob("checkpoints/*/params")) == [], "ema_params are read"
+    assert len(list(copy.glob("checkpoints/*/ema_params"))) == 1, "of one checkpoint"
+    # A damaged object is refused; restored, it is read again.
+    store = ObjectStore(run)
+    (name,) = [n for n in store.list("checkpoints/48/ema_params") if n.endswith("params/manifest.ocdbt")]
+    content = store.read(name)
+    store.write(name, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(
+        UserError, match=rf"checkpoint 48 of {run}/checkpoints is damaged: file ema_params/manif"
+    ):
+        load_trained(run, checkpoint="48")
+    store.write(name, content)
+    assert same_bits(
+        load_trained(run, checkpoint="48").params, load_trained(tiny_run, checkpoint="48").params
+    )
+    # A command, on a machine of its own, and its result there and here.
+    move_to_machine(monkeypatch, tmp_path / "machine 1")
+    assert main(["average", f"--run={run}", "--last=2"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == f"{run}/checkpoints/average"
+    move_to_machine(monkeypatch, tmp_path / "machine 2")
+    assert load_trained(run, checkpoint="average").progress["averaged_steps"] == [32, 48]
+    # Absent runs and stores.
+    assert main(["average", f"--run={bucket}/absent", "--last=2"]) == 2
+    assert main(["translate", f"--run={run}", f"--input={bucket}/absent.de"]) == 2
+    assert main(["average", "--run=ftp://host/x", "--last=2"]) == 2
+    errors = capsys.readouterr().err.split("\n")
+    assert errors[0] == f"error: {bucket}/absent is not a run directory: it has no config.json"
+    assert errors[1] == f"error: {bucket}/absent.de does not exist; correct the URL"
+    assert errors[2].startswith("error: ftp://host/x: the scheme ftp is unknown") and len(errors) == 4
+
+
+def test_a_run_starts_from_another_one_in_a_store(bucket, tiny_run, tiny_config, monkeypatch, tmp_path):
+    base, new = f"{bucket}/base", f"{bucket}/new"
+    upload(tiny_run, base)
+    config = start_run(tiny_config, open_copy(new), f"{base}@48")
+    stored = objects(new)
+    assert {"config.json", "checkpoints/0/manifest.json", "vocab/manifest.json"} <= set(stored)
+    assert not any(name.startswith(".") for name in stored)
+    move_to_machine(monkeypatch, tmp_path / "machine 1")
+    assert same_bits(load_trained(new).params, load_trained(base, checkpoint="48").params)
+    assert start_run(tiny_config, open_copy(new), f"{base}@48") == config, "the same run, resumed"
+    with pytest.raises(UserError, match=rf"^{new} started from {base}@48, not from {base}@16"):
+        start_run(tiny_config, open_copy(new), f"{base}@16")
+
+
+def test_one_training_at_a_time_and_none_that_has_lost_its_lease(bucket, tiny_run):
+    run = f"{bucket}/x"
+    upload(tiny_run, run)
+    copy = open_copy(run)
+    with lock_run(copy):
+        lease = ObjectStore(run).list(".lease")
+        assert list(lease) == [".lease/000001.json"]
+        # Another machine has waited for a sign of life, and has taken over.
+        ObjectStore(run).write(".lease/000002.json", b'{"process": 7, "host": "pod-1"}')
+        with pytest.raises(
+            UserError, match=rf"{run} is being trained by process 7 on host pod-1, since this"
+        ):
+            working_copies.withdraw_folder(copy / "checkpoints" / "16")
+        ObjectStore(run).remove([".lease/000002.json"])
+    assert "checkpoints/16/manifest.json" in objects(run) and not ObjectStore(run).list(".lease")
