@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 
 Array = jax.Array | np.ndarray
 
@@ -53,6 +53,8 @@ class Batch(NamedTuple):
     Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each
     pair; bucketed rows hold one pair, and these four arrays are None.
     `target_weights` are the weights of the tokens in the loss, those of their pairs; None: all are 1.
+    With guided alignment, bit s % 8 of alignment[b, t, s // 8] tells whether target_out t is aligned with
+    source s.
     """
 
     source: Int[Array, "B S"]
@@ -65,6 +67,7 @@ class Batch(NamedTuple):
     source_positions: Int[Array, "B S"] | None = None
     target_positions: Int[Array, "B T"] | None = None
     target_weights: Float[Array, "B T"] | None = None
+    alignment: UInt8[Array, "B T S8"] | None = None
 
 
 class Cache(NamedTuple):

@@ -56,6 +56,14 @@ class PrepareOptions(ExperimentOptions):
 
 
 @dataclass(frozen=True)
+class AlignOptions(ExperimentOptions):
+    """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
+
+    # File for the alignments, one line `0-0 1-2` for each training pair. None: the file of data.alignments.
+    output: str | None = None
+
+
+@dataclass(frozen=True)
 class ShowOptions(PrepareOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 

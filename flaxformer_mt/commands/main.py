@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import flaxformer_mt
+from flaxformer_mt.commands.align import align_training_pairs
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
 from flaxformer_mt.commands.experiment_options import (
+    AlignOptions,
     PrepareOptions,
     ProcessOptions,
     ShowOptions,
@@ -280,6 +282,7 @@ COMMANDS = {
     "train": _Command(TrainOptions, _train),
     "show": _Command(ShowOptions, _show),
     "prepare": _Command(PrepareOptions, _prepare),
+    "align": _Command(AlignOptions, align_training_pairs),
     "evaluate": _Command(EvaluateOptions, _evaluate),
     "translate": _Command(TranslateOptions, translate_file),
     "score": _Command(ScoreOptions, score_file),

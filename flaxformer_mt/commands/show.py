@@ -124,6 +124,9 @@ def longest_batch(config: Config) -> Batch:
         source_mask=array(source, mask),
         target_mask=array(target, mask),
     )
+    if config.model.alignment.weight:
+        links: Any = jax.ShapeDtypeStruct((rows, target, -(-source // 8)), jnp.uint8)
+        plain = plain._replace(alignment=links)
     if config.data.batching != "pack":
         return plain
     return plain._replace(

@@ -5,6 +5,7 @@ reads and writes configs, `find_config` locates them.
 """
 
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.schema import (
@@ -26,6 +27,7 @@ __all__ = [
     "Dtype",
     "LoraConfig",
     "MbrConfig",
+    "GuidedAlignmentConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",

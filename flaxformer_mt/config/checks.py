@@ -29,6 +29,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _model_problems(config.model)
     yield from _data_problems(config)
     yield from _architecture_problems(config)
+    yield from _alignment_problems(config)
     yield from _training_problems(config)
     yield from _search_conflicts(config.search, config.model, "search.")
 
@@ -178,6 +179,45 @@ def _architecture_problems(config: Config) -> Iterator[str]:
             f"model.tying {model.tying} needs a joint vocabulary, but vocab.joint is False; set it to True, "
             f"or use model.tying={'target_output' if model.tying == 'all' else 'none'}"
         )
+
+
+def _alignment_problems(config: Config) -> Iterator[str]:
+    model, chosen, files = config.model, config.model.alignment, config.data.alignments
+    sets = config.data.dataset.split(",")
+    if files and not chosen.weight:
+        yield (
+            f"data.alignments is {','.join(files)}, but model.alignment.weight is 0, which means no guided "
+            "alignment; set model.alignment.weight=0.1, or leave out data.alignments"
+        )
+    if len(files) not in (0, 1, len(sets)):
+        yield (
+            f"data.alignments has {len(files)} names for {len(sets)} data sets ({config.data.dataset}); give "
+            "one name for each set, empty for a set without alignments, or one for all"
+        )
+    for problem in filter(None, map(find_cloud_path, files)):
+        yield f"data.alignments: {problem}"
+    if not chosen.weight:
+        return
+    if not any(files):
+        yield (
+            f"model.alignment.weight is {chosen.weight}, but data.alignments names no file; set it, or set "
+            "model.alignment.weight=0"
+        )
+    if _decoder_only(model):
+        yield (
+            f"model.alignment.weight is {chosen.weight}, but a decoder_only model has no cross-attention to "
+            "learn alignments; set it to 0"
+        )
+    for name, value, count in (
+        ("layer", chosen.layer, model.num_decoder_layers),
+        ("head", chosen.head, model.num_heads),
+    ):
+        least = -count if name == "layer" else 0
+        if not least <= value < count:
+            yield (
+                f"model.alignment.{name} is {value}, but the decoder has {count} {name}s; it must be from "
+                f"{least} to {count - 1}"
+            )
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:

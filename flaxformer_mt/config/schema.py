@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
 
@@ -28,6 +29,9 @@ class DataConfig:
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz.
     text_dir: str = ""
+    # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
+    # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
+    alignments: tuple[str, ...] = ()
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: str = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
@@ -205,6 +209,8 @@ class ModelConfig:
     # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers. For
     # deep models; short training steps get a little slower.
     scan_layers: bool = False
+    # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
+    alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
 
     @property
     def longest_input(self) -> int | None:

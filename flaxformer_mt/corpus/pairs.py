@@ -34,6 +34,17 @@ class Part(NamedTuple):
     weight: float
 
 
+class WordLinks(NamedTuple):
+    """Word alignments of all rows of a split: row i has points[offsets[i]:offsets[i + 1]].
+
+    points: int32 [N, 2], positions of a source and a target word; identity changes whenever they do.
+    """
+
+    points: np.ndarray
+    offsets: np.ndarray
+    identity: str
+
+
 @dataclass(frozen=True)
 class RawSplit:
     """One split of one data set as stored on disk, before cleaning.
@@ -96,8 +107,13 @@ class Pairs:
         weights: Sequence[float],
         fingerprint: str,
         report: dict[str, Any],
+        links: Sequence[WordLinks | None] = (),
     ) -> None:
-        """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them)."""
+        """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
+
+        links: the word alignments of each split, None for a split without; (): there are none at all.
+        """
+        self._links = tuple(links)
         self._splits = tuple(splits)
         self._kept = tuple(kept)
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
@@ -120,6 +136,20 @@ class Pairs:
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    @property
+    def links_identity(self) -> str:
+        """Changes whenever the word alignments do; "" if there are none."""
+        return ",".join(one.identity if one else "none" for one in self._links)
+
+    def read_links(self) -> Iterator[np.ndarray]:
+        """Yields the word alignment [K, 2] of each pair, in order; no points where a set has none."""
+        nothing = np.zeros((0, 2), np.int32)
+        for split, kept, links in zip(
+            self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
+        ):
+            for row in range(len(split)) if kept is None else kept:
+                yield nothing if links is None else links.points[links.offsets[row] : links.offsets[row + 1]]
 
     def __getitem__(self, index: int) -> Pair:
         """The pair at `index`, counted over all parts; negative indices count from the end."""

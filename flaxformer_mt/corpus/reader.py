@@ -5,14 +5,15 @@ Row 1 of the data path. Contains the syntax of `data.dataset`, mixtures and fing
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
 from flaxformer_mt.corpus.pair_weights import drop_weightless
-from flaxformer_mt.corpus.pairs import Pairs, RawSplit
+from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
@@ -74,7 +75,50 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
             [split, rules, *([raw.name.partition("@")[0], raw.identity, raw.languages] for raw in splits)]
         ),
         report={"split": split, "pairs": sum(report["pairs"] for report in reports), "parts": reports},
+        links=_read_links(splits, config) if split == "train" else (),
     )
+
+
+def open_train_set(config: DataConfig) -> RawSplit:
+    """Opens all rows of the training split of a config's only data set, before cleaning.
+
+    Raises:
+      UserError: there are several data sets, or see `read_pairs`.
+    """
+    names = _names(config)
+    if len(names) > 1:
+        raise UserError(
+            f"data.dataset is {config.dataset}, a mixture; give one of its sets, with "
+            "--config.data.dataset=SET"
+        )
+    return _open(names[0], config, "train")
+
+
+def find_alignments(config: DataConfig) -> list[Path | None]:
+    """The file with the word alignments of each data set, or None."""
+    names = _names(config)
+    files = config.alignments * (len(names) if len(config.alignments) == 1 else 1)
+    paths = []
+    for name, file in zip(names, files or ("",) * len(names), strict=True):
+        path = Path(file).expanduser() if file else None
+        if path is not None and name.partition("@")[0] == "parallel_text" and path.name == file:
+            path = _text_folder(name, config) / file
+        paths.append(path)
+    return paths
+
+
+def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | None]:
+    """Reads the alignments of each set; [] if data.alignments is empty."""
+    if not any(config.alignments):
+        return []
+    options: dict[str, Any] = {
+        "may_drop": config.clean.unequal_lines == "drop",
+        "cache": cache_dir(config),
+    }
+    return [
+        None if path is None else load_links(path, split, **options)
+        for path, split in zip(find_alignments(config), splits, strict=True)
+    ]
 
 
 def has_split(config: DataConfig, split: Split) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch, plan_in_order
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.piece_links import lay_out_links
 from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -74,6 +75,11 @@ def make_batch(
     if store.weights is not None:
         weights = np.repeat(store.weights[planned.examples], store.target.lengths[planned.examples])
         batch = batch._replace(target_weights=_lay_out(from_target, weights, rows, target, 0.0))
+    if store.links is not None:
+        starts = (from_source.columns[from_source.firsts], from_target.columns[from_target.firsts])
+        shape = (rows, target, source)
+        links = lay_out_links(store.links, planned.examples, planned.rows, starts, shape)
+        batch = batch._replace(alignment=links)
     if not plan.packed:
         return batch
     return batch._replace(

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
+from flaxformer_mt.data.growing_array import GrowingArray
+from flaxformer_mt.data.piece_links import PieceLinks, PieceLinkWriter, open_piece_links
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
@@ -53,15 +55,21 @@ class TokenStore:
 
     source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
     eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: in memory.
-    weights: of the pairs in the loss; None: all are 1.
+    weights: of the pairs in the loss; None: all are 1. links: the alignments of the pairs, if they have any.
     """
 
     def __init__(
-        self, folder: Path | None, source: Side, target: Side, parts: tuple[Part, ...], weights: Any = None
+        self,
+        folder: Path | None,
+        source: Side,
+        target: Side,
+        parts: tuple[Part, ...],
+        weights: np.ndarray | None = None,
+        links: PieceLinks | None = None,
     ) -> None:
         self.folder, self.parts = folder, parts
         self.source, self.target = source, target
-        self.weights: np.ndarray | None = weights
+        self.weights, self.links = weights, links
 
     @classmethod
     def build(
@@ -97,14 +105,17 @@ class TokenStore:
         for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
             if os.path.lexists(folder):
                 try:
-                    return cls(folder, *_open_sides(folder, len(pairs)), pairs.parts, pairs.weights)
+                    linked = bool(pairs.links_identity)
+                    source, target, links = _open_arrays(folder, len(pairs), linked=linked)
+                    return cls(folder, source, target, pairs.parts, pairs.weights, links)
                 except _Damage as error:
                     if os.path.lexists(folder):
                         damage = str(error)
                         warn_user(f"the token store {folder} is damaged: {damage}; it is built again")
                         _remove_folder(folder)
-            sides = _SIDES if pairs.has_source else _SIDES[1:]
-            _write_store(folder, _until(stop, pairs), vocabs, sides, sampling, seed)
+            present = _SIDES if pairs.has_source else _SIDES[1:]
+            word_links = pairs.read_links() if pairs.links_identity else None
+            _write_store(folder, _until(stop, pairs), vocabs, present, sampling, seed, word_links)
         raise UserError(
             f"the token store {folder} is damaged again whenever it is written: {damage}; set "
             "data.cache_dir to a folder on another disk"
@@ -214,6 +225,7 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
         vocabs.target.fingerprint,
         *((sampling, seed, _SAMPLING_FORMAT) if sampling else ()),
         *(() if pairs.has_source else ("target alone",)),
+        *(("links", pairs.links_identity) if pairs.links_identity else ()),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
 
@@ -222,13 +234,14 @@ class _Damage(Exception):
     """The files of a store are not those that were written."""
 
 
-def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
+def _open_arrays(folder: Path, size: int, *, linked: bool) -> tuple[Side, Side, PieceLinks | None]:
     """Verifies the digests of all files and maps them; raises _Damage, UserError if they cannot be read."""
     try:
         if damage := atomic_folder.find_damage(folder):
             raise _Damage(damage)
         counts = json.loads((folder / _META).read_bytes())["tokens"]
         source, target = (_open_side(folder, name) for name in _SIDES)
+        links = open_piece_links(folder) if linked else None
     except PermissionError as error:
         raise UserError(
             f"the token store {folder} cannot be read: {error}; set data.cache_dir to another folder"
@@ -243,7 +256,7 @@ def _open_sides(folder: Path, size: int) -> tuple[Side, Side]:
                 f"it has {sentences} {name} sentences and {tokens} tokens, but {size} and {counts[name]} "
                 "were written"
             )
-    return source, target
+    return source, target, links
 
 
 def _open_side(folder: Path, name: str) -> Side:
@@ -259,6 +272,7 @@ def _write_store(
     sides: tuple[str, ...],
     sampling: float,
     seed: int,
+    word_links: Iterator[np.ndarray] | None,
 ) -> None:
     """Writes a partial folder and renames it to `folder`; the store of a faster process is kept instead."""
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
@@ -267,7 +281,9 @@ def _write_store(
         _remove_leftovers(folder.parent)
         counts = {
             name: writer.size
-            for name, writer in _tokenize_into(partial, pairs, vocabs, sides, sampling, seed).items()
+            for name, writer in _tokenize_into(
+                partial, pairs, vocabs, sides, sampling, seed, word_links
+            ).items()
         }
         meta = {"format": _FORMAT, "tokens": counts, "sampling": sampling, "seed": seed}
         (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
@@ -292,18 +308,21 @@ def _tokenize_into(
     present: tuple[str, ...],
     sampling: float,
     seed: int,
-) -> dict[str, "_GrowingArray"]:
+    word_links: Iterator[np.ndarray] | None,
+) -> dict[str, GrowingArray]:
     """Writes both sides; a side that is not in `present` gets the same number of empty sentences."""
     sides = list(zip(_SIDES, (vocabs.source, vocabs.target), strict=True))
     tokens = {
-        name: _GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
+        name: GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
         for name, vocab in sides
     }
-    offsets = {name: _GrowingArray(folder / f"{name}.offsets.npy", np.int64) for name, _ in sides}
+    offsets = {name: GrowingArray(folder / f"{name}.offsets.npy", np.int64) for name, _ in sides}
+    linked = None if word_links is None else PieceLinkWriter(folder, vocabs, word_links)
     try:
         for name in offsets:
             offsets[name].append(np.zeros(1, np.int64))
         for number, chunk in enumerate(_chunks(pairs, _CHUNK)):
+            found: list[list[np.ndarray]] = []
             for which, (name, vocab) in enumerate(sides):
                 if name not in present:
                     offsets[name].append(np.zeros(len(chunk), np.int64))
@@ -314,9 +333,14 @@ def _tokenize_into(
                 lengths = np.fromiter(map(len, ids), np.int64, len(ids))
                 offsets[name].append(tokens[name].size + np.cumsum(lengths))
                 tokens[name].append(np.concatenate(ids))
+                found.append(ids)
+            if linked is not None:
+                linked.add(chunk, found)
     finally:
         for writer in itertools.chain(tokens.values(), offsets.values()):
             writer.close()
+        if linked is not None:
+            linked.close()
     return tokens
 
 
@@ -331,37 +355,6 @@ def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
     iterator = iter(pairs)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk
-
-
-class _GrowingArray:
-    """A one-dimensional .npy file that grows at its end.
-
-    numpy reserves space in the header for the largest size, so that the header can be rewritten in place.
-    """
-
-    def __init__(self, path: Path, dtype: type) -> None:
-        self.size = 0
-        self._dtype = np.dtype(dtype)
-        self._file = path.open("wb")
-        self._write_header()
-        self._start = self._file.tell()
-
-    def append(self, values: np.ndarray) -> None:
-        self._file.write(values.astype(self._dtype, copy=False).tobytes())
-        self.size += len(values)
-
-    def close(self) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._write_header()
-            assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def _write_header(self) -> None:
-        np.lib.format.write_array_header_1_0(
-            self._file, {"descr": self._dtype.str, "fortran_order": False, "shape": (self.size,)}
-        )
 
 
 def _remove(store: TokenStore) -> None:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model.alignment_head import GUIDED
 from flaxformer_mt.model.fused_attention import attend_fused, attend_pallas, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
@@ -147,6 +148,16 @@ class MultiHeadAttention(nn.Module):
                 bias = jax.lax.stop_gradient(bias)
             projected.append(constrain(project_beside(side, projections, biases=bias), "BTNHK"))
         return projected, biases
+
+    def store_head(self, x: Array, memory: Array) -> None:
+        """Store the queries [B, Q, K] and keys [B, M, K] of the head that learns alignments, if asked for.
+
+        They are computed apart, so that any kernel may compute the attention of the layer.
+        """
+        chosen = self.config.alignment
+        if chosen.weight and self.is_mutable_collection(GUIDED):
+            self.sow(GUIDED, "head_query", self.query.of_head(x, chosen.head))
+            self.sow(GUIDED, "head_keys", self.key.of_head(memory, chosen.head))
 
     def attend(
         self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool

@@ -123,6 +123,7 @@ class DecoderBlock(nn.Module):
             return self.self_attention(y, y, mask=self_mask, positions=positions, deterministic=deterministic)
 
         def attend_memory(y: Array) -> Array:
+            self.cross_attention.store_head(y, memory)
             return self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
 
         x = self.self_attention_residual(x, attend_self, deterministic=deterministic)

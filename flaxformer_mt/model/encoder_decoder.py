@@ -55,13 +55,13 @@ class EncoderDecoder(nn.Module):
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
         """Compute the hidden states [B, T, D] of the decoder, the input of the output layer."""
+        cross_rule = self._cross_rule(batch)
         if batch.source_segments is None or batch.target_segments is None:
-            source_rule = cross_rule = self._padding_rule(batch.source_mask)
+            source_rule = cross_rule
             reads_padding = self.config.padding_mask != "both"
             self_rule = MaskRule(None, None if reads_padding else batch.target_mask, True, True)
         else:
             source_rule = MaskRule(batch.source_segments, batch.source_segments)
-            cross_rule = MaskRule(batch.target_segments, batch.source_segments)
             self_rule = MaskRule(batch.target_segments, batch.target_segments, causal=True)
         source_mask = self._mask(source_rule, batch.source.shape[1])
         self_mask, cross_mask = (
@@ -82,6 +82,15 @@ class EncoderDecoder(nn.Module):
             positions=batch.target_positions,
             deterministic=deterministic,
         )
+
+    def cross_mask(self, batch: Batch) -> Array | None:
+        """Make the mask of cross-attention, broadcastable to [B, 1, T, S]."""
+        return self._cross_rule(batch).dense(batch.target_in.shape[1])
+
+    def _cross_rule(self, batch: Batch) -> MaskRule:
+        if batch.source_segments is None or batch.target_segments is None:
+            return self._padding_rule(batch.source_mask)
+        return MaskRule(batch.target_segments, batch.source_segments)
 
     def embed_target(self, batch: Batch) -> Array:
         """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""

@@ -64,6 +64,11 @@ class Projection(nn.Module):
             y = y.reshape(*leading, *self.features)
         return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
 
+    def of_head(self, x: Array, head: int) -> Array:
+        """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""
+        y = contract("...D,DK->...K", x.astype(self.dtype), self.kernel[:, head])
+        return (y + self.bias[head] if self.use_bias else y).astype(self.dtype)
+
 
 def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array | None = None) -> Array:
     """Apply several projections of N equal shapes to the same x [..., D]: [..., N, *features].

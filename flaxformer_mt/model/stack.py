@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.alignment_head import GUIDED
 from flaxformer_mt.model.initializers import Initializer, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
@@ -125,7 +126,7 @@ class Stack(nn.Module):
             return x
         scanned = nn.scan(
             lambda block, x: (block(x, *arguments), None),
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes={"params": 0, "intermediates": 0, GUIDED: 0},
             split_rngs={"params": True, "dropout": True},
             length=self.num_layers,
         )

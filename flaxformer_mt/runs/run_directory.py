@@ -54,7 +54,7 @@ STEP_DIGITS = 18
 # Groups of fields that `import` fixes; all other fields may change until the first update.
 _FIXED_BY_IMPORT = ("model.", "vocab.")
 # Fields of these groups that may change as well: they choose how the layers are run.
-_CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.attention:", "model.scan_layers:")
+_CHANGEABLE_AFTER_IMPORT = ("model.remat:", "model.attention:", "model.scan_layers:", "model.alignment.")
 
 # Learning-rate schedules that are independent of train.steps, so that train.steps may change.
 _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")

@@ -19,6 +19,7 @@ _SLOW = 2.0
 # Values that a progress line shows, in this order; other values are only recorded.
 _SHOWN = {
     "loss": "loss {:.3f}",
+    "alignment_loss": "alignment {:.3f}",
     "perplexity": "perplexity {:.2f}",
     "accuracy": "accuracy {:.1%}",
     "learning_rate": "lr {:.1e}",

@@ -42,6 +42,7 @@ _MODEL_FIELDS = (
     "dtype",
     "remat",
     "scan_layers",
+    "alignment",
 )
 _VOCAB_FIELDS = ("sampling",)
 

@@ -29,7 +29,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 @dataclass
 class _Totals:
-    """Sums over the tokens of some updates: loss, number of tokens, number of correct predictions.
+    """Sums over the tokens of some updates: losses, and numbers of tokens, of correct and of aligned ones.
 
     The sums are float64 and add one update at a time, so that resuming changes no bit of them.
     """
@@ -37,17 +37,27 @@ class _Totals:
     loss_sum: float = 0.0
     weight: float = 0.0
     correct_sum: float = 0.0
+    alignment_sum: float = 0.0
+    aligned: float = 0.0
 
-    def add(self, loss_sum: float, weight: float, correct_sum: float) -> None:
+    def add(
+        self, loss_sum: float, weight: float, correct_sum: float, alignment_sum: float, aligned: float
+    ) -> None:
         self.loss_sum += loss_sum
         self.weight += weight
         self.correct_sum += correct_sum
+        self.alignment_sum += alignment_sum
+        self.aligned += aligned
 
     def means(self, config: TrainConfig) -> dict[str, float]:
-        """Mean loss per token, and with `log_accuracy` the share of correct tokens; nan without tokens."""
+        """Mean loss per token, and with `log_accuracy` the share of correct tokens; nan without tokens.
+
+        With guided alignment also the mean loss of alignments per aligned token, which is no part of `loss`.
+        """
         weight = self.weight or math.nan
         accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
-        return {"loss": self.loss_sum / weight, **accuracy}
+        alignment = {"alignment_loss": self.alignment_sum / self.aligned} if self.aligned else {}
+        return {"loss": self.loss_sum / weight, **accuracy, **alignment}
 
 
 class DataWait:
@@ -121,7 +131,7 @@ class TrainingLog:
         self._config = config
         self._parallel = parallel
         self._target_size = target_size
-        self._unread: list[tuple[Any, Any, Any]] = []
+        self._unread: list[tuple[Any, Any, Any, Any]] = []
         self._line, self._epoch_totals = _Totals(), _Totals()
         self._shapes: set[tuple[int, ...]] = set()
         self._newest: StepMetrics | None = None
@@ -165,7 +175,7 @@ class TrainingLog:
         Raises:
           UserError: the last train.max_nonfinite_steps updates were all skipped.
         """
-        self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum))
+        self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
         self._newest = metrics
         self._data_wait.add_update(metrics.weight)
         self._updates += 1
@@ -272,8 +282,9 @@ class TrainingLog:
     def _read(self) -> None:
         """Adds the metrics of the updates since the last call to the sums; waits for the newest update."""
         self._waited += self._data_wait.read()
-        for loss_sum, weight, correct_sum in jax.device_get(self._unread):
-            numbers = float(loss_sum), float(weight), float(correct_sum or 0)
+        for loss_sum, weight, correct_sum, alignment in jax.device_get(self._unread):
+            aligned = (0.0, 0.0) if alignment is None else tuple(map(float, alignment))
+            numbers = (float(loss_sum), float(weight), float(correct_sum or 0), *aligned)
             self._line.add(*numbers)
             self.target_tokens += int(numbers[1])
             if math.isfinite(numbers[0]):  # so that one bad batch does not make the mean of its epoch nan

@@ -14,7 +14,15 @@ import optax
 from flax import linen as nn
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
+from flaxformer_mt.losses import (
+    AlignmentSums,
+    Reduce,
+    TokenSums,
+    alignment_cross_entropy,
+    keep,
+    sum_over_tokens,
+)
+from flaxformer_mt.model.alignment_head import GUIDED, head_scores
 from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
@@ -25,20 +33,22 @@ class Sums(NamedTuple):
     """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
 
     gradients: of the trained parameters, as `select_trained` returns them.
-    correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`.
+    correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`. alignment: the
+    loss of alignments, without its weight; None without guided alignment.
     """
 
     gradients: Any
     loss_sum: Array
     weight: Array
     correct_sum: Array | None = None
+    alignment: AlignmentSums | None = None
 
 
 class StepMetrics(NamedTuple):
     """The metrics of an update, as device scalars: reading one waits for the update.
 
     gradient_norm: before clipping. skipped, skipped_in_a_row: the counters of the new state.
-    correct_sum: None without `train.log_accuracy`.
+    correct_sum: None without `train.log_accuracy`. alignment: None without guided alignment.
     """
 
     loss_sum: Array
@@ -47,6 +57,7 @@ class StepMetrics(NamedTuple):
     skipped: Array
     skipped_in_a_row: Array
     correct_sum: Array | None = None
+    alignment: AlignmentSums | None = None
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
@@ -70,19 +81,19 @@ def make_dropout_key(config: Config, step: Array | int, microbatch: Array | int)
 
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
-    train = config.train
+    train, guided = config.train, config.model.alignment.weight
 
     def gradient_step(
         params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
         dropout_key = make_dropout_key(config, step, microbatch)
 
-        def loss_of(trained: Any) -> tuple[Array, TokenSums]:
+        def loss_of(trained: Any) -> tuple[Array, tuple[TokenSums, AlignmentSums | None]]:
             network = merge_factors(replace_trained(params, trained, config.optim))
 
-            def run(module: Any) -> TokenSums:
+            def run(module: Any) -> tuple[TokenSums, Array | None]:
                 hidden = module.hidden(batch, deterministic=False)
-                return sum_over_tokens(
+                sums = sum_over_tokens(
                     module,
                     hidden,
                     batch.target_out,
@@ -92,14 +103,22 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
                     count=train.log_accuracy,
                     token_weights=batch.target_weights,
                 )
+                return sums, module.cross_mask(batch) if guided else None
 
-            sums = nn.apply(run, model)({"params": network}, rngs={"dropout": dropout_key})
-            return sums.loss_sum, sums
+            (sums, mask), stored = nn.apply(run, model, mutable=[GUIDED] if guided else [])(
+                {"params": network}, rngs={"dropout": dropout_key}
+            )
+            if not guided:
+                return sums.loss_sum, (sums, None)
+            assert batch.alignment is not None
+            scores = head_scores(config.model, stored[GUIDED], mask)
+            alignment = alignment_cross_entropy(scores, batch.alignment)
+            return sums.loss_sum + guided * alignment.loss_sum, (sums, alignment)
 
         with part_of_batch(reduce.shard):
             trained = select_trained(params, config.optim)
-            (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return reduce(Sums(gradients, *sums))
+            (_, (sums, alignment)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return reduce(Sums(gradients, sums.loss_sum, sums.weight, sums.correct_sum, alignment))
 
     return gradient_step
 
@@ -151,6 +170,7 @@ def make_update(
             new_state.skipped + 0,
             new_state.skipped_in_a_row + 0,
             sums.correct_sum,
+            sums.alignment,
         )
 
     return update

@@ -1,17 +1,17 @@
 """Alignments from attention: the source piece or word that each target piece or word attends to most.
 
-Contains the assignment of pieces to the words of a text, and the order and format of the pairs (Pharaoh's
-`i-j`, counted from 0, source first). Pure functions of arrays and strings.
+Contains the order and format of the pairs (Pharaoh's `i-j`, counted from 0, source first). Pure functions of
+arrays and strings.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from flaxformer_mt.shapes import Array
+from flaxformer_mt.vocab.words import find_words
 
-# SentencePiece's symbol for a space, U+2581.
-_SPACE = "\u2581"
+__all__ = ["Alignment", "align_pieces", "align_words", "find_words", "format_pharaoh"]
 
 # Pairs of a source position and a target position.
 Alignment = tuple[tuple[int, int], ...]
@@ -54,47 +54,3 @@ def align_words(weights: Array, source_words: Sequence[int], target_words: Seque
 def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
     """Formats pairs, sorted by target position, then by source position: ((1, 0), (0, 1)) gives "1-0 0-1"."""
     return " ".join(f"{i}-{j}" for i, j in sorted(alignment, key=lambda pair: (pair[1], pair[0])))
-
-
-def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:
-    """Returns, for each piece of a text, the index of its word; white space separates the words.
-
-    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ stands for SentencePiece's
-    space).
-
-    Normalization may split a word ("½" becomes "1/2") or delete it. If the pieces therefore form another
-    number of words than the text, each word of the text is tokenized alone to count the words that it
-    becomes. If these counts do not add up either, for example because the vocabulary treats a space such as
-    U+00A0 as a letter, only U+0020 separates words. As a last resort, all surplus words of the pieces are
-    assigned to the last word of the text.
-
-    Args:
-      cut: returns the pieces of each word of a list.
-    """
-    numbers, total = _number_words(pieces)
-    words = text.split()
-    if not words or total == len(words):
-        return numbers
-    for text_words in (words, list(filter(None, text.split(" ")))):
-        counts = [_number_words(word_pieces)[1] for word_pieces in cut(text_words)]
-        if sum(counts) == total:
-            text_word = np.repeat(np.arange(len(text_words)), counts)
-            return [int(text_word[number]) for number in numbers]
-    return [min(number, len(words) - 1) for number in numbers]
-
-
-def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
-    """Returns the index of the word in which each piece starts, and the number of words."""
-    numbers: list[int] = []
-    last, after_space = -1, True
-    for piece in pieces:
-        first_word = None
-        for character in piece:
-            if character == _SPACE:
-                after_space = True
-                continue
-            last, after_space = last + after_space, False
-            first_word = last if first_word is None else first_word
-        # A piece that is only a space belongs to the word after it.
-        numbers.append(last + 1 if first_word is None else first_word)
-    return [max(0, min(number, last)) for number in numbers], last + 1

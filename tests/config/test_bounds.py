@@ -13,9 +13,10 @@ from flaxformer_mt.config.checks import check_search, validate
 from flaxformer_mt.errors import UserError
 
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
-NEGATIVE = {"seed", "search.coverage_layer"}
+NEGATIVE = {"seed", "search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
+    *("model.alignment.weight", "model.alignment.layer", "model.alignment.head"),
     *("vocab.pad_id", "vocab.bos_id", "vocab.eos_id", "vocab.unk_id"),
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),
     *(f"model.{name}_dropout_rate" for name in ("embedding", "attention", "ffn")),

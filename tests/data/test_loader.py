@@ -42,6 +42,7 @@ class FakePairs(list):
     """Pairs in memory with what a store asks of them."""
 
     fingerprint, has_source, weights = "toy", True, None
+    links_identity = ""
 
     @property
     def parts(self):
@@ -109,7 +110,7 @@ def test_a_bucketed_batch_by_hand():
         [True] * 3 + [False] * 3,
         [False] * 6,
     ]
-    assert batch[5:] == (None, None, None, None, None)
+    assert batch[5:] == (None,) * 6
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
 
 

@@ -24,6 +24,7 @@ class FakePairs(list):
 
     has_source = True
     weights = None
+    links_identity = ""
 
     def __init__(self, pairs, fingerprint: str = "toy") -> None:
         super().__init__(pairs)

@@ -12,9 +12,17 @@ import pytest
 from plain_losses import smoothed_cross_entropy
 from tiny_experiment import change, random_params
 
-from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.config import (
+    Config,
+    GuidedAlignmentConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.model import Model, make_model
+from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
@@ -143,6 +151,51 @@ def test_a_batch_is_its_microbatches():
     assert_close(accumulated.opt_state, whole.opt_state, atol=1e-7)
     squares = [np.square(g / sum(weights)).sum() for g in jax.tree.leaves(jax.device_get(sums.gradients))]
     assert_close(np.sqrt(sum(squares)), metrics.gradient_norm)
+
+
+def test_guided_alignment_adds_its_weighted_loss_on_every_layout():
+    """Half of the rows at a time, on a mesh of data and tensor parallelism, and by finite differences."""
+    config = change(CONFIG, model={"alignment": GuidedAlignmentConfig(weight=0.5, head=1)})
+    state, _, gradient, update = compiled(config)
+    links = np.random.default_rng(1).random((4, 6, 5)) < 0.3
+
+    def take(rows: list[int]) -> Batch:
+        batch = random_batch(rows)
+        kept = links[rows] & batch.target_mask[:, :, None] & batch.source_mask[:, None]
+        return batch._replace(alignment=np.packbits(kept, axis=2, bitorder="little"))
+
+    batch = take([0, 1, 2, 3])
+    whole = gradient(state.params, state.step, batch, 0)
+    plain = compiled(CONFIG).gradient(state.params, state.step, batch._replace(alignment=None), 0)
+    assert_close((whole.loss_sum, whole.weight), (plain.loss_sum, plain.weight))
+    assert plain.alignment is None and 0 < float(whole.alignment.weight) < float(whole.weight)
+    halves = [gradient(state.params, state.step, take(rows), 0) for rows in ([0, 1], [2, 3])]
+    sums = ADD(*halves)
+    assert_close(sums, whole, atol=1e-5)
+    assert_close(update(state, sums)[1].alignment, whole.alignment)
+    # Only the chosen head learns from the alignments, beyond what its layer passes on.
+    extra = jax.tree.map(lambda a, b: a - b, whole.gradients, plain.gradients)
+    kernel = extra["decoder"]["layers_0"]["cross_attention"]["query"]["kernel"]
+    assert np.abs(kernel[:, 1]).max() > 1e-3 and np.abs(kernel[:, 0]).max() < 1e-5
+    direction = jax.tree.map(lambda leaf: 1e-3 * jnp.sign(leaf), whole.gradients)
+    ahead, behind = (
+        gradient(jax.tree.map(lambda p, d, s=s: p + s * d, state.params, direction), state.step, batch, 0)
+        for s in (1, -1)
+    )
+    changes = [
+        float(a.loss_sum + 0.5 * a.alignment.loss_sum - b.loss_sum - 0.5 * b.alignment.loss_sum) / 2
+        for a, b in [(ahead, behind)]
+    ]
+    slope = sum(
+        float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (whole.gradients, direction)), strict=True)
+    )
+    np.testing.assert_allclose(changes, slope, rtol=0.02)
+    for layout in (ParallelConfig(backend="pmap", devices=2), ParallelConfig(devices=4, data=2, tensor=2)):
+        parallel = make_parallel(dataclasses.replace(config, parallel=layout))
+        model = make_model(config.model, source_size=V, target_size=V)
+        step = parallel.compile(make_gradient_step(model, config), batch=2)
+        found = step(parallel.place(jax.device_get(state.params)), state.step, parallel.put(batch))
+        assert_close(jax.device_get(found), jax.device_get(whole), atol=1e-5)
 
 
 def test_padding_rows_and_repeated_rows_change_nothing():

@@ -1,0 +1,40 @@
+"""The command `align`: word alignments of a training set, for guided alignment."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.commands.experiment_options import AlignOptions
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.lines import check_output, open_output
+
+_CHUNK = 4096
+
+
+def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
+    """Runs the command; returns the output and the share of target words that are aligned."""
+    from flaxformer_mt.corpus.alignment_files import format_points
+    from flaxformer_mt.corpus.reader import find_alignments, open_train_set
+    from flaxformer_mt.corpus.word_alignment import align_corpus
+
+    split = open_train_set(options.config.data)
+    given: str | Path | None = options.output or find_alignments(options.config.data)[0]
+    if not given:
+        raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
+    if not split.has_source:
+        raise UserError("data.source_language is empty: there are no pairs to align; set it")
+    check_output(str(given))
+
+    def read_words() -> Any:
+        for start in range(0, len(split), _CHUNK):
+            for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
+                yield tuple(text.decode("utf-8", errors="replace").split() for text in pair)
+
+    alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
+    with open_output(str(given)) as write:
+        for points in alignments:
+            write(format_points(points.tolist()))
+    words = sum(len(target) for _, target in read_words())
+    aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
+    share = round(aligned / words, 4) if words else 0.0
+    return {"output": str(given), "pairs": len(split), "aligned_target_words": share}

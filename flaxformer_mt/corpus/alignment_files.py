@@ -1,0 +1,121 @@
+"""Word alignments of training pairs, in Pharaoh format: `0-0 1-2`, a line for each line of the text.
+
+A point `i-j` joins source word i and target word j, counted from 0; white space separates words. This is what
+eflomal, fast_align, awesome-align and `align` write. Files are checked against the text once, and kept as
+arrays in the cache.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
+from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
+from flaxformer_mt.errors import UserError, name_full_disk
+
+_POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
+_CHUNK = 4096
+# Part of the cache key: raise it when the cached arrays change.
+_FORMAT = 1
+_ARRAYS = ("points", "offsets")
+
+
+def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
+    """Reads the alignments of all rows of a split, or loads the arrays of an earlier call from the cache.
+
+    Args:
+      may_drop: whether lines after the last pair are left out, as `unequal_lines=drop` leaves out surplus
+        lines of the text.
+
+    Raises:
+      UserError: the file is missing, has another number of lines than the split has pairs, or has a damaged
+        point or one outside of its pair; the message names file and line.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"there are no alignments {path} (data.alignments); make them with `align`, or with eflomal or "
+            "fast_align, one line for each training pair"
+        )
+    scan = load_or_scan(path, columns=1, folder=cache / "scans")
+    if scan.lines != len(split) and not (may_drop and scan.lines > len(split)):
+        raise UserError(
+            f"{path} has {scan.lines} lines, but {split.name} has {len(split)} training pairs "
+            f"({' and '.join(dict.fromkeys(split.sides))}); give one line for each pair, an empty one for a "
+            "pair without alignment"
+        )
+    key = digest([_FORMAT, split.identity, split.languages, scan.digest, len(split)])
+    folder = cache / "alignments"
+    files = {name: folder / f"{key}.{name}.npy" for name in _ARRAYS}
+    record = read_cached(folder / f"{key}.json")
+    if record is None or any(not f.is_file() or _digest(f) != record[name] for name, f in files.items()):
+        arrays = dict(zip(_ARRAYS, _read(path, split), strict=True))
+        with name_full_disk(folder):
+            for name, file in files.items():
+                content = io.BytesIO()
+                np.save(content, arrays[name])
+                write_atomically(file, content.getvalue())
+            write_cached(folder / f"{key}.json", {name: _digest(file) for name, file in files.items()})
+    points, offsets = (np.load(file, mmap_mode="r", allow_pickle=False) for file in files.values())
+    return WordLinks(points, offsets, key)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _read(path: Path, split: RawSplit) -> tuple[np.ndarray, np.ndarray]:
+    """Reads all lines; returns points int32 [N, 2] and the offsets int64 [rows + 1] of each row's points."""
+    points: list[np.ndarray] = []
+    counts = np.zeros(len(split) + 1, np.int64)
+    for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):
+        found = parse_points(line, sizes, where=f"{path} line {row + 1}")
+        points.append(np.array(found, np.int32).reshape(-1, 2))
+        counts[row + 1] = len(found)
+    return np.concatenate(points or [np.zeros((0, 2), np.int32)]), np.cumsum(counts)
+
+
+def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
+    for start in range(0, len(split), _CHUNK):
+        for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
+            source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
+            yield source, target
+
+
+def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
+    """Reads the points of one line, without repetitions, in the order of target and then source positions.
+
+    Args:
+      sizes: number of source and target words.
+      where: file and line, for messages.
+
+    Raises:
+      UserError: something is no point, or a point is outside of the sentences.
+    """
+    found: set[tuple[int, int]] = set()
+    for text in line.split():
+        match = _POINT.fullmatch(text)
+        shown = text[:40].decode("utf-8", errors="replace")
+        if match is None:
+            raise UserError(
+                f"{where}: {shown!r} is no alignment point; write the positions of a source and a target "
+                "word from 0, as in 0-0 1-2"
+            )
+        point = int(match[1]), int(match[2])
+        if point[0] >= sizes[0] or point[1] >= sizes[1]:
+            raise UserError(
+                f"{where}: point {shown} is outside of the pair, which has {sizes[0]} source and {sizes[1]} "
+                "target words; count words from 0, separated by white space, in the text as it is"
+            )
+        found.add(point)
+    return sorted(found, key=lambda point: point[::-1])
+
+
+def format_points(points: Iterable[Iterable[int]]) -> str:
+    """Formats points as a line: [[0, 0], [2, 1]] gives "0-0 2-1"."""
+    return " ".join(f"{source}-{target}" for source, target in points)

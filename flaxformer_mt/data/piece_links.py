@@ -1,0 +1,157 @@
+"""Word alignments as links between pieces, in a token store and in batches.
+
+Each piece of a source word is linked to each piece of an aligned target word. A batch holds the links as bits
+[B, T, S / 8]; the loss gives the linked source pieces of a target piece equal shares.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.data.growing_array import GrowingArray
+from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab.words import SPACE, number_pieces
+
+# Positions are stored in 16 bits. Pairs of more pieces are far above any maximum length of training.
+_MOST = 1 << 16
+
+
+class PieceLinks(NamedTuple):
+    """Pair i has `points[offsets[i]:offsets[i + 1]]`: source and target positions, uint16 [N, 2]."""
+
+    points: np.ndarray
+    offsets: np.ndarray
+
+
+def open_piece_links(folder: Path) -> PieceLinks:
+    """Maps the links of a token store."""
+    points, offsets = (
+        np.load(folder / f"links.{name}.npy", mmap_mode="r").view(np.ndarray)
+        for name in ("points", "offsets")
+    )
+    return PieceLinks(points.reshape(-1, 2), offsets)
+
+
+class PieceLinkWriter:
+    """Writes the links of a token store, a chunk of pairs at a time."""
+
+    def __init__(self, folder: Path, vocabs: Vocabs, links: Iterator[np.ndarray]) -> None:
+        """Opens the files; `links` are the word alignments [K, 2] of all pairs, in order."""
+        self._vocabs, self._links = vocabs, links
+        self._tables = [_tabulate(vocab) for vocab in (vocabs.source, vocabs.target)]
+        self._points = GrowingArray(folder / "links.points.npy", np.uint16)
+        self._offsets = GrowingArray(folder / "links.offsets.npy", np.int64)
+        self._offsets.append(np.zeros(1, np.int64))
+
+    def add(self, pairs: Sequence[Pair], ids: Sequence[list[np.ndarray]]) -> None:
+        """Adds the links of the next pairs, whose token ids of both sides end in eos."""
+        chunk = list(islice(self._links, len(pairs)))
+        vocabs = (self._vocabs.source, self._vocabs.target)
+        sides = [
+            _number_words([pair[side] for pair in pairs], ids[side], vocabs[side], self._tables[side])
+            for side in (0, 1)
+        ]
+        counts = np.fromiter(map(len, chunk), np.int64, len(chunk))
+        points, owners = link_pieces(np.concatenate(chunk), np.repeat(np.arange(len(chunk)), counts), sides)
+        fits = (points < _MOST).all(axis=1)
+        points, owners = points[fits], owners[fits]
+        before = self._points.size // 2
+        self._points.append(points.reshape(-1))
+        self._offsets.append(before + np.cumsum(np.bincount(owners, minlength=len(chunk))))
+
+    def close(self) -> None:
+        """Completes both files."""
+        self._points.close()
+        self._offsets.close()
+
+
+def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each piece begins a word, and whether counting such pieces alone does not find the words."""
+    pieces = vocab.pieces(range(vocab.size))
+    begins = np.array([piece.startswith(SPACE) for piece in pieces])
+    unclear = np.array([SPACE in piece[1:] or piece == SPACE for piece in pieces])
+    return begins, unclear
+
+
+def _number_words(
+    texts: Sequence[str], ids: list[np.ndarray], vocab: Vocab, tables: tuple[np.ndarray, np.ndarray]
+) -> list[np.ndarray]:
+    """The index of the word of each piece, without eos, of each text."""
+    begins, unclear = tables
+    numbers = []
+    for text, tokens in zip(texts, ids, strict=True):
+        pieces = tokens[:-1]
+        starts = begins[pieces]
+        starts[:1] = True
+        count = len(text.split())
+        if int(starts.sum()) == count and not unclear[pieces].any():
+            numbers.append(np.cumsum(starts) - 1)
+        else:
+            numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))
+    return numbers
+
+
+def link_pieces(
+    points: np.ndarray, owners: np.ndarray, sides: Sequence[list[np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Links each piece of a source word to each piece of the aligned target word, for many pairs at once.
+
+    Source words of pieces [0 0 1] and target words [0 1 1] with the points (0, 0) and (1, 1) give (0, 0),
+    (1, 0), (2, 1), (2, 2).
+
+    Args:
+      points: positions of source and target words [K, 2].
+      owners: the index of the pair of each point [K].
+      sides: for source and target, the word of each piece of each pair.
+
+    Returns:
+      The positions of source and target pieces [N, 2], and the index of the pair of each of them [N].
+    """
+    firsts, counts = [], []
+    for side, numbers in enumerate(sides):
+        sizes = [int(words.max(initial=-1)) + 1 for words in numbers]
+        offsets = np.cumsum([0, *sizes])
+        lengths = np.fromiter(map(len, numbers), np.int64, len(numbers))
+        words = np.concatenate([np.zeros(0, np.int64), *numbers]) + np.repeat(offsets[:-1], lengths)
+        local = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        count = np.bincount(words, minlength=offsets[-1] + 1)
+        first = np.zeros(len(count), np.int64)
+        first[words[::-1]] = local[::-1]  # of several pieces of a word, the first is written last
+        # A word after the last that has pieces was normalised away.
+        inside = points[:, side] < np.array([*sizes, 0])[owners]
+        chosen = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
+        firsts.append(first[chosen])
+        counts.append(np.where(inside, count[chosen], 0))
+    total = counts[0] * counts[1]
+    number = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
+    width = np.repeat(counts[0], total)
+    source = np.repeat(firsts[0], total) + number % np.maximum(width, 1)
+    target = np.repeat(firsts[1], total) + number // np.maximum(width, 1)
+    return np.stack([source, target], axis=1), np.repeat(owners, total)
+
+
+def lay_out_links(
+    links: PieceLinks,
+    examples: np.ndarray,
+    rows: np.ndarray,
+    starts: tuple[np.ndarray, np.ndarray],
+    shape: tuple[int, int, int],
+) -> np.ndarray:
+    """The links of a batch as bits, uint8 [B, T, ceil(S / 8)]: source s is bit s % 8 of byte s // 8.
+
+    Args:
+      examples, rows: index in the store and row of each pair.
+      starts: column of the first source and of the first target piece of each pair.
+      shape: B, T, S.
+    """
+    begins, counts = links.offsets[examples], links.offsets[examples + 1] - links.offsets[examples]
+    index = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    points = links.points[index].astype(np.int64)
+    dense = np.zeros(shape, bool)
+    source, target = (points[:, side] + np.repeat(starts[side], counts) for side in (0, 1))
+    dense[np.repeat(rows, counts), target, source] = True
+    return np.packbits(dense, axis=2, bitorder="little")

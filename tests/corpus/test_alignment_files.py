@@ -1,0 +1,92 @@
+"""Alignments stay with their pairs through cleaning and mixtures; mistakes are named by file and line."""
+
+import dataclasses
+
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.alignment_files import format_points, parse_points
+from flaxformer_mt.errors import UserError
+
+SOURCE = ["a b c", "a b", "", "a b", "c c c c c c c c c c c c", "b c"]
+TARGET = ["A B C", "A B", "X", "A B", "C", "B C"]
+POINTS = ["0-0 2-1", "1-1 0-0 1-1", "", "0-1", "0-0", "1-0"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    for name, lines in (("train.xx", SOURCE), ("train.yy", TARGET), ("train.align", POINTS)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        source_language="xx",
+        target_language="yy",
+        alignments=("train.align",),
+        clean=CleanConfig(duplicates="drop"),
+    )
+
+
+def links_of(config):
+    pairs = read_pairs(config, "train")
+    return list(
+        zip([pair.source for pair in pairs], map(lambda p: p.tolist(), pairs.read_links()), strict=True)
+    )
+
+
+def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):
+    expected = [("a b c", [[0, 0], [2, 1]]), ("a b", [[0, 0], [1, 1]]), ("b c", [[1, 0]])]
+    assert links_of(config) == expected
+    assert links_of(config) == expected  # from the cache
+    cached = next((tmp_path / "cache" / "alignments").glob("*.points.npy"))
+    cached.write_bytes(cached.read_bytes()[:-4])
+    assert links_of(config) == expected  # damaged, so read again
+    mixture = dataclasses.replace(
+        config,
+        dataset=f"parallel_text@{tmp_path},parallel_text@{tmp_path}",
+        alignments=("", str(tmp_path / "train.align")),
+    )
+    assert links_of(mixture) == [(source, []) for source, _ in expected] + expected
+    plain, other = (read_pairs(c, "train") for c in (dataclasses.replace(config, alignments=()), config))
+    assert plain.links_identity == "" != other.links_identity and plain.fingerprint == other.fingerprint
+    (tmp_path / "train.align").write_text("0-0\n" * 2 + "\n" + "0-0\n" * 3)
+    assert read_pairs(config, "train").links_identity != other.links_identity
+
+
+def test_wrong_files_are_refused_with_file_and_line(config, tmp_path, capsys):
+    file = tmp_path / "train.align"
+    for text, words in (
+        ("0-0\n", [str(file), "1 lines", "6 training pairs", "train.xx and train.yy"]),
+        ("\n\n\n\n\n0-2\n", [f"{file} line 6", "point 0-2", "2 source and 2 target words"]),
+        ("\n3-0\n\n\n\n\n", [f"{file} line 2", "point 3-0"]),
+        ("\n\n0-0\n\n\n\n", [f"{file} line 3", "0 source"]),
+        ("0-0 1:1\n\n\n\n\n\n", [f"{file} line 1", "'1:1'", "0-0 1-2"]),
+        ("\n0--1\n\n\n\n\n", [f"{file} line 2", "0--1"]),
+        (f"\n{'9' * 9000}-0\n\n\n\n\n", [f"{file} line 2"]),
+        ("\n\xff\n\n\n\n\n", [f"{file} line 2"]),
+    ):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(UserError) as caught:
+            read_pairs(config, "train")
+        assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+    file.unlink()
+    flags = {f"--config.data.{n}": getattr(config, n) for n in ("dataset", "text_dir", "cache_dir")}
+    flags |= {"--config.data.source_language": "xx", "--config.data.target_language": "yy"}
+    command = [f"{name}={value}" for name, value in flags.items()]
+    command += ["--config.data.alignments=train.align", "--config.model.alignment.weight=0.1"]
+    assert main(["prepare", f"--run={tmp_path / 'run'}", *command]) == 2
+    error = capsys.readouterr().err.strip()
+    assert str(file) in error and "align" in error and "\n" not in error
+    # The command `align` writes the file that is missing.
+    assert main(["align", *command]) == 0
+    lines = file.read_text().splitlines()
+    assert len(lines) == len(SOURCE) and lines[0] == "0-0 1-1 2-2" and lines[2] == ""
+    assert main(["align", f"--output={tmp_path / 'no' / 'folder'}", *command]) == 2
+
+
+def test_points_are_read_once_each_in_the_order_of_the_target():
+    assert parse_points(b" 2-1\t0-0 1-0 2-1 ", (3, 2), where="") == [(0, 0), (1, 0), (2, 1)]
+    assert format_points([(0, 0), (1, 0), (2, 1)]) == "0-0 1-0 2-1"
