@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# From a corpus to a deployed student: back-translation, teacher, distillation, student, int8 export, scores.
+#
+#   recipes/pipeline.sh DATA MONO WORK
+#
+# DATA: folder with train, valid and test, each as .SOURCE and .TARGET. MONO: text of the target language, one
+# sentence a line. WORK: folder for all results: run directories, folders of text files, and scores/*.json.
+#
+# A step that is done is skipped, and one that was interrupted goes on, also after SIGKILL: start the same command
+# again. Settings are environment variables; WORK remembers them, since steps that are done have used them.
+set -euo pipefail
+
+if [ $# -ne 3 ]; then
+    echo "error: usage: recipes/pipeline.sh DATA MONO WORK" >&2
+    exit 2
+fi
+data=$1 mono=$2 work=$3
+
+: "${PYTHON:=python}"                # the Python that has the package
+: "${SOURCE:=de}" "${TARGET:=en}"    # languages, as the names of the files have them
+: "${CONFIG:=multi30k_de_en}"        # recipe or file: the config of the teacher and of the reverse model
+: "${TAG:=<BT>}"                     # symbol before back-translated sources
+: "${TRAIN_FLAGS:=}"                 # flags of all trainings, such as --config.train.steps=3000
+: "${TEACHER_FLAGS:=}"               # flags of the teacher's training alone
+: "${STUDENT_FLAGS:=--config.model.num_encoder_layers=6 --config.model.num_decoder_layers=1 --config.model.model_dim=128 --config.model.ffn_dim=512 --config.model.dropout_rate=0.1}"
+: "${BACKTRANSLATE_FLAGS:=}"         # such as --method=sample --top_k=10
+: "${DISTIL_FLAGS:=}"                # such as --targets=best
+: "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
+
+[ -d "$data" ] || { echo "error: the data folder $data does not exist" >&2; exit 2; }
+[ -f "$mono" ] || { echo "error: the text $mono does not exist" >&2; exit 2; }
+for split in train valid test; do
+    for language in "$SOURCE" "$TARGET"; do
+        [ -f "$data/$split.$language" ] || { echo "error: $data/$split.$language does not exist" >&2; exit 2; }
+    done
+done
+mkdir -p "$work/scores" "$work/distilled"
+
+# Commands inherit the lock: if only this script was killed, the next one waits for the command it had begun.
+if command -v flock > /dev/null; then
+    exec 9> "$work/.lock"
+    flock -n 9 || { echo "waiting for another pipeline, or for its last command, in $work" >&2; flock 9; }
+fi
+
+# Writes what it reads to a file, completely or not at all.
+write() {
+    cat > "$1.partial" && mv "$1.partial" "$1"
+}
+
+settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "config=$CONFIG" "tag=$TAG" \
+    "train=$TRAIN_FLAGS" "teacher=$TEACHER_FLAGS" "student=$STUDENT_FLAGS" \
+    "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
+if [ ! -e "$work/settings.txt" ]; then
+    echo "$settings" | write "$work/settings.txt"
+elif [ "$settings" != "$(cat "$work/settings.txt")" ]; then
+    echo "error: $work was made with other settings (< then, > now); set them back, or give another WORK" >&2
+    diff "$work/settings.txt" <(echo "$settings") >&2 || true
+    exit 2
+fi
+
+# step FILE COMMAND...: runs a command of the package, unless FILE, which it writes last, is there.
+step() {
+    local file=$1
+    shift
+    if [ -e "$file" ]; then
+        echo "done: $file" >&2
+        return
+    fi
+    echo "run: $*" >&2
+    "$PYTHON" -m flaxformer_mt "$@" > "$work/output.json"
+    [ -e "$file" ] || mv "$work/output.json" "$file"  # a command that only prints its result
+}
+
+languages=(--config.data.source_language="$SOURCE" --config.data.target_language="$TARGET")
+reversed=(--config.data.source_language="$TARGET" --config.data.target_language="$SOURCE")
+common=(--config="$CONFIG" --config.data.text_dir="$data" --config.data.clean.duplicates=drop)
+symbols=()
+[ -z "$TAG" ] || symbols=(--config.vocab.symbols="$TAG")
+# Flags with spaces inside a value are not supported: each word of a setting is a flag.
+# shellcheck disable=SC2206
+train=($TRAIN_FLAGS) teacher=($TEACHER_FLAGS) student=($STUDENT_FLAGS)
+# shellcheck disable=SC2206
+search=($BACKTRANSLATE_FLAGS) distil=($DISTIL_FLAGS)
+
+# 1. The corpus: what cleaning leaves out, and what the vocabulary is.
+step "$work/corpus.json" prepare "${common[@]}" "${languages[@]}" "${train[@]}" --json
+
+# 2. The model of the reverse direction, and its translations of the text.
+step "$work/reverse/report.json" train "${common[@]}" "${reversed[@]}" "${train[@]}" --run="$work/reverse"
+step "$work/backtranslated/report.json" backtranslate --run="$work/reverse" --input="$mono" \
+    --output="$work/backtranslated" --tag="$TAG" --resume "${search[@]}"
+
+# 3. The teacher, on real and back-translated pairs.
+step "$work/teacher/report.json" train "${common[@]}" "${languages[@]}" "${symbols[@]}" \
+    --config.data.dataset="parallel_text,parallel_text@$work/backtranslated" \
+    "${train[@]}" "${teacher[@]}" --run="$work/teacher"
+
+# 4. Its translations of the training sources: of the n best, those that are closest to the references.
+nbest=(--targets=nbest --reference="$data/train.$TARGET")
+case " $DISTIL_FLAGS " in *" --targets=best "*) nbest=() ;; esac
+step "$work/distilled/report.json" distil --run="$work/teacher" --input="$data/train.$SOURCE" \
+    --output="$work/distilled" --resume "${nbest[@]}" "${distil[@]}"
+for split in valid test; do
+    for language in "$SOURCE" "$TARGET"; do
+        [ -e "$work/distilled/$split.$language" ] || write "$work/distilled/$split.$language" \
+            < "$data/$split.$language"
+    done
+done
+
+# 5. The student, on these pairs alone, with the teacher's vocabulary.
+step "$work/student/report.json" train --config="$CONFIG" "${languages[@]}" \
+    --config.data.dataset=parallel_text --config.data.text_dir="$work/distilled" \
+    --config.vocab.source_model="$work/teacher/vocab/joint.model" \
+    "${train[@]}" "${student[@]}" --run="$work/student"
+
+# 6. The student for CTranslate2, and the scores of all models on the test set.
+[ -z "$QUANTIZATION" ] || step "$work/exported/model.bin" export --run="$work/student" --format=ctranslate2 \
+    --quantization="$QUANTIZATION" --output="$work/exported"
+for name in reverse teacher student; do
+    step "$work/scores/$name.json" evaluate --run="$work/$name" --split=test
+done
+rm -f "$work/output.json"
+echo "all steps are done: scores in $work/scores" >&2

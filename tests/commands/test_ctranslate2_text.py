@@ -1,0 +1,49 @@
+"""`backtranslate --backend=ctranslate2` with a tiny model: resuming, and wrong flags."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ctranslate2")
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+from flaxformer_mt.convert.export_run import export_run
+
+
+def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_path, monkeypatch, capfd):
+    export_run(tiny_run, format_name="ctranslate2", output=tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    lines = (tiny_text / "train.xx").read_text(encoding="utf-8").split("\n")[:40]
+    Path("in").write_text("\n".join(["", *lines]) + "\n", encoding="utf-8")
+    command = ["backtranslate", "--run=model", "--backend=ctranslate2", "--input=in", "--window=9"]
+    command += ["--method=greedy", "--copies", "--max_repetitions=99"]
+    assert main([*command, "--output=whole"]) == 0
+    # Ended in the third window, where a search has just begun.
+    advance, calls = LiveBatches.advance, itertools.count()
+
+    def interrupted(self):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return advance(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveBatches, "advance", interrupted)
+        assert main([*command, "--output=out", "--resume"]) == 130
+    assert len(Path("out/translations.txt.partial").read_text().split("\n")) == 19
+    assert main([*command, "--output=out", "--resume"]) == 0
+    for path in Path("whole").iterdir():
+        assert (Path("out") / path.name).read_bytes() == path.read_bytes()
+    texts = Path("whole/translations.txt").read_text().split("\n")
+    assert len(texts) == 42 and texts[0] == "" and all(texts[1:41])
+    capfd.readouterr()
+    for flags, message in (
+        (["--method=sample"], "--method=sample needs --backend=jax"),
+        (["--checkpoint=last"], "--checkpoint has no effect with --backend=ctranslate2"),
+        (["--top_k=3"], "--top_k has no effect"),
+        ([f"--run={tiny_run}"], "has no model.bin"),
+        (["--beam_size=0"], "beam_size"),
+    ):
+        assert main([*command, "--output=refused", *flags]) == 2
+        error = capfd.readouterr().err
+        assert message in error and error.count("\n") == 1, error

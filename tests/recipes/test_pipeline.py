@@ -1,0 +1,176 @@
+"""`recipes/pipeline.sh`: each step once and in order, and the same files after SIGKILL at any moment.
+
+Commands are stood for by a script that writes the files of each; with FLAXFORMER_MT_PIPELINE=1 a tiny
+pipeline of the real commands is killed as well, which takes minutes.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_text import write_text
+from tiny_experiment import quick_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = ROOT / "recipes" / "pipeline.sh"
+COMMANDS = ["prepare", "train", "backtranslate", "train", "distil", "train", "export", *["evaluate"] * 3]
+
+# Counts its calls, and kills the pipeline and itself in the middle of the call that the file `kill` names.
+STUB = """#!/bin/sh
+shift 2
+count=$(($(cat "$STUB/count") + 1)); echo $count > "$STUB/count"; echo "$1" >> "$STUB/log"
+for flag; do case $flag in --run=*) run=${flag#*=} ;; --output=*) output=${flag#*=} ;; esac; done
+stop() { [ $count != "$(cat "$STUB/kill")" ] || kill -9 $PPID $$; }
+case $1 in
+train) mkdir -p "$run/vocab"; echo "$*" > "$run/vocab/joint.model"; stop; echo "$*" > "$run/report.json" ;;
+backtranslate|distil) mkdir -p "$output"; echo "$*" > "$output/train.tsv"; stop
+    echo "$*" > "$output/report.json" ;;
+export) stop; mkdir -p "$output"; echo "$*" > "$output/model.bin" ;;
+*) echo "half of"; stop; echo "$*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for seed, split in enumerate(("train", "valid", "test"), start=1):
+        write_text(folder, split, 64 if split == "train" else 6, seed=seed)
+    mono = random.Random(7).sample((folder / "train.yy").read_text().split("\n")[:-1], 40)
+    (tmp_path / "mono.yy").write_text("".join(f"{line} BA\n" for line in mono))
+    return folder
+
+
+def read_all(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
+    stub = tmp_path / "stub"
+    stub.mkdir()
+    (stub / "python").write_text(STUB)
+    (stub / "python").chmod(0o755)
+    settings = {"PYTHON": str(stub / "python"), "STUB": str(stub), "SOURCE": "xx", "TARGET": "yy"}
+
+    def run(kill=0, **changes):
+        for name, text in (("count", "0"), ("kill", str(kill)), ("log", "")):
+            (stub / name).write_text(text)
+        command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]
+        environment = {**os.environ, **settings, **changes}
+        found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        return found, (stub / "log").read_text().split()
+
+    assert run()[0].returncode == 0
+    assert (stub / "log").read_text().split() == COMMANDS
+    expected = read_all(tmp_path / "work")
+    assert "settings.txt" in expected and "output.json" not in expected
+    teacher = expected["teacher/report.json"].decode()
+    assert "--config.data.dataset=parallel_text,parallel_text@work/backtranslated" in teacher
+    assert "--config.vocab.symbols=<BT>" in teacher
+    assert "--targets=nbest" in expected["distilled/report.json"].decode()
+    assert run()[1] == []  # all is done
+    for kill in (1, 2, 3, 5, 7, 10):
+        (tmp_path / "work").rename(tmp_path / f"work{kill}")
+        found, log = run(kill)
+        assert found.returncode == -signal.SIGKILL and log == COMMANDS[:kill]
+        found, log = run()
+        assert found.returncode == 0 and log == COMMANDS[kill - 1 :]
+        assert read_all(tmp_path / "work") == expected
+    found, log = run(TAG="<XY>")
+    assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
+    (data / "test.xx").unlink()
+    found, log = run()
+    assert (found.returncode, log) == (2, []) and found.stderr == f"error: {data}/test.xx does not exist\n"
+
+
+CONFIG = """import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from tiny_experiment import make_tiny_config, change
+def get_config():
+    return change(make_tiny_config(Path({data!r}), Path({cache!r})), vocab=dict(size=44))
+"""
+# Files and entries that say when something was done, or how long it took.
+TIMES = (
+    "metrics.jsonl",
+    "config.json",
+    "settings.txt",
+    ".lock",
+    "report.json",
+    "corpus.json",
+    "history.jsonl",
+)
+
+
+@pytest.mark.skipif(not os.environ.get("FLAXFORMER_MT_PIPELINE"), reason="FLAXFORMER_MT_PIPELINE is not set")
+def test_the_real_commands_killed_at_moments_of_chance_give_the_same_files(data, tmp_path):
+    pytest.importorskip("ctranslate2")
+    (tmp_path / "config.py").write_text(
+        CONFIG.format(tests=str(ROOT / "tests"), data=str(data), cache=str(tmp_path / "cache"))
+    )
+    settings = {
+        **{"PYTHON": sys.executable, "SOURCE": "xx", "TARGET": "yy", "CONFIG": "config.py"},
+        **{"PYTHONPATH": str(ROOT), "BACKTRANSLATE_FLAGS": "--window=8 --copies --max_repetitions=9"},
+        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9"},
+        **{"STUDENT_FLAGS": "--config.model.ffn_dim=8 --config.train.steps=32"},
+    }
+    command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]
+    options = {"env": quick_environment(**settings), "cwd": tmp_path, "start_new_session": True}
+
+    def finish():
+        start = time.monotonic()
+        assert subprocess.run(command, **options).returncode == 0
+        return time.monotonic() - start
+
+    finish()
+    (tmp_path / "work").rename(tmp_path / "expected")
+    seconds, generator, kills = finish(), random.Random(1), 0
+    expected = describe(tmp_path / "expected")
+    assert describe(tmp_path / "work") == expected
+    (tmp_path / "work").rename(tmp_path / "second")
+    while not (tmp_path / "work" / "scores" / "student.json").exists():
+        process = subprocess.Popen(command, **options)
+        try:
+            process.wait(timeout=generator.uniform(0.1, 0.4) * seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    finish()
+    assert kills >= 3
+    print(f"{kills} kills in {seconds:.0f} s of work")
+    assert describe(tmp_path / "work") == expected
+
+
+def describe(folder):
+    """The texts, models and scores of a pipeline, without times; of checkpoints the arrays."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or path.name in TIMES or "/checkpoints/" in name:
+            continue
+        content = path.read_bytes()
+        if name.startswith("scores/"):
+            content = {key: value for key, value in json.loads(content).items() if "second" not in key}
+        found[name] = content
+    for run in ("reverse", "teacher", "student"):
+        from flaxformer_mt.runs.load_run import load_named
+        from flaxformer_mt.trees import flatten_tree
+
+        params = flatten_tree(load_named(str(folder / run)).params)
+        found |= {f"{run} {name}": np.asarray(leaf).tobytes() for name, leaf in params.items()}
+        report = json.loads((folder / run / "report.json").read_text())
+        found[run] = {key: report[key] for key in ("step", "test")}
+    return found
