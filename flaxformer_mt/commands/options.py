@@ -182,12 +182,17 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # Write the word or piece alignment before the text, as pairs `i-j` of source and target positions from 0,
     # found by attention. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
-    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: last but one.
+    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: that of the head that
+    # has learned alignments (model.alignment), or the last but one.
     alignment_layer: int | None = None
-    # Attention head, from 0, that gives the alignment. None: the mean of all heads.
+    # Attention head, from 0, that gives the alignment. None: the head that has learned alignments, or the
+    # mean of all heads.
     alignment_head: int | None = None
     # Write one JSON object a line: text, score, token log-probabilities, alignment, pieces and more.
     json: bool = False
+    # Take tags (<b>, <br/>) and placeholders ({0}, %s, {{name}}) out of each line, and put them back around
+    # and beside the words of the translation that the alignment finds.
+    markup: bool = False
     # ---- lines and interruptions ----
 
     # Number of lines that are read before the first is written; these lines share batches. A pipe's window

@@ -211,6 +211,7 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
         alignments=options.alignments or ("words" if options.json else None),
         layer=options.alignment_layer,
         head=options.alignment_head,
+        markup=options.markup,
     )
     return form, notes
 
@@ -235,11 +236,14 @@ def _check_flags(options: TranslateOptions) -> None:
     if options.scores and options.token_scores:
         raise UserError("--token_scores writes the score too; leave out --scores")
     for name in ("alignment_layer", "alignment_head"):
-        if getattr(options, name) is not None and options.alignments is None and not options.json:
+        used = options.alignments is not None or options.json or options.markup
+        if getattr(options, name) is not None and not used:
             raise UserError(
-                f"--{name} has no effect without --alignments or --json; give one of these, or leave out "
-                f"--{name}"
+                f"--{name} has no effect without --alignments or --json (or --markup); give one of these, or "
+                f"leave out --{name}"
             )
+    if options.markup and options.alignments == "pieces":
+        raise UserError("--markup needs alignments of words, not --alignments=pieces; leave out pieces")
     for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):
         if getattr(options, name) and (options.output == STANDARD or is_device(options.output)):
             what = "standard output" if options.output == STANDARD else f"{options.output}, a device or pipe"

@@ -14,10 +14,11 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, Reading, Watched
 from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.alignment import align_pieces, align_words, find_words
+from flaxformer_mt.translation.alignment import align_pieces, align_words
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import TokenScorer
-from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.vocab.words import number_pieces
 
 
 class Notes(NamedTuple):
@@ -28,15 +29,20 @@ class Notes(NamedTuple):
     # Alignments of words (separated by white space) or of pieces; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
-    # layer. None: the last layer but one, or the only layer.
+    # layer. None: the last layer but one, or the only layer; without a head either, the layer and the head
+    # that have learned alignments, if all models have trained with the same `model.alignment`.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
     # The attention weights of this layer and head.
     attention: bool = False
+    # Whether tags and placeholders are taken out of lines and put into translations (inline_markup.py).
+    markup: bool = False
 
     def check(self, models: Sequence[ModelConfig]) -> None:
-        """Raises UserError if a model lacks the layer or the head."""
+        """Raises UserError if a model lacks the layer or the head, or markup needs other alignments."""
+        if self.markup and self.alignments == "pieces":
+            raise UserError("markup needs alignments of words, not of pieces; leave out pieces")
         for model in models:
             for name, chosen, count in (
                 ("layer", self.layer, model.num_decoder_layers),
@@ -57,7 +63,11 @@ class Notes(NamedTuple):
         """Returns the attention weights that alignments are computed from."""
         if not self.watched_any:
             return ()
-        layer = self.layer
+        layer, guided = self.layer, {model.alignment for model in models}
+        if (layer, self.head) == (None, None) and len(guided) == 1:
+            (chosen,) = guided
+            if chosen.weight:
+                return (Watched(chosen.layer, chosen.head),)
         if layer is None:
             layer = max(-2, -min(model.num_decoder_layers for model in models))
         return (Watched(layer, self.head),)
@@ -134,14 +144,7 @@ def add_attention(
         return dataclasses.replace(hypothesis, alignment=align_pieces(weights))
     alignment = align_words(
         weights,
-        _find_words(vocabs.source, source[in_source], item.text),
-        _find_words(vocabs.target, target[in_target], hypothesis.text),
+        number_pieces(vocabs.source, source[in_source], item.text),
+        number_pieces(vocabs.target, target[in_target], hypothesis.text),
     )
     return dataclasses.replace(hypothesis, alignment=alignment)
-
-
-def _find_words(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
-    def cut(words: list[str]) -> list[list[str]]:
-        return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
-
-    return find_words(vocab.pieces(ids), text, cut)

@@ -31,6 +31,7 @@ from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
+from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.result import FAILED, Translation
@@ -227,6 +228,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
         notes: Notes = NO_NOTES,
+        markup: bool = False,
         params: Any = None,
     ) -> list[Translation]:
         """Translates lines; returns one translation for each, in the same order.
@@ -237,6 +239,7 @@ class Translator:
           required: phrases that each line's translation contains (beam search only). For a line that is
             translated in parts, they have no effect on the search; the result is only checked for them.
           notes: additional output: log-probabilities of tokens, alignments.
+          markup: the same as `notes.markup`.
           params: parameters that replace the translator's own.
 
         Raises:
@@ -245,6 +248,7 @@ class Translator:
             cannot be met.
         """
         constraints = Constraints(n_best, prefixes, required)
+        notes = notes._replace(markup=markup or notes.markup)
         return self._translate_window(lines, constraints, notes, first_line=1, params=params)
 
     def translate_stream(
@@ -296,6 +300,9 @@ class Translator:
         """Translates one window of lines; returns one translation for each."""
         self._check_call(lines, constraints, first_line)
         notes.check(self.models)
+        if notes.markup:
+            again = functools.partial(self._translate_window, first_line=first_line, params=params)
+            return translate_marked(lines, notes, lambda plain, inner: again(plain, constraints, inner))
         params = self._params if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")

@@ -13,6 +13,7 @@ import pytest
 from flaxformer_mt.config import (
     Config,
     DataConfig,
+    GuidedAlignmentConfig,
     ModelConfig,
     OptimConfig,
     TrainConfig,
@@ -300,3 +301,28 @@ def test_sections_are_frozen_and_hold_only_json_types(section):
     for hint in typing.get_type_hints(section).values():
         plain = dataclasses.is_dataclass(hint) or hint in (int, float, str, bool)
         assert plain or typing.get_args(hint), hint
+
+
+def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
+    def problems(weight=0.0, files=(), dataset="toy_de_en", layer=-1, head=0, **model):
+        chosen = GuidedAlignmentConfig(weight=weight, layer=layer, head=head)
+        config = Config(
+            data=DataConfig(dataset=dataset, alignments=files), model=ModelConfig(alignment=chosen, **model)
+        )
+        try:
+            validate(config)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    assert problems() == problems(0.1, ("a",)) == problems(0.1, ("", "a"), "x,y", layer=-6, head=7) == ""
+    for found, words in (
+        (problems(0.0, ("a", "")), ("data.alignments is a,", "model.alignment.weight is 0")),
+        (problems(0.1), ("model.alignment.weight is 0.1", "data.alignments names no file")),
+        (problems(0.1, ("a", "b"), "x,y,z"), ("2 names for 3 data sets (x,y,z)",)),
+        (problems(0.1, ("gs://a/b",)), ("data.alignments", "gs://a/b")),
+        (problems(0.1, ("a",), layer=6), ("model.alignment.layer is 6", "6 layers", "from -6 to 5")),
+        (problems(0.1, ("a",), head=8), ("model.alignment.head is 8", "8 heads", "from 0 to 7")),
+        (problems(0.1, ("a",), architecture="decoder_only"), ("decoder_only", "no cross-attention")),
+    ):
+        assert all(word in found for word in words), found

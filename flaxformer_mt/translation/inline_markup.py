@@ -1,0 +1,357 @@
+"""Inline markup: tags and placeholders are taken out of a line, and put back into its translation.
+
+Contains pure functions of strings and word alignments. An element goes around the words that its words are
+aligned with; a placeholder or a tag without content goes beside the word that it stood beside. Every tag of
+the line is in the result once, and elements stay nested as they are in the line.
+"""
+
+import html
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import Translation
+
+_TAG = re.compile(
+    r"<!--.*?-->|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
+    r"""(?P<rest>(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*?)?)(?P<empty>/?)>"""
+)
+_PLACEHOLDER = re.compile(
+    r"\{\{[^{}]*\}\}|\$\{[^{}]+\}|\{[\w.:!-]*\}|%\(\w+\)[a-zA-Z]|%(?:\d+\$)?[sdif@](?![A-Za-z])"
+)
+_ITEM = re.compile(f"{_TAG.pattern}|(?P<placeholder>{_PLACEHOLDER.pattern})")
+# Elements of HTML that have no content, with or without a slash.
+_VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
+# Elements between which text is separated although there is no white space.
+_BLOCKS = frozenset(
+    "address article aside blockquote br dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr li main "
+    "nav ol option p pre section table tbody td tfoot th thead tr ul".split()
+)
+# Elements inside this many others are put back as points are.
+_DEEPEST = 100
+_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+_WORD = re.compile(r"\S+")
+_CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
+
+
+@dataclass
+class _Item:
+    """An element, or a point: a placeholder, a tag without content or one without its counterpart.
+
+    start, end: character positions in the plain text. opening, closing: the text to put back; a point has no
+    closing text. children: the items inside, in order. space_before, space_after: whether white space was
+    removed together with a point, or surrounds the opening and closing tags inside the element.
+    """
+
+    opening: str
+    start: int
+    closing: str | None = None
+    end: int = 0
+    children: list["_Item"] = field(default_factory=list)
+    name: str = ""
+    space_before: bool = False
+    space_after: bool = False
+    replaces_space: bool = False
+
+
+@dataclass(frozen=True)
+class MarkedLine:
+    """A line without its markup, and the markup."""
+
+    text: str
+    items: tuple[_Item, ...]
+    # Whether the line has entities such as &amp;, so that its translation is escaped again.
+    escaped: bool
+
+
+class _Word:
+    """A word of a text: the positions of its first and last character, and of those without marks around."""
+
+    def __init__(self, match: re.Match[str]) -> None:
+        self.start, self.end = match.span()
+        core = _CORE.search(match[0])
+        self.core_start = self.start + (core.start() if core else 0)
+        self.core_end = self.start + (core.end() if core else len(match[0]))
+
+
+def take_out(line: str) -> MarkedLine:
+    """Takes the markup out of a line."""
+    escaped = _ENTITY.search(line) is not None
+    root = _Item("", 0, "")
+    open_items, text, last = [root], "", 0
+    for match in _ITEM.finditer(line):
+        text += html.unescape(line[last : match.start()])
+        last = match.end()
+        name = (match["name"] or "").lower()
+        if name and match["close"]:
+            number = next((n for n in reversed(range(1, len(open_items))) if open_items[n].name == name), 0)
+            if number:
+                for unclosed in open_items[number + 1 :]:
+                    _make_point(unclosed, open_items[open_items.index(unclosed) - 1])
+                element = open_items[number]
+                element.closing, element.end = match[0], len(text)
+                del open_items[number:]
+                text = _separate(text, name, line[last : last + 1])
+                continue
+        text = _separate(text, name, line[last : last + 1])
+        item = _Item(match[0], len(text), name=name)
+        open_items[-1].children.append(item)
+        single = match["close"] or match["empty"] or name in _VOID or len(open_items) > _DEEPEST
+        if name and not single:
+            open_items.append(item)
+        else:
+            text, last = _take_space(item, text, line, last)
+    for number in reversed(range(1, len(open_items))):
+        _make_point(open_items[number], open_items[number - 1])
+    return MarkedLine(text + html.unescape(line[last:]), tuple(root.children), escaped)
+
+
+def _make_point(item: _Item, parent: _Item) -> None:
+    """Makes an element without a closing tag a point; what it contains belongs to the element around it."""
+    place = parent.children.index(item)
+    parent.children[place + 1 : place + 1] = item.children
+    item.children = []
+
+
+def _separate(text: str, name: str, following: str) -> str:
+    """Adds a space at the boundary of a block between two words."""
+    between = name in _BLOCKS and text and not text[-1].isspace() and following and not following.isspace()
+    return f"{text} " if between else text
+
+
+def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]:
+    """Removes one white space beside a point, so that two words stay separated by one."""
+    before, after = text[-1:], line[last : last + 1]
+    if (
+        item.name in _BLOCKS
+        and before == " "
+        and after
+        and not after.isspace()
+        and _touches(item, line, last)
+    ):
+        item.replaces_space = True  # of `_separate`
+    elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$")):
+        item.space_before, text, item.start = True, text[:-1], item.start - 1
+    elif not before and after.isspace():
+        item.space_after, last = True, last + 1
+    return text, last
+
+
+def _touches(item: _Item, line: str, last: int) -> bool:
+    start = last - len(item.opening)
+    return start > 0 and not line[start - 1].isspace()
+
+
+def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> str:
+    """Puts the markup of a line into its translation.
+
+    Args:
+      text: the translation of `marked.text`.
+      alignment: pairs of words of both.
+    """
+    if not marked.items:
+        return html.escape(text, quote=False) if marked.escaped else text
+    return _Layout(marked, text, alignment).write()
+
+
+class _Layout:
+    """The places of all items in a translation."""
+
+    def __init__(self, marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> None:
+        self.marked, self.text = marked, text
+        self.source = [_Word(match) for match in _WORD.finditer(marked.text)]
+        self.target = [_Word(match) for match in _WORD.finditer(text)]
+        self.links: list[set[int]] = [set() for _ in self.source]
+        for i, j in alignment:
+            if i < len(self.source) and j < len(self.target):
+                self.links[i].add(j)
+        self.parts: list[str] = []
+        self.cursor = 0
+
+    def write(self) -> str:
+        """The translation with the markup."""
+        self._write_items(self.marked.items, 0, len(self.target))
+        self._copy(len(self.text))
+        return "".join(self.parts)
+
+    def _copy(self, end: int) -> None:
+        """Copies the text up to a position, unless more has been copied."""
+        if end > self.cursor:
+            piece = self.text[self.cursor : end]
+            self.parts.append(html.escape(piece, quote=False) if self.marked.escaped else piece)
+            self.cursor = end
+
+    def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
+        """Writes items in the order of their places inside words [low, high), none across another."""
+        placed = [(*self._find(item), number) for number, item in enumerate(items)]
+        elements = [(start, end) for start, end, _ in placed if end > start]
+        ordered = []
+        for start, end, number in placed:
+            for first, stop in elements:  # a point inside an element that it is no part of goes to its edge
+                if start == end and first < start < stop:
+                    start = end = first if start - first <= stop - start else stop
+            ordered.append((start, end > start, number, end))
+        first_free = low
+        # At one place, points come before the element that begins there.
+        for start, _, number, end in sorted(ordered):
+            start = min(max(start, first_free), high)
+            end = min(max(end, start), high)
+            item = items[number]
+            if item.closing is None:
+                self._write_point(item, start)
+            else:
+                self._write_element(item, start, end)
+            first_free = end
+
+    def _write_element(self, item: _Item, start: int, end: int) -> None:
+        words = self._words_inside(item)
+        opens, closes = self._gap(start), self._gap(end)
+        if end > start:
+            first, last = self.target[start], self.target[end - 1]
+            opens = first.start if self._has_marks(item, words, before=True) else first.core_start
+            closes = last.end if self._has_marks(item, words, before=False) else last.core_end
+        inner = self.marked.text[item.start : item.end]
+        before = self.marked.text[: item.start][-1:]
+        after = self.marked.text[item.end :][:1]
+        lead = inner[:1].isspace() and bool(inner.strip())
+        trail = inner[-1:].isspace() and bool(inner.strip())
+        if lead and before and not before.isspace():  # the space stays inside
+            opens = self.target[start - 1].end if 0 < start else opens
+        self._copy(opens)
+        self.parts.append(item.opening + (" " if lead and (not before or before.isspace()) else ""))
+        self._write_items(item.children, start, end)
+        if trail and after and not after.isspace() and end < len(self.target):
+            closes = self.target[end].start
+        self._copy(closes)
+        self.parts.append((" " if trail and (not after or after.isspace()) else "") + (item.closing or ""))
+
+    def _write_point(self, item: _Item, gap: int) -> None:
+        previous = self._word_before(item)
+        after_previous = gap > 0 and previous is not None and (gap - 1) in self.links[previous]
+        if item.replaces_space and 0 < gap < len(self.target):
+            self._copy(self.target[gap - 1].end)
+            self.parts.append(item.opening)
+            self.cursor = max(self.cursor, self.target[gap].start)
+            return
+        if item.space_before and gap > 0:
+            word = self.target[gap - 1]
+            # In "word {0}, more" the marks of the word come after the placeholder.
+            marks_follow = previous is None or item.start <= self.source[previous].core_end
+            self._copy(word.core_end if marks_follow else word.end)
+            self.parts.append(f" {item.opening}")
+        elif item.space_after or (item.space_before and self.target):
+            self._copy(self._gap(gap))
+            self.parts.append(f"{item.opening} " if self.target else item.opening)
+        elif after_previous and previous is not None and self.source[previous].end >= item.start > 0:
+            word = self.target[gap - 1]
+            inside = item.start < self.source[previous].end and item.start <= self.source[previous].core_end
+            self._copy(word.core_end if inside else word.end)
+            self.parts.append(item.opening)
+        else:
+            self._copy(self._gap(gap))
+            self.parts.append(item.opening)
+
+    def _gap(self, gap: int) -> int:
+        """Position of the gap before a target word; the last one is at the end of the last word."""
+        if gap < len(self.target):
+            return self.target[gap].start
+        return self.target[-1].end if self.target else 0
+
+    def _words_inside(self, item: _Item) -> list[int]:
+        """The source words of an element; one that is partly inside counts, marks alone do not."""
+        return [
+            number
+            for number, word in enumerate(self.source)
+            if max(word.core_start, item.start) < min(word.core_end, item.end)
+        ]
+
+    def _has_marks(self, item: _Item, words: Sequence[int], *, before: bool) -> bool:
+        """Whether the marks before the first word, or after the last, belong into an element.
+
+        They do if the element contains such marks in the line, or all words of the line.
+        """
+        if not words:
+            return False
+        word = self.source[words[0] if before else words[-1]]
+        inside = item.start <= word.start if before else item.end >= word.end
+        marks = word.start < word.core_start if before else word.core_end < word.end
+        return inside and (marks or len(words) == len(self.source))
+
+    def _word_before(self, item: _Item) -> int | None:
+        """The last source word that begins before a point."""
+        found = [number for number, word in enumerate(self.source) if word.start < item.start]
+        return found[-1] if found else None
+
+    def _find(self, item: _Item) -> tuple[int, int]:
+        """The target words [start, end) of an item; start equals end for a point, the word after it."""
+        words = self._words_inside(item) if item.closing is not None else []
+        linked = set(itertools.chain.from_iterable(self.links[number] for number in words))
+        spans = [self._find(child) for child in item.children] if item.closing is not None else []
+        spans = [(start, end) for start, end in spans if end > start]
+        if linked:
+            if len(words) == len(self.source):
+                spans.append((0, len(self.target)))
+            else:
+                spans.append(_best_run(linked, words, len(self.source), len(self.target)))
+        if spans:
+            return min(start for start, _ in spans), max(end for _, end in spans)
+        gap = self._find_gap(item)
+        return gap, gap
+
+    def _find_gap(self, item: _Item) -> int:
+        """The gap of a point: beside the word that it touched, else before the next or after the last."""
+        before = self._word_before(item)
+        following = 0 if before is None else before + 1
+        to_left = before is not None and (item.space_before or self.source[before].end >= item.start > 0)
+        if to_left and not item.replaces_space and before is not None and self.links[before]:
+            return max(self.links[before]) + 1
+        for number in range(following, len(self.source)):
+            if self.links[number]:
+                return min(self.links[number])
+        for number in reversed(range(following)):
+            if self.links[number]:
+                return max(self.links[number]) + 1
+        return len(self.target) if following else 0
+
+
+def _best_run(linked: set[int], words: Sequence[int], sources: int, targets: int) -> tuple[int, int]:
+    """The target words [start, end) with the most linked words beyond the others among them.
+
+    Of equally good runs, of one word the one nearest to the place of the word in its sentence, of several
+    words the longest.
+    """
+    ends = sorted(linked)
+    expected = (sum(words) / len(words) + 0.5) / sources * targets
+    best: tuple[float, float, tuple[int, int]] | None = None
+    for place, start in enumerate(ends):
+        for count, last in enumerate(ends[place:], start=1):
+            size = last + 1 - start
+            distance = abs((start + last + 1) / 2 - expected)
+            rank = (2 * count - size, -distance if len(words) == 1 else size - distance / 1000)
+            if best is None or rank > best[:2]:
+                best = (*rank, (start, last + 1))
+    assert best is not None
+    return best[2]
+
+
+def translate_marked(
+    lines: Sequence[str],
+    notes: Notes,
+    translate: Callable[[list[str], Notes], list[Translation]],
+) -> list[Translation]:
+    """Translates lines without their markup, and puts it into the translations and their alternatives."""
+    marked = [take_out(line) for line in lines]
+    inner = notes._replace(markup=False, alignments="words")
+    found = translate([one.text for one in marked], inner)
+    return [_mark(one, translation, notes) for one, translation in zip(marked, found, strict=True)]
+
+
+def _mark(marked: MarkedLine, translation: Translation, notes: Notes) -> Translation:
+    return replace(
+        translation,
+        text=put_back(marked, translation.text, translation.alignment or ()),
+        alignment=translation.alignment if notes.alignments else None,
+        alternatives=tuple(_mark(marked, other, notes) for other in translation.alternatives),
+    )

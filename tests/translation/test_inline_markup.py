@@ -1,0 +1,182 @@
+"""Markup comes back: every tag once, balanced and nested as before, around the words that it was around."""
+
+import random
+import re
+import time
+
+import pytest
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.inline_markup import put_back, take_out
+from flaxformer_mt.translation.translator import Translator
+
+TAG = re.compile(r"<(/?)(\w+)(/?)>|\{\d+\}")
+
+
+def links(text):
+    """The alignment `1-0 0-1`, or each word with the one at its place if `text` is a number of words."""
+    return [tuple(map(int, point.split("-"))) for point in text.split()]
+
+
+def carry(line, translation=None, alignment=None):
+    marked = take_out(line)
+    text = " ".join(marked.text.split()) if translation is None else translation
+    same = [(i, i) for i in range(len(marked.text.split()))]
+    return put_back(marked, text, same if alignment is None else links(alignment))
+
+
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [
+        ("Ein <b>Hund</b> schläft.", "Ein Hund schläft."),
+        ("<b>Ein Hund schläft.</b>", "Ein Hund schläft."),
+        ("Ein <b>Hund <i>schläft</i></b>.", "Ein Hund schläft."),
+        ("Ein <b> Hund </b> schläft", "Ein  Hund  schläft"),
+        ('Er sagt "<b>nein</b>".', 'Er sagt "nein".'),
+        ("Hallo {0}, wie geht's?", "Hallo, wie geht's?"),
+        ("{0} Dateien in %s gefunden.", "Dateien in gefunden."),
+        ("Hallo {{name}}!", "Hallo!"),
+        ("a {0}", "a"),
+        ("{0}{1} a", "a"),
+        ("Zeile<br/>zwei", "Zeile zwei"),
+        ("Zeile <br> zwei", "Zeile zwei"),
+        ("<br/>", ""),
+        ("", ""),
+        ("x <b>y z", "x y z"),  # what is not balanced in the line is kept as it is
+        ("x </b> y", "x y"),
+        ("<b></b>a", "a"),
+        ("A <img src='a>b'> B <!-- c --> d", "A B d"),
+        ("Tom &amp; <b>Jerry</b> &lt;x&gt;", "Tom & Jerry <x>"),
+        ("2 < 3 und 5% von {", "2 < 3 und 5% von {"),
+    ],
+)
+def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
+    assert take_out(line).text == plain
+    assert carry(line) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "translation", "alignment", "expected"),
+    [
+        ("Der <b>rote Hund</b> bellt.", "The dog red barks.", "0-0 1-2 2-1 3-3", "The <b>dog red</b> barks."),
+        (
+            "<i>Gestern</i> kam <b>er</b>.",
+            "He came yesterday.",
+            "2-0 1-1 0-2",
+            "<b>He</b> came <i>yesterday</i>.",
+        ),
+        # The dog of a <b> that has one word and a stray link at the end.
+        ("Der <b>Hund</b> bellt laut.", "The dog barks dogs", "0-0 1-1 2-2 1-3", "The <b>dog</b> barks dogs"),
+        # The element inside goes elsewhere: the outer one reaches around it.
+        ("<b>a <i>b</i></b> c", "A C B", "0-0 1-2 2-1", "<b>A C <i>B</i></b>"),
+        # Both elements have the same word; the second stays, empty.
+        ("<b>a</b> <i>b</i>", "AB", "0-0 1-0", "<b>AB</b><i></i>"),
+        # Nothing is aligned with the word: beside the translation of the next one.
+        ("a <b>b</b> c", "A C", "0-0 2-1", "A <b></b>C"),
+        ("a <b>b</b>", "A", "0-0", "A<b></b>"),
+        ("a <br/> {0} b", "", "", "<br/>{0}"),
+        ("Lies {0} heute.", "Today read.", "1-0 0-1", "Today read {0}."),
+        ("A &lt; <b>b</b>", "A < B & c", "0-0 1-1 2-2", "A &lt; <b>B</b> &amp; c"),
+    ],
+)
+def test_tags_follow_their_words(line, translation, alignment, expected):
+    assert carry(line, translation, alignment) == expected
+
+
+def make_line(dice: random.Random, words: int) -> tuple[str, list[tuple[int, int, str]]]:
+    """A line of numbered words with elements, tags without content and placeholders; the elements' words."""
+    opens: list[str] = [""] * words
+    closes: list[str] = [""] * words
+    spans = []
+    low = 0
+    for number in range(dice.randrange(1, 4)):
+        if low >= words:
+            break
+        start = dice.randrange(low, words)
+        end = min(words - 1, start + dice.randrange(3))
+        name = f"t{number}"
+        opens[start] += f"<{name}>"
+        closes[end] = f"</{name}>" + closes[end]
+        spans.append((start, end, name))
+        if dice.random() < 0.4:
+            opens[start] += f"<i{number}>"
+            closes[start if start < end else end] = f"</i{number}>" + closes[start if start < end else end]
+            spans.append((start, start, f"i{number}"))
+        low = end + 1
+    points = ["" if dice.random() < 0.8 else dice.choice(["{0} ", "<br/> "]) for _ in range(words)]
+    texts = [f"{p}{o}w{n}{c}" for n, (p, o, c) in enumerate(zip(points, opens, closes, strict=True))]
+    return " ".join(texts) + ".", spans
+
+
+def check_balanced(text: str) -> None:
+    stack: list[str] = []
+    for match in TAG.finditer(text):
+        if match[2] and match[1]:
+            assert stack.pop() == match[2], text
+        elif match[2] and not match[3]:
+            stack.append(match[2])
+    assert not stack, text
+
+
+def test_five_hundred_lines_stay_balanced_and_their_tags_in_place():
+    dice = random.Random(7)
+    for number in range(500):
+        words = dice.randrange(1, 12)
+        line, spans = make_line(dice, words)
+        marked = take_out(line)
+        if number % 2:  # any translation with any alignment: nothing is lost, and all is balanced
+            text = " ".join(dice.choice(["x", "y,", "(z)"]) for _ in range(dice.randrange(8)))
+            alignment = [(dice.randrange(words), dice.randrange(8)) for _ in range(dice.randrange(12))]
+        else:  # elements move as a whole, and so do single words
+            blocks, place = [], 0
+            outer = sorted(span for span in spans if span[2].startswith("t"))
+            while place < words:
+                end = next((end for start, end, _ in outer if start == place), place)
+                blocks.append(list(range(place, end + 1)))
+                place = end + 1
+            dice.shuffle(blocks)
+            order = [word for block in blocks for word in block]
+            text = " ".join(f"W{word}" for word in order)
+            alignment = [(word, place) for place, word in enumerate(order)]
+        result = put_back(marked, text, alignment)
+        check_balanced(result)
+        assert sorted(m[0] for m in TAG.finditer(result)) == sorted(m[0] for m in TAG.finditer(line))
+        assert "".join(TAG.sub("", result).split()) == "".join(text.split())
+        if number % 2 == 0:
+            for start, end, name in spans:
+                inside = re.search(f"<{name}>(.*)</{name}>", result)[1]
+                assert sorted(re.findall(r"W\d+", inside)) == sorted(f"W{n}" for n in range(start, end + 1))
+
+
+def test_hostile_markup_takes_no_time_and_stays_whole():
+    started = time.process_time()
+    for line in ("<b>" * 3000 + "x" + "</b>" * 3000, "<a '" * 3000, "<!--" * 3000, "{" * 3000, "%(" * 3000):
+        assert carry(line).replace(" ", "") == line.replace(" ", "")
+    assert time.process_time() - started < 5
+
+
+def test_translator_and_command_put_tags_into_every_hypothesis(
+    tiny_run, tiny_text, one_device, tmp_path, capsys
+):
+    lines = (tiny_text / "test.xx").read_text().splitlines()[:2]
+    first = f"<b>{lines[0]}</b> {{0}}"
+    long_line = " ".join(["<i>" + lines[1] + "</i>"] * 6)
+    translator = Translator.load(tiny_run, spread=False, warn=lambda message: None)
+    plain = translator.translate([lines[0], " ".join([lines[1]] * 6)], n_best=2)
+    found = translator.translate([first, long_line, "<br/>"], n_best=2, markup=True)
+    for one, other in zip(found[0].n_best, plain[0].n_best, strict=True):
+        assert one.text == f"<b>{other.text}</b> {{0}}" and one.alignment is None and one.score == other.score
+    assert found[1].parts > 1 and found[1].text.count("<i>") == found[1].text.count("</i>") == 6
+    check_balanced(found[1].text)
+    assert found[2].text == "<br/>"
+    with pytest.raises(UserError, match="pieces"):
+        translator.translate(lines, markup=True, notes=Notes(alignments="pieces"))
+    (tmp_path / "in").write_text(f"{first}\n")
+    flags = [f"--run={tiny_run}", f"--input={tmp_path / 'in'}", "--markup"]
+    assert main(["translate", *flags]) == 0
+    assert capsys.readouterr().out == f"{found[0].text}\n"
+    assert main(["translate", *flags, "--json"]) == 0
+    assert f'"text": "{found[0].text}"' in capsys.readouterr().out
+    assert main(["translate", *flags, "--alignments=pieces"]) == 2
