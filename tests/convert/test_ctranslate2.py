@@ -9,12 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    GuidedAlignmentConfig,
+    ModelConfig,
+    SearchConfig,
+    VocabConfig,
+)
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 
@@ -289,6 +298,29 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
         return_end_token=True,
     )
     assert [result.hypotheses[0] for result in found] == [vocabs.target.pieces(tokens) for tokens in ours]
+
+
+def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path):
+    """Its second head of the first of two layers: the attention that CTranslate2 reports is that of ours."""
+    weights = make_weights(vocabs_of, scale=1.0)
+    guided = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
+    model_config = dataclasses.replace(weights.config.model, alignment=guided)
+    config = dataclasses.replace(weights.config, model=model_config)
+    weights = dataclasses.replace(weights, config=config)
+    vocabs = weights.vocabs
+    source = vocabs.source.tokenize("der kleine Hund schläft")
+    translator = ctranslate2.Translator(str(export(weights, tmp_path / "out")))
+    pieces = vocabs.source.pieces(source[:-1])
+    (found,) = translator.translate_batch(
+        [pieces], beam_size=1, max_decoding_length=4, min_decoding_length=4, return_attention=True
+    )
+    target = [vocabs.target.pieces(range(vocabs.target.size)).index(piece) for piece in found.hypotheses[0]]
+    batch = make_batch([source], [[*target, vocabs.target.eos_id]], vocabs, config=weights.config)
+    model = make_model(model_config, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    ours = attention_maps(model, weights.params, batch).cross[0][0, 1]
+    theirs = np.array(found.attention[0])
+    np.testing.assert_allclose(theirs, ours[: len(theirs), : theirs.shape[1]], atol=1e-4)
+    assert np.abs(theirs - 1 / len(source)).max() > 0.1
 
 
 def test_positions_end_where_ours_end(vocabs_of, tmp_path):
