@@ -53,6 +53,15 @@ class PrepareOptions(ExperimentOptions):
 
     # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
     json: bool = False
+    # ---- shortlist ----
+
+    # File to write a shortlist to: the most probable target pieces of each source piece, learned from the
+    # training set, for `translate --shortlist=FILE`. None: none is made.
+    shortlist: Path | None = None
+    # With --shortlist: maximum number of target pieces for each source piece.
+    shortlist_candidates: int = 50
+    # With --shortlist: number of the most frequent target pieces, which may occur in every translation.
+    shortlist_common: int = 200
 
 
 @dataclass(frozen=True)
@@ -64,8 +73,10 @@ class AlignOptions(ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class ShowOptions(PrepareOptions):
+class ShowOptions(ExperimentOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
+    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
+    json: bool = False
     # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
     target: str | None = None

@@ -110,10 +110,14 @@ def _show(options: ShowOptions) -> object:
 
 def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.commands.summaries import summarize_preparation
+    from flaxformer_mt.data.lexical_table import ShortlistRequest
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
-    report = prepare(options.config, options.run, say=_say, overlap=True).report
+    shortlist = options.shortlist and ShortlistRequest(
+        options.shortlist, options.shortlist_candidates, options.shortlist_common
+    )
+    report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
     for warning in describe_overlap(report["overlap"]):
         warn_user(warning)
     return _for_reader(report, summarize_preparation, json=options.json)
@@ -158,6 +162,7 @@ def _evaluate(options: EvaluateOptions) -> object:
         search=search,
         dtype=options.dtype,
         allow_nonfinite=options.allow_nonfinite,
+        shortlist=options.shortlist,
         progress=sys.stderr,
         **({} if language_model else _comparison(options)),
     )
@@ -188,7 +193,7 @@ def _check_text_options(options: EvaluateOptions) -> None:
     """Raises UserError for flags that have no effect on the evaluation of a language model."""
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
-        *("lowercase", "bleu_tokenize", "bootstrap", "against", "paired", "trials"),
+        *("lowercase", "bleu_tokenize", "bootstrap", "against", "paired", "trials", "shortlist"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
@@ -246,6 +251,7 @@ def _export(options: ExportOptions) -> object:
         checkpoint=options.checkpoint,
         quantization=options.quantization,
         tolerance=options.tolerance,
+        shortlist=options.shortlist,
     )
 
 

@@ -142,6 +142,9 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     trials: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
+    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
+    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
+    shortlist: Path | None = None
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
 
@@ -204,6 +207,9 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     long_lines: Literal["split", "cut"] = "split"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
+    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
+    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
+    shortlist: Path | None = None
     # First prepare the programs for few sentences, and keep them for later commands: these then start faster.
     warm_up: bool = False
     # Use a checkpoint although parameters of it are NaN or infinite.
@@ -327,6 +333,8 @@ class ExportOptions:
     quantization: str = "none"
     # Maximum absolute difference from the original model's logits or log-probabilities that is accepted.
     tolerance: float = 1e-4
+    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    shortlist: Path | None = None
 
 
 @dataclass(frozen=True)

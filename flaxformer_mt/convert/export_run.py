@@ -19,6 +19,7 @@ from flaxformer_mt.object_store.transfers import open_output, publish_output
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab.shortlist import Shortlist
 
 TOLERANCE = 1e-4
 
@@ -31,6 +32,7 @@ def export_run(
     checkpoint: str | None = None,
     quantization: str = "none",
     tolerance: float = TOLERANCE,
+    shortlist: str | Path | None = None,
     warn: Callable[[str], None] = warn_user,
 ) -> dict[str, Any]:
     """Writes a trained model in a foreign format; returns the written files and the measured difference.
@@ -38,6 +40,7 @@ def export_run(
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
       quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
+      shortlist: file of the pieces that may translate each source piece, for format ctranslate2.
       tolerance: largest accepted absolute difference of a logit (or log-probability).
 
     Raises:
@@ -51,6 +54,7 @@ def export_run(
     check_output(output)
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
+    rules = _read_shortlist(shortlist, target, weights)
     if lost := target.lost_options(weights.config.search):
         warn(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
@@ -59,22 +63,16 @@ def export_run(
     partial = output.with_name(f"{output.name}.partial")
     try:
         parity = write_checked(target, weights, partial, tolerance)
-        result: dict[str, Any] = {
-            "format": target.name,
-            "output": name_urls(str(output)),
-            "checkpoint": weights.checkpoint,
-            "step": weights.step,
-            "largest_difference": parity.largest_difference,
-            "tolerance": tolerance,
-            "quantity": parity.quantity,
-            "target_tokens": parity.tokens,
-            "checked_on": parity.checked_on,
-        }
+        result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))} | _describe(
+            weights, parity, tolerance
+        )
         if quantization != "none":
             _clear(partial)
             target.write(weights, partial, quantization)
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
+        if rules is not None:
+            rules.write(partial / str(target.shortlist_name))
         if output.is_dir():
             output.rmdir()  # check_output has verified that the folder is empty
         partial.rename(output)
@@ -83,6 +81,27 @@ def export_run(
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
     publish_output(output)
     return result
+
+
+def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, Any]:
+    return {
+        "checkpoint": weights.checkpoint,
+        "step": weights.step,
+        "largest_difference": parity.largest_difference,
+        "tolerance": tolerance,
+        "quantity": parity.quantity,
+        "target_tokens": parity.tokens,
+        "checked_on": parity.checked_on,
+    }
+
+
+def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -> Shortlist | None:
+    if path is not None and target.shortlist_name is None:
+        raise UserError(
+            f"the format {target.name} has no file for --shortlist={path}; leave --shortlist out, or give "
+            "--format=ctranslate2"
+        )
+    return None if path is None else Shortlist.read(path, weights.vocabs)
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:

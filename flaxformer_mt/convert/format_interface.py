@@ -97,6 +97,7 @@ class Format:
     read: the inverse of write; None for export-only formats.
     lost_options: lists the options of a search that the other system does not find in the files, because they
       hold none, or not these.
+    shortlist_name: name of the file that the foreign system reads a shortlist from; None: it reads none.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Format:
     quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
+    shortlist_name: str | None = None
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:

@@ -16,6 +16,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.token_store import EpochStores, TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
@@ -46,6 +47,7 @@ def prepare(
     own_store: Path | None = None,
     say: Callable[[str], object] | None = None,
     overlap: bool = False,
+    shortlist: ShortlistRequest | None = None,
 ) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses the results in the cache.
 
@@ -55,8 +57,8 @@ def prepare(
       run_dir: receives the config and a copy of the vocabularies; vocabularies already there are used.
       own_store: folder for the token stores of later epochs, written to by this process alone. None: the
         cache folder.
-      overlap: whether the report says which validation and test pairs also occur in the training set, for
-        which the whole training set is read.
+      overlap: whether the report says which held-out pairs are in the training set, all of which is read.
+      shortlist: file and sizes of a shortlist, learned from the training set; None: none is made.
       say: receives the name of each stage that takes more than two seconds; None: nothing is shown.
 
     Raises:
@@ -95,9 +97,12 @@ def prepare(
     }
     if overlap:
         with _stage("comparing the sets", say):
-            held_out = {"valid": valid_pairs, "test": test_pairs}
-            present = {name: pairs for name, pairs in held_out.items() if pairs is not None}
+            held_out = [("valid", valid_pairs), ("test", test_pairs)]
+            present = {name: pairs for name, pairs in held_out if pairs is not None}
             report["overlap"] = find_overlap(train_pairs, present, root / "overlap")
+    if shortlist is not None:
+        with _stage("learning translations of pieces", say):
+            report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
 
 

@@ -6,22 +6,22 @@ attention weights. scheduler.py determines which sentences are searched when.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.model.products import cast_kernels
-from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.decoding.ensemble_members import Members, Sources
+from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
 from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.search import (
     UNLIMITED,
     Lines,
-    NextLogits,
     QueueResult,
     Search,
+    Shortlists,
     Size,
     State,
     StateLayout,
@@ -31,8 +31,6 @@ from flaxformer_mt.search import (
     begin_lines,
     begin_prefixed_lines,
     empty_rows,
-    ensemble,
-    ensemble_caches,
     find_layout,
     move_rows,
     search_queue,
@@ -40,18 +38,10 @@ from flaxformer_mt.search import (
     take_first_step,
     widen_rows,
 )
-from flaxformer_mt.shapes import Array, Cache
+from flaxformer_mt.shapes import Array
 
 if TYPE_CHECKING:
     from flaxformer_mt.model import Model
-
-
-class Sources(NamedTuple):
-    """Source sentences, one per row, and the search inputs of each, such as length limits and prefixes."""
-
-    ids: Array  # [M, S]
-    mask: Array  # [M, S]
-    lines: Lines
 
 
 class SearchPrograms:
@@ -69,12 +59,14 @@ class SearchPrograms:
         *,
         sizes: tuple[int, int],
         spread: bool | SplitParameters,
+        shortlists: Shortlists | None = None,
     ) -> None:
         """Builds the networks.
 
         Args:
           configs: of one model, or of the members of an ensemble.
           sizes: number of entries of the source and the target vocabulary.
+          shortlists: if each line has a shortlist, what all of them have in common.
           spread: whether each local device searches a part of the rows, or the mesh over which parameters
             are split; they come from `place_parameters`.
         """
@@ -85,7 +77,8 @@ class SearchPrograms:
         self._configs = configs
         self._sizes = sizes
         # What all programs depend on, apart from their arguments and sizes.
-        self.facts = [configs, options, symbols, sizes]
+        self._shortlists = shortlists
+        self.facts = [configs, options, symbols, sizes, shortlists and shortlists.common.tolist()]
         self.compile_options: dict[str, Any] = {}
         self._layouts: dict[Any, StateLayout] = {}
         self._shares_first_step = shares_first_step(options)
@@ -120,7 +113,10 @@ class SearchPrograms:
 
     def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
         """Returns the layout of search states for sources whose lines have the fields and shapes of these."""
-        first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], sources.lines)
+        lines = sources.lines
+        if lines.shortlist is not None:  # its length is that of the sources
+            lines = lines._replace(shortlist=lines.shortlist[:, :CANDIDATES_PER_TOKEN])
+        first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], lines)
         key = (
             n_best,
             jax.tree.structure(first_line),
@@ -130,9 +126,13 @@ class SearchPrograms:
 
             def start(source_length: int, capacity: int) -> State:
                 mask = jnp.ones((1, source_length), bool)
-                example = Sources(jnp.zeros(mask.shape, jnp.int32), mask, first_line)
+                lines = first_line
+                if lines.shortlist is not None:
+                    listed = np.zeros((1, CANDIDATES_PER_TOKEN * source_length), np.int32)
+                    lines = lines._replace(shortlist=listed)
+                example = Sources(jnp.zeros(mask.shape, jnp.int32), mask, lines)
                 task, members = self._make_task(params, capacity, n_best)
-                cache = members.encode(example.ids, mask, task.width, capacity)
+                cache = members.encode(example, task.width, capacity)
                 cache = cache._replace(start_steps=jnp.zeros(1, jnp.int32))
                 return task.start(cache, members.add_source_mask(example), clip=False)
 
@@ -218,7 +218,7 @@ class SearchPrograms:
         sources = Sources(ids, mask, lines)
         task, members = self._make_task(params, size.capacity, n_best)
         if size.rows == len(ids):
-            cache = members.encode(ids, mask, task.width, size.capacity)
+            cache = members.encode(sources, task.width, size.capacity)
             found = task.finish(task.run(task.start(cache, members.add_source_mask(sources))))
         else:
             blank = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), lines)
@@ -236,14 +236,15 @@ class SearchPrograms:
         self, params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines, *, n_best: int
     ) -> State:
         task, members = self._make_task(params, 1, n_best)
-        sources = members.add_source_mask(Sources(ids, mask, lines))
+        given = Sources(ids, mask, lines)
+        sources = members.add_source_mask(given)
         if lines.prefixes is None:
-            cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
+            cache = members.encode(given, 1 if self._shares_first_step else task.width, 1)
             return begin_lines(task, cache, sources)
         capacity = lines.prefixes.shape[1] + 1
         symbols = {"bos_id": self._symbols.bos_id, "pad_id": self._symbols.pad_id}
         _, tokens, starts = align_prefixes(lines.prefixes, **symbols)
-        cache = members.encode(ids, mask, 1, capacity)._replace(start_steps=starts)
+        cache = members.encode(given, 1, capacity)._replace(start_steps=starts)
         logits, cache = members.read_prefix(tokens, cache)
         attention = members.attention(cache) if members.covers else None
         task, _ = self._make_task(params, capacity, n_best)
@@ -269,70 +270,13 @@ class SearchPrograms:
         limits = counts[0], final_free_rows[0]
         return search_queue(task, layout, state, lines, *limits, refill=refill, max_steps=max_steps[0])
 
-    def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, "_Members"]:
-        members = _Members(self._models, params, self._configs, self._options)
+    def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, Members]:
+        shortlists = self._shortlists
+        common = None if shortlists is None else shortlists.common
+        members = Members(self._models, params, self._configs, self._options, common=common)
         symbols, options = self._symbols, self._options
-        return Search(members.next_logits, options, symbols, capacity, n_best, members.attention), members
-
-
-class _Members:
-    """The networks of an ensemble, or a single network, with their parameters while a program is traced."""
-
-    def __init__(
-        self,
-        models: Sequence[Any],
-        params: tuple[Any, ...],
-        configs: Sequence[ModelConfig],
-        options: SearchConfig,
-    ) -> None:
-        self._models = models
-        # Cast here, outside of the loop over tokens, unless the caller has done it.
-        self._variables = [
-            {"params": cast_kernels(unstack_layers(member_params), jnp.dtype(config.dtype))}
-            for member_params, config in zip(params, configs, strict=True)
-        ]
-        self.covers = options.method == "beam" and options.coverage_penalty > 0
-        several = len(models) > 1
-
-        def combine(method: str) -> NextLogits:
-            members = [
-                _next_logits_and_attention(
-                    model, variables, options.coverage_layer % config.num_decoder_layers, method
-                )
-                if self.covers
-                else _next_logits(model, variables, method)
-                for model, variables, config in zip(models, self._variables, configs, strict=True)
-            ]
-            return ensemble(members, mean=options.ensemble_mean) if several else members[0]
-
-        self.next_logits, self.read_prefix = combine("decode_step"), combine("read_prefix")
-        self.attention = _mean_attention if several else _attention
-
-    def encode(self, ids: Array, mask: Array, beams: int, capacity: int) -> Cache:
-        """Encodes sources; returns the cache before the first token, with `capacity` tokens for each beam."""
-        caches = []
-        for model, variables in zip(self._models, self._variables, strict=True):
-            cache = model.apply(variables, ids, mask, beams, capacity, method="start_decoding")
-            if self.covers:
-                attention = jnp.zeros((ids.shape[0], beams, ids.shape[1]), jnp.float32)
-                cache = cache._replace(per_beam={"model": cache.per_beam, "attention": attention})
-            caches.append(cache)
-        return ensemble_caches(caches) if len(caches) > 1 else caches[0]
-
-    def keep_last_attention(self, cache: Cache) -> Cache:
-        """Returns the cache after `read_prefix` with the attention of its last token alone."""
-        if not self.covers:
-            return cache
-        several = isinstance(cache.per_beam, tuple)
-        kept = [
-            member | {"attention": member["attention"][:, -1:]}
-            for member in (cache.per_beam if several else [cache.per_beam])
-        ]
-        return cache._replace(per_beam=tuple(kept) if several else kept[0])
-
-    def add_source_mask(self, sources: Sources) -> Lines:
-        """Returns the search inputs of the sources, with the source mask if there is a coverage penalty."""
-        return sources.lines._replace(source_mask=sources.mask) if self.covers else sources.lines
+        steps = members.next_logits, members.attention
+        return Search(steps[0], options, symbols, capacity, n_best, steps[1], shortlists), members
 
 
 # The functions below use no parameters, but `compile_by_rows` passes parameters as the first argument: ().
@@ -352,34 +296,3 @@ def _append_rows(params: Any, state: State, block: State, first: Array, *, layou
 
 def _empty_rows(params: Any, dummy_rows: Array, *, layout: StateLayout, size: Size) -> State:
     return empty_rows(layout, size)
-
-
-def _next_logits(model: Any, variables: Any, method: str) -> NextLogits:
-    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        return model.apply(variables, tokens, cache, method=method)
-
-    return next_logits
-
-
-def _next_logits_and_attention(model: Any, variables: Any, layer: int, method: str) -> NextLogits:
-    """Like `_next_logits`; also stores a layer's cross-attention [B, W, S], mean over heads, in the cache."""
-
-    def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        model_cache = cache._replace(per_beam=cache.per_beam["model"])
-        (logits, after), collections = model.apply(
-            variables, tokens, model_cache, method=method, mutable=["intermediates"]
-        )
-        block = collections["intermediates"]["decoder"][f"layers_{layer}"]
-        (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, W, S]
-        per_beam = {"model": after.per_beam, "attention": weights.mean(axis=1)}
-        return logits, after._replace(per_beam=per_beam)
-
-    return next_logits
-
-
-def _attention(cache: Cache) -> Array:
-    return cache.per_beam["attention"]
-
-
-def _mean_attention(cache: Cache) -> Array:
-    return jnp.stack([member["attention"] for member in cache.per_beam]).mean(axis=0)

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
+from flaxformer_mt.decoding.ensemble_members import Sources
+from flaxformer_mt.decoding.line_candidates import Candidates
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sizes import (
@@ -39,6 +41,7 @@ from flaxformer_mt.search import (
     Symbols,
     search_width,
 )
+from flaxformer_mt.vocab.shortlist import Shortlist
 
 # Number of blocks of sources in batch_tokens. Sources are sorted by length: smaller blocks have less padding,
 # but the device encodes fewer tokens at a time.
@@ -85,6 +88,7 @@ class SearchEngine:
         longest_source: int,
         spread: bool | SplitParameters = False,
         small_inputs: bool = False,
+        shortlist: Shortlist | None = None,
         warn: Callable[[str], None] = warn_user,
     ) -> None:
         """Builds the networks.
@@ -98,6 +102,8 @@ class SearchEngine:
             options.batch_tokens each, or the mesh over which parameters are split; they come from
             `place_parameters`.
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
+          shortlist: restricts the tokens of each translation to candidates for its source, of which only
+            the most probable are used: at most 16 for each source token, besides those of all sentences.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """
         self.options = options
@@ -111,7 +117,18 @@ class SearchEngine:
             longest_source,
             _longest_target(self._configs, longest_source),
         )
-        self.programs = SearchPrograms(self._configs, options, symbols, sizes=sizes, spread=spread)
+        self.shortlist = shortlist
+        self._candidates = None
+        if shortlist is not None:
+            self._candidates = Candidates(shortlist, symbols, sizes[1], longest_source=longest_source)
+        self.programs = SearchPrograms(
+            self._configs,
+            options,
+            symbols,
+            sizes=sizes,
+            spread=spread,
+            shortlists=None if self._candidates is None else self._candidates.shortlists,
+        )
         self._small = SmallInputs(self.programs) if small_inputs else None
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
@@ -221,6 +238,8 @@ class SearchEngine:
 
     def check(self, sentence: Sentence, name: str) -> None:
         """Raises UserError if no translation can satisfy the constraints; the message begins with `name`."""
+        if self._candidates is not None:
+            self._candidates.check(sentence.source, sentence.required, name)
         if self.longest_target is not None and sentence.shortest > self.longest_target:
             raise UserError(
                 f"{name} has {sentence.shortest - 1} tokens of prefix and required phrases, but the model "
@@ -249,6 +268,9 @@ class SearchEngine:
         for row, sentence in enumerate(sentences):
             limits[row] = self.lengths.limit(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
+        if self._candidates is not None:
+            inputs = [(sentence.source, sentence.required) for sentence in sentences]
+            lines = lines._replace(shortlist=self._candidates.lay_out(inputs))
         ratio, offset = options.min_length_ratio, options.min_length_offset
         if ratio or offset or any(sentence.least > 1 for sentence in sentences):
             min_lengths = np.zeros(rows, np.int32)

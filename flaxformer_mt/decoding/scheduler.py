@@ -11,9 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
-from flaxformer_mt.decoding.sizes import SHORTEST, SizeRule, choose_size, deal, round_down, round_up
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
+from flaxformer_mt.decoding.ensemble_members import Sources
+from flaxformer_mt.decoding.sizes import (
+    CANDIDATES_PER_TOKEN,
+    SHORTEST,
+    SizeRule,
+    choose_size,
+    deal,
+    round_down,
+    round_up,
+)
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult, Size, State
+from flaxformer_mt.shapes import Array
 
 # Length of a queue as a multiple of the rows. A shorter queue needs the host more often; a longer queue takes
 # more memory for waiting lines, and its results arrive later.
@@ -231,9 +241,20 @@ def gather_sources(sources: Sources, lines: Sequence[Sequence[int]], *, rows: in
     for part, indices in enumerate(lines):
         chosen[part, : len(indices)] = indices
     gathered = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen.ravel()], sources)
-    missing = [(0, 0), (0, max(0, length - gathered.ids.shape[1]))]
-    ids = np.pad(gathered.ids[:, :length], missing, constant_values=sources.ids[padding_row, 0])
-    return gathered._replace(ids=ids, mask=np.pad(gathered.mask[:, :length], missing))
+    return fit_sources(gathered, length, pad_id=int(sources.ids[padding_row, 0]))
+
+
+def fit_sources(sources: Sources, length: int, *, pad_id: int) -> Sources:
+    """Returns sources with `length` positions, and with as many candidates of shortlists as they may have."""
+
+    def fit(leaf: Array, size: int, blank: int = 0) -> np.ndarray:
+        missing = [(0, 0), (0, max(0, size - leaf.shape[1]))]
+        return np.pad(np.asarray(leaf)[:, :size], missing, constant_values=blank)
+
+    lines = sources.lines
+    if lines.shortlist is not None:
+        lines = lines._replace(shortlist=fit(lines.shortlist, CANDIDATES_PER_TOKEN * length))
+    return Sources(fit(sources.ids, length, pad_id), fit(sources.mask, length), lines)
 
 
 def _unpack_results(queue: _Queue) -> Iterator[tuple[int, SearchResult]]:

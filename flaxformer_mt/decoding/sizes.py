@@ -17,6 +17,9 @@ _MIN_FILLS = 2
 # Minimum length of an array of sources.
 SHORTEST = 8
 
+# Maximum number of candidates of a shortlist for each source token, besides those of all sentences.
+CANDIDATES_PER_TOKEN = 16
+
 # Length limits are for the worst case. The default capacity is this share of the limit, or the source length
 # plus this many tokens, whichever is more, so that more rows fit; the few sentences that exceed it are
 # searched again.

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
-from flaxformer_mt.decoding.scheduler import rows_to_refill
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
+from flaxformer_mt.decoding.ensemble_members import Sources
+from flaxformer_mt.decoding.scheduler import fit_sources, rows_to_refill
 from flaxformer_mt.decoding.sizes import SmallSize, deal
 from flaxformer_mt.parallel import compile_by_rows
 from flaxformer_mt.parallel.kept_programs import compile_kept
@@ -43,9 +44,9 @@ class SmallInputs:
         for part, indices in enumerate(shares):
             rows[part, : len(indices)] = indices
         gathered = jax.tree.map(lambda leaf: np.asarray(leaf)[rows.ravel()], sources)
-        missing = [(0, 0), (0, size.size.source_length - gathered.ids.shape[1])]
-        ids = np.pad(gathered.ids, missing, constant_values=sources.ids[num_sentences, 0])
-        arguments = (params, ids, np.pad(gathered.mask, missing), gathered.lines)
+        pad_id = int(sources.ids[num_sentences, 0])
+        padded = fit_sources(gathered, size.size.source_length, pad_id=pad_id)
+        arguments = (params, *padded)
         results = SearchResult(**jax.device_get(self._find(arguments, size, n_best)(*arguments)))
         for part, indices in enumerate(shares):
             for row, index in enumerate(indices):

@@ -136,6 +136,7 @@ def evaluate_run(
     resamples: ResamplingOptions | None = None,
     dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
+    shortlist: str | Path | None = None,
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
@@ -146,19 +147,17 @@ def evaluate_run(
 
     Args:
       split: the split of the run's data set to score, unless files are given.
-      source: file with one sentence per line, - for standard input; `reference` has the translations, or the
-        text for a language model.
+      source: file of sentences, - for standard input; `reference`: their translations, or only a text.
       checkpoint: best, last, average or a step. None: as the run's config says.
       lowercase, tokenize: ignore case; sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       search: search options to use instead of those of the run's config.
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
-      dtype, allow_nonfinite: see `load_trained`; they apply to the other runs too.
+      dtype, allow_nonfinite, shortlist: see `Translator.load`; the first two apply to the other runs too.
 
     Raises:
-      UserError: something named is absent, numbers of lines or the splits of runs differ, or an option has
-        no effect.
+      UserError: something named is absent, numbers of lines or splits differ, or an option has no effect.
     """
     run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
@@ -174,7 +173,8 @@ def evaluate_run(
     scored = read_set(config, split, source=source, reference=reference)
     own_split = split if source is None else None
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    named, evaluation = _translate_set(run_dir, scored, search, loading, progress=progress, **score_options)
+    loading |= {"search": search, "shortlist": shortlist}
+    named, evaluation = _translate_set(run_dir, scored, loading, progress=progress, **score_options)
     others, described = translate_compared_systems(compared, scored.sources, from_files, **options)
     if compared:
         lowercase = score_options["lowercase"]
@@ -196,7 +196,6 @@ def _choose_score_options(config: Config, lowercase: bool | None, tokenize: str 
 def _translate_set(
     run_dir: Path,
     scored: ScoredSet,
-    search: SearchConfig | None,
     loading: dict[str, Any],
     **options: Any,
 ) -> tuple[dict[str, Any], Evaluation]:
@@ -204,7 +203,7 @@ def _translate_set(
 
     Keeps no parameters: those of compared runs are loaded afterwards.
     """
-    translator = Translator.load(run_dir, search=search, **loading)
+    translator = Translator.load(run_dir, **loading)
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **options)
     save_translations(run_dir, scored.name, evaluation)
     return {"name": scored.name, "checkpoint": translator.checkpoint}, evaluation

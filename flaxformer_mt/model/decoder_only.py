@@ -15,7 +15,7 @@ from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
-from flaxformer_mt.model.stack import Stack, make_embedding, make_logits
+from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
 
@@ -79,25 +79,43 @@ class DecoderOnly(nn.Module):
         ancestors = make_ancestors(batch, beams, max_length)
         return Cache(per_beam, shared, jnp.zeros((), jnp.int32), ancestors)
 
-    def decode_step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache."""
+    def decode_step(
+        self, tokens: Array, cache: Cache, common: tuple[Array, Array | None] | None = None
+    ) -> tuple[Array, Cache]:
+        """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache.
+
+        With the output layer of `common` tokens, the logits are those of shortlists (`add_shortlists`).
+        """
         capacity = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
         mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=capacity)
         slot = cache.index % capacity
-        logits, per_beam = self._step(tokens, cache, cache.prefix_lengths(), mask, slot=slot, length=capacity)
+        hidden, per_beam = self._step(tokens, cache, cache.prefix_lengths(), mask, slot=slot, length=capacity)
+        if common is None:
+            logits = self.logits(hidden)
+        else:
+            logits = make_listed_logits(hidden, cache.shared["output"], common)
         return logits, cache._replace(per_beam=per_beam, index=cache.index + 1)
+
+    def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
+        """Return the cache with the output layer of each row's tokens; see `EncoderDecoder`."""
+        return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
+
+    def take_output(self, ids: Array) -> tuple[Array, Array | None]:
+        """Return the rows [N, D] of the output layer's table, and the biases [N], of tokens [N]."""
+        table, bias = self.output_layer()
+        return table[ids], None if bias is None else bias[ids]
 
     def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed the first tokens of one beam at once, [B, P]; see `EncoderDecoder.read_prefix`."""
         length, capacity = tokens.shape[1], cache.per_beam[0]["keys"].shape[3]
         positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
-        logits, per_beam = self._step(tokens, cache, positions, mask, slot=cache.index, length=length)
-        return logits, cache._replace(per_beam=per_beam, index=cache.index + length)
+        hidden, per_beam = self._step(tokens, cache, positions, mask, slot=cache.index, length=length)
+        return self.logits(hidden), cache._replace(per_beam=per_beam, index=cache.index + length)
 
     def _step(
         self, tokens: Array, cache: Cache, positions: Array, mask: Array, *, slot: Array, length: int
     ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions after the source, all < length; return logits and caches."""
+        """Run tokens [B, W] at their positions after the source, all < length; return states, caches."""
         source_mask = cache.shared["source_mask"]
         positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + positions
         length += source_mask.shape[1]
@@ -116,7 +134,7 @@ class DecoderOnly(nn.Module):
                 ancestry_mask=mask,
             )
             per_beam.append(updated)
-        return self.logits(self._finish(x)), per_beam
+        return self._finish(x), per_beam
 
     def logits(self, x: Array) -> Array:
         """Compute float32 logits [..., V] of hidden states x [..., D]."""

@@ -3,7 +3,7 @@
 The blocks arrive as a class; the models choose it and build the attention masks.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,3 +162,32 @@ def make_logits(x: Array, table: Array, bias: Array | None) -> Array:
     """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
     scores = contract("...D,VD->...V", x, table)
     return scores if bias is None else scores + bias
+
+
+class ListedOutput(NamedTuple):
+    """Columns of the output layer for the shortlist of each row: those of its own tokens."""
+
+    # float32 in any dtype of the model: so few columns are multiplied faster in float32 on CPUs.
+    kernel: Array  # [B, D, C]
+    bias: Array | None  # [B, C]
+    # Which columns belong to a token; the others are padding.
+    listed: Array  # [B, C]
+
+
+def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
+    """Gather the output layer's columns of tokens [B, C], which are ids plus 1; 0: padding."""
+    ids = jnp.maximum(tokens - 1, 0)
+    kernel = jnp.swapaxes(jnp.take(table, ids, axis=0).astype(jnp.float32), 1, 2)
+    return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
+
+
+def make_listed_logits(x: Array, own: ListedOutput, common: tuple[Array, Array | None]) -> Array:
+    """Compute float32 logits [B, W, N + C] of x [B, W, D]: of N common tokens, then of each row's own.
+
+    Args:
+      common: rows [N, D] of the table of the output layer, and their biases [N].
+    """
+    scores = contract("BWD,BDC->BWC", x.astype(jnp.float32), own.kernel)
+    scores = scores if own.bias is None else scores + own.bias[:, None]
+    scores = jnp.where(own.listed[:, None], scores, -jnp.inf)
+    return jnp.concatenate([make_logits(x, *common), scores], axis=-1)

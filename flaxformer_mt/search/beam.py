@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_penalty
 from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_constraints
-from flaxformer_mt.search.token_rules import banned_tokens, barred_or_allowed
+from flaxformer_mt.search.restriction import expand_to_vocabulary, original_ids
+from flaxformer_mt.search.token_rules import banned_tokens, barred_or_allowed, needs_mask
 from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
 
@@ -92,12 +93,14 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
 
     Logits [B, 1, V] apply to all beams, as before the first token.
     """
+    groups = task.options.diversity_groups
+    if groups > 1 or needs_mask(task, state):
+        task, logits = expand_to_vocabulary(task, state.lines, logits)
     (barred, allowed), banned = barred_or_allowed(task, state, logits.shape[-1]), banned_tokens(task, state)
     if logits.shape[1] == 1 and allowed is not None:
         allowed = allowed[:, :1]
     if state.lines.required is not None:
         return choose_required(task, state, logits, allowed, banned)
-    groups = task.options.diversity_groups
     width = task.width // groups
     discount, chosen_by_group = None, []
     for group in range(groups):
@@ -115,7 +118,8 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
         chosen_by_group.append(chosen._replace(parents=chosen.parents + group * width))
         if group + 1 < groups:
             discount = _discount(discount, chosen, task.options.diversity_strength, logits.shape)
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *chosen_by_group)
+    chosen = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *chosen_by_group)
+    return chosen._replace(last=original_ids(task, state.lines, chosen.last))
 
 
 def _extend(log_probs: Array, steps: Array, tokens: Array, discount: Array | None) -> Chosen:

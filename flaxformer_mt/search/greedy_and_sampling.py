@@ -4,8 +4,9 @@ import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import mask_logits, top_candidates
 from flaxformer_mt.search.penalties import length_penalty
+from flaxformer_mt.search.restriction import expand_to_vocabulary, original_ids
 from flaxformer_mt.search.sampling import draw_tokens, make_keys
-from flaxformer_mt.search.token_rules import allowed_tokens, banned_tokens, barred_or_allowed
+from flaxformer_mt.search.token_rules import allowed_tokens, banned_tokens, barred_or_allowed, needs_mask
 from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
 from flaxformer_mt.shapes import Array, Cache
 
@@ -70,11 +71,13 @@ def _record_ancestors(cache: Cache, position: Array) -> Cache:
 
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     """Return the model's log-probability [B, W] of each path's next token, and the token."""
+    if task.options.method == "sample" or needs_mask(task, state):
+        task, logits = expand_to_vocabulary(task, state.lines, logits)
     banned = banned_tokens(task, state)
     if task.options.method == "greedy":
         barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
         best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
-        return best[:, :, 0], tokens[:, :, 0]
+        return best[:, :, 0], original_ids(task, state.lines, tokens[:, :, 0])
     assert state.lines.seeds is not None
     allowed = allowed_tokens(task, state, logits.shape[-1])
     masked = mask_logits(logits, banned=banned, allowed=allowed)

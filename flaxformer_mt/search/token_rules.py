@@ -45,20 +45,28 @@ def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, A
     A minimum length needs no mask of the whole vocabulary: if it is the only constraint, eos is barred for
     the lines [B, 1] that are too short to end.
     """
-    lines, n = state.lines, task.options.no_repeat_ngram
-    needs_mask = lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
-    if lines.min_lengths is None or needs_mask:
+    lines = state.lines
+    if lines.min_lengths is None or needs_mask(task, state):
         return None, allowed_tokens(task, state, size)
-    return (task.symbols.eos_id, (state.prefix_lengths + 1 < lines.min_lengths)[:, None]), None
+    eos = task.symbols.eos_id if task.shortlists is None else 0
+    return (eos, (state.prefix_lengths + 1 < lines.min_lengths)[:, None]), None
+
+
+def needs_mask(task: Task, state: State) -> bool:
+    """Return whether a line has a constraint that needs a mask of the whole vocabulary."""
+    n = task.options.no_repeat_ngram
+    return state.lines.prefixes is not None or state.met is not None or 0 < n <= task.max_length
 
 
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
     """Return the ids that are banned for all beams.
 
     A prefix may force a suppressed token, so with prefixes `allowed_tokens` excludes suppressed tokens
-    instead.
+    instead. Shortlists contain none.
     """
     symbols = task.symbols
+    if task.shortlists is not None:
+        return ()
     return symbols.banned if state.lines.prefixes is None else (symbols.pad_id, symbols.bos_id)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from flaxformer_mt.config import SearchConfig
@@ -75,6 +76,20 @@ class Lines(NamedTuple):
     seeds: UInt[Array, "B"] | None = None
     # Which source positions are tokens (coverage penalty only).
     source_mask: Bool[Array, "B S"] | None = None
+    # The tokens of each line's shortlist, besides those of `Shortlists.common`: their ids plus 1; 0: padding.
+    shortlist: Int[Array, "B C"] | None = None
+
+
+class Shortlists(NamedTuple):
+    """What the shortlists of all lines have in common; logits are those of these tokens, then of the line's.
+
+    No token is listed twice for a line, and none that is banned.
+    """
+
+    # Ids of tokens that all lines may use, eos first.
+    common: np.ndarray
+    # V: number of entries of the vocabulary.
+    size: int
 
 
 class SearchResult(NamedTuple):
@@ -107,6 +122,8 @@ class Task:
     n_best: int = 1
     # Returns the attention weights that the coverage penalty needs.
     attention_of: AttentionOf | None = None
+    # If logits [B, W, N + C] are those of the lines' shortlists, -inf for padding; None: of the vocabulary.
+    shortlists: Shortlists | None = None
 
     @property
     def width(self) -> int:

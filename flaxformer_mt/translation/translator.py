@@ -39,6 +39,7 @@ from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
 from flaxformer_mt.trees import digest_leaves
 from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.vocab.shortlist import Shortlist
 
 
 def _ignore(*, lines: int, tokens: int) -> None:
@@ -65,6 +66,7 @@ class Translator:
         long_lines: LongLines = "split",
         spread: bool | SplitParameters = False,
         small_inputs: bool = False,
+        shortlist: Shortlist | None = None,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -78,9 +80,9 @@ class Translator:
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
+          shortlist: restricts each translation to likely pieces, see `SearchEngine`.
           warn: receives one warning per call or window that names the lines that were split or cut, or whose
-            translations lack required phrases; and one when the device first runs out of memory with batches
-            of search.batch_tokens.
+            translations lack required phrases; and one when the device first runs out of memory.
 
         Raises:
           UserError: invalid search options, or an ensemble with different vocabularies.
@@ -89,9 +91,7 @@ class Translator:
         for model in self.models:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
-        self.config, self.vocabs = config, vocabs
-        self.checkpoint = checkpoint
-        self.warn = warn
+        self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self._long_lines: LongLines = long_lines
         self._together = isinstance(spread, SplitParameters)
         self._place_parameters(params, ensemble, spread)
@@ -104,6 +104,7 @@ class Translator:
             longest_source=config.data.max_source_length,
             spread=spread,
             small_inputs=small_inputs,
+            shortlist=shortlist,
             warn=lambda message: self.warn(message),
         )
         self.scorer = TokenScorer(
@@ -127,6 +128,7 @@ class Translator:
         spread: bool = True,
         dtype: Dtype | None = None,
         allow_nonfinite: bool = False,
+        shortlist: str | Path | None = None,
         warn: Warn = warn_user,
     ) -> "Translator":
         """Loads a trained model from a run directory.
@@ -136,6 +138,7 @@ class Translator:
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
+          shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
             one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
             has computed before. All callers share the programs compiled so.
@@ -171,6 +174,7 @@ class Translator:
             long_lines=long_lines,
             spread=trained.split or spread,
             small_inputs=trained.split is None,
+            shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
             warn=warn,
         )
 
@@ -210,7 +214,7 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
-        }
+        } | ({} if self.search.shortlist is None else {"shortlist": self.search.shortlist.fingerprint})
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the pieces of a translation's tokens in the target vocabulary."""

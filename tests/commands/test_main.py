@@ -350,10 +350,23 @@ def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     monkeypatch.setattr(
         evaluate, "evaluate_run", lambda *args, **kwargs: calls.append((args, kwargs)) or {"bleu": 1.5}
     )
-    assert main(["evaluate", f"--run={run_dir}", "--lowercase", "--checkpoint=1500", "--beam_size=7"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                f"--run={run_dir}",
+                "--lowercase",
+                "--checkpoint=1500",
+                "--beam_size=7",
+                "--shortlist=s",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capfd.readouterr().out) == {"bleu": 1.5}
     assert main(["evaluate", f"--run={run_dir}", "--source=a", "--reference", "b", "--method=greedy"]) == 0
     (first, options), (_, files) = calls
+    assert (options["shortlist"], files["shortlist"]) == (Path("s"), None)
     assert first == (run_dir,)
     assert (options["split"], options["lowercase"], options["checkpoint"]) == ("test", True, "1500")
     assert (options["search"].beam_size, options["search"].length_penalty) == (
@@ -660,8 +673,14 @@ def test_paths_that_are_not_utf8_are_printed_as_json(capfd, monkeypatch):
     from flaxformer_mt.data import prepare
 
     report = {"folder": "a\udcff\ud800/ä", "overlap": {}}
-    monkeypatch.setattr(prepare, "prepare", lambda config, run, **options: SimpleNamespace(report=report))
-    assert main(["prepare", CONFIG]) == 0
+    given = {}
+    monkeypatch.setattr(
+        prepare,
+        "prepare",
+        lambda config, run, **options: given.update(options) or SimpleNamespace(report=report),
+    )
+    assert main(["prepare", CONFIG, "--shortlist=s", "--shortlist_candidates=7"]) == 0
+    assert given["shortlist"] == (Path("s"), 7, 200)
     out = capfd.readouterr().out
     assert json.loads(out) == report and "ä" in out
 

@@ -26,6 +26,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
+from flaxformer_mt.vocab.shortlist import Shortlist
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -287,17 +288,31 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
     assert any(ended) and not all(ended) and len({tuple(tokens) for tokens in ours}) > 3
     assert min(map(len, ours)) == 1 and max(map(len, ours)) == limit  # an empty one, and one that is cut off
 
-    translator = ctranslate2.Translator(str(export(weights, tmp_path / "out")))
-    found = translator.translate_batch(
-        [vocabs.source.pieces(vocabs.source.tokenize(line)[:-1]) for line in lines],
-        beam_size=1,
-        min_decoding_length=0,
-        max_input_length=0,
-        max_decoding_length=limit,
-        suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)],
-        return_end_token=True,
-    )
-    assert [result.hypotheses[0] for result in found] == [vocabs.target.pieces(tokens) for tokens in ours]
+    folder, sources = export(weights, tmp_path / "out"), [vocabs.source.tokenize(line) for line in lines]
+    rules = {(piece,): np.arange(4 + piece % 7, 48, 5, np.int32) for piece in range(4, 48, 2)}
+    shortlist = Shortlist(rules, [9, 30], vocabs)
+    shortlist.write(folder / "vmap.txt")
+    translator = ctranslate2.Translator(str(folder))
+
+    def translate(sources, **options):
+        found = translator.translate_batch(
+            [vocabs.source.pieces(source[:-1]) for source in sources],
+            beam_size=1,
+            min_decoding_length=0,
+            max_input_length=0,
+            max_decoding_length=limit,
+            suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)],
+            return_end_token=True,
+            **options,
+        )
+        return [result.hypotheses[0] for result in found]
+
+    assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]
+    # CTranslate2 has one shortlist for a batch, which is here a sentence.
+    restricted = Translator(config, weights.params, vocabs, shortlist=shortlist).translate(lines)
+    pieces = [vocabs.target.pieces(found.tokens) for found in restricted]
+    assert [translate([source], use_vmap=True)[0] for source in sources] == pieces
+    assert sum(found.tokens != tuple(tokens) for found, tokens in zip(restricted, ours, strict=True)) > 3
 
 
 def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path):

@@ -281,6 +281,9 @@ def test_mistakes_cost_one_message(run, exported, tmp_path, capsys):
     assert "handbuilt has no --quantization=int8; it has: none" in fails(
         "export", f"--run={run}", "--format=handbuilt", out, "--quantization=int8"
     )
+    assert "handbuilt has no file for --shortlist=s; leave" in fails(
+        "export", f"--run={run}", "--format=handbuilt", out, "--shortlist=s"
+    )
     assert "exists and is not an empty folder" in fails(
         "export", f"--run={run}", "--format=handbuilt", f"--output={exported[0]}"
     )

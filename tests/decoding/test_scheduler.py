@@ -9,8 +9,9 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import sizes
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, Sources
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
+from flaxformer_mt.decoding.ensemble_members import Sources
 from flaxformer_mt.decoding.sizes import (
     LengthRule,
     SizeRule,
@@ -141,8 +142,9 @@ def test_a_sentence_with_a_long_prefix_has_a_state_of_its_own(model, options):
 def step_by_step(self, params, ids, mask, lines, *, n_best):
     """Replaces `SearchPrograms._read_rows`: prefixes are not read in advance, but forced in the search."""
     task, members = self._make_task(params, 1, n_best)
-    cache = members.encode(ids, mask, 1 if self._shares_first_step else task.width, 1)
-    return begin_lines(task, cache, members.add_source_mask(Sources(ids, mask, lines)))
+    sources = Sources(ids, mask, lines)
+    cache = members.encode(sources, 1 if self._shares_first_step else task.width, 1)
+    return begin_lines(task, cache, members.add_source_mask(sources))
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,11 @@ def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSyst
     """Returns the languages of a model, and the model."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
+        if options.shortlist is not None:
+            raise UserError(
+                f"--shortlist={options.shortlist} has no effect with --backend=ctranslate2; leave it out, or "
+                "give --backend=jax"
+            )
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
         batches = LiveBatches(path, **changes)
@@ -149,7 +154,8 @@ def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSyst
     from flaxformer_mt.translation.translator import Translator
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    translator = Translator.load(path, checkpoint=options.checkpoint, search=search, dtype=options.dtype)
+    loading: dict[str, Any] = {"dtype": options.dtype, "shortlist": options.shortlist}
+    translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
     data = translator.config.data
     return (data.source_language, data.target_language), LiveTranslator(translator)
 

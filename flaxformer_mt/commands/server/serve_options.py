@@ -38,5 +38,8 @@ class ServeOptions:
     beam_size: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
+    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE wrote it:
+    # faster on CPUs. Only for a single run. None: all pieces.
+    shortlist: Path | None = None
     # Compile for all sizes before the first request, so that none waits for it.
     warm_up: bool = True

@@ -5,8 +5,8 @@ parity check. The contents of model.bin come from ctranslate2/spec.py.
 
 Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
 source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
-as in every format. A source consists of SentencePiece pieces without special tokens; CTranslate2 appends the
-end symbol.
+as in every format; with a shortlist vmap.txt, for translate_batch(..., use_vmap=True). A source consists of
+SentencePiece pieces without special tokens; CTranslate2 appends the end symbol.
 
     source = SentencePieceProcessor(model_file="DIR/source.spm").encode(line, out_type=str)
     translator = ctranslate2.Translator("DIR")
@@ -155,4 +155,5 @@ FORMAT = Format(
     read=None,
     quantity="log_probs",
     quantizations=_QUANTIZATIONS,
+    shortlist_name="vmap.txt",
 )

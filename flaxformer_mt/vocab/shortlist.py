@@ -1,0 +1,130 @@
+"""A vocabulary shortlist: the target pieces that may translate a source, found by its pieces.
+
+Contains the text file of a shortlist, which is CTranslate2's vocabulary map (vmap.txt), and the candidates of
+a sentence. data/lexical_table.py learns shortlists from a training set.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.vocab.vocabulary import Vocab, Vocabs
+
+# Maximum size of a file in bytes.
+_MAX_BYTES = 1 << 30
+
+
+class Shortlist:
+    """Candidates of sentences: those of each n-gram of their source, and those of all sentences.
+
+    common: ids that are candidates for all sentences. fingerprint: hex digest of the rules.
+    """
+
+    def __init__(
+        self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs
+    ) -> None:
+        """Stores the rules.
+
+        Args:
+          rules: n-gram of source ids -> target ids, most probable first.
+          common: target ids that are candidates for all sentences; eos and the unknown symbol always are.
+        """
+        target = vocabs.target
+        self._rules = rules
+        special = [target.eos_id] + ([target.unk_id] if target.unk_id >= 0 else [])
+        self.common = np.unique(np.concatenate([np.asarray(common, np.int32), special]))
+        self._longest = max(map(len, rules), default=0)
+        self._vocabs = vocabs
+        self.fingerprint = hashlib.sha256("\n".join(self._lines()).encode()).hexdigest()
+
+    @classmethod
+    def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
+        """Reads a file of lines `n-gram of source pieces<TAB>target pieces`, separated by spaces.
+
+        The line without source pieces has the candidates of all sentences.
+
+        Raises:
+          UserError: the file cannot be read, has lines of another form, or pieces that the vocabularies lack.
+        """
+        try:
+            text = read_file(path, most=_MAX_BYTES).decode("utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(
+                f"the shortlist {path} cannot be read: {reason}; give a file that prepare --shortlist=FILE "
+                "or CTranslate2's vmap has written"
+            ) from error
+        ids = [
+            {piece: number for number, piece in enumerate(vocab.pieces(range(vocab.size)))}
+            for vocab in (vocabs.source, vocabs.target)
+        ]
+        rules: dict[tuple[int, ...], np.ndarray] = {}
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line:
+                source, tab, target = line.partition("\t")
+                where = f"the shortlist {path}, line {number}"
+                if not tab or "\t" in target:
+                    raise UserError(
+                        f"{where}, has {line.count(chr(9))} tabs; it must have source pieces, one tab, and "
+                        "target pieces"
+                    )
+                key = tuple(_find(source, ids[0], "source", where))
+                rules[key] = np.array(_find(target, ids[1], "target", where), np.int32)
+        common = rules.pop((), np.zeros(0, np.int32))
+        return cls(rules, common, vocabs)
+
+    def write(self, path: Path) -> None:
+        """Writes the file atomically."""
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with name_full_disk(path):
+            try:
+                partial.write_text("".join(f"{line}\n" for line in self._lines()), encoding="utf-8")
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns the candidates for a source: the first of each n-gram, then the second, and so on.
+
+        An id may occur several times; candidates of all sentences are not added.
+        """
+        ids = np.asarray(source).tolist()
+        found = []
+        for length in range(1, self._longest + 1):
+            keys = dict.fromkeys(tuple(ids[start : start + length]) for start in range(len(ids) - length + 1))
+            found += [self._rules[key] for key in keys if key in self._rules]
+        if not found:
+            return np.zeros(0, np.int32)
+        ranks = np.concatenate([np.arange(len(one)) for one in found])
+        return np.concatenate(found)[np.argsort(ranks, kind="stable")]
+
+    def _lines(self) -> list[str]:
+        """Returns the lines of the file, without pieces that contain a space, a tab or a line break."""
+        source, target = (_spell(vocab) for vocab in (self._vocabs.source, self._vocabs.target))
+        lines = []
+        for key, found in [((), self.common), *sorted(self._rules.items())]:
+            pieces = [target[number] for number in found.tolist() if target[number]]
+            if all(source[number] for number in key) and pieces:
+                lines.append(f"{' '.join(source[number] for number in key)}\t{' '.join(pieces)}")
+        return lines
+
+
+def _spell(vocab: Vocab) -> list[str]:
+    """Returns the pieces by id, "" for those that a file cannot contain."""
+    return ["" if set(piece) & set(" \t\n") else piece for piece in vocab.pieces(range(vocab.size))]
+
+
+def _find(text: str, ids: dict[str, int], side: str, where: str) -> list[int]:
+    pieces = [piece for piece in text.split(" ") if piece]
+    if missing := [piece for piece in pieces if piece not in ids]:
+        raise UserError(
+            f"{where}, has the piece {missing[0]!r}, which the {side} vocabulary of {len(ids)} pieces lacks; "
+            "give a shortlist that was made for this run"
+        )
+    return [ids[piece] for piece in pieces]

@@ -1,0 +1,127 @@
+"""Shortlists in the search: each sentence is translated as by a model that has its candidates alone."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from tiny_experiment import random_params
+
+from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.decoding.engine import SearchEngine, Sentence
+from flaxformer_mt.decoding.line_candidates import Candidates
+from flaxformer_mt.decoding.live_search import LiveSearch
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model import make_model
+from flaxformer_mt.search import Symbols
+
+VOCAB = 29
+MODEL = ModelConfig(
+    model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, output_bias=True
+)
+# Of the first source token; 7 is suppressed, 28 is for all.
+OWN = {3: (20, 9, 7, 5, 11), 4: (6, 21, 5, 13, 19, 8, 28)}
+COMMON = (28, 14, 1)
+
+
+class Rules:
+    """A shortlist whose candidates depend on the first source token."""
+
+    common = np.array(COMMON, np.int32)
+
+    def find(self, source):
+        return np.array(OWN.get(int(source[0]), ()) * 2, np.int32)
+
+
+def make_sentences(lengths, **more) -> list[Sentence]:
+    random = np.random.default_rng(5)
+    rows = [np.append(random.integers(3, VOCAB, n - 1), 2).astype(np.int32) for n in lengths]
+    for number, row in enumerate(rows):
+        row[0] = 3 + number % 2
+    return [Sentence(row, stream=(number,), **more) for number, row in enumerate(rows)]
+
+
+def make_engine(options: SearchConfig, models, *, rules=None, small=False, batch_tokens=3000) -> SearchEngine:
+    engine = SearchEngine(
+        models,
+        dataclasses.replace(options, batch_tokens=batch_tokens),
+        Symbols(0, 1, 2, never=(7,)),
+        sizes=(VOCAB, VOCAB),
+        source_pad_id=0,
+        longest_source=8,
+        small_inputs=small,
+        shortlist=rules,
+    )
+    if not small:
+        engine.programs.compile(compiler_options={"xla_backend_optimization_level": 0})
+    return engine
+
+
+def only(params, token: int, *more: int):
+    """Returns the parameters with a bias that leaves nothing but the candidates of sentences with `token`."""
+    allowed = {2, 28, 14, *OWN[token], *more} - {7}
+    bias = np.where(np.isin(np.arange(VOCAB), sorted(allowed)), params["output_bias"], -1e9)
+    return params | {"output_bias": bias.astype(np.float32)}
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.lengths, other.lengths)
+        most = one.lengths.max()
+        np.testing.assert_array_equal(one.tokens[:, :most], other.tokens[:, :most])
+        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraints", "architecture"),
+    [
+        ({"min_length_ratio": 0.7}, {}, "encoder_decoder"),
+        ({"no_repeat_ngram": 2, "ensemble_mean": "probs"}, {"required": ((17, 9), (5,))}, "encoder_decoder"),
+        ({"method": "sample", "min_length_ratio": 0.7}, {}, "decoder_only"),
+    ],
+    ids=["beam", "constraints of an ensemble", "samples"],
+)
+def test_translations_are_those_of_a_model_without_other_tokens(
+    fields, constraints, architecture, one_device
+):
+    """In the queue, as a small input, and in a live search."""
+    options = SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4, **fields)
+    models = [dataclasses.replace(MODEL, architecture=architecture)] * (2 if constraints else 1)
+    networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
+    params = [random_params(network, seed, scale=1.5) for seed, network in enumerate(networks)]
+    sentences = make_sentences([4, 8, 3, 8, 6, 7, 5, 2, 8, 7, 3], **constraints)
+    plain = make_engine(options, models)
+    expected = [None] * len(sentences)
+    for first in (3, 4):
+        numbers = [n for n, one in enumerate(sentences) if one.source[0] == first]
+        alone = [only(own, first, *sum(constraints.get("required", ()), ())) for own in params]
+        chosen = [sentences[n] for n in numbers]
+        for index, result in plain.search_all(chosen, n_best=1, params=alone):
+            expected[numbers[index]] = result
+    engine = make_engine(options, models, rules=Rules())
+    found = dict(engine.search_all(sentences, n_best=1, params=params))
+    assert_same([found[n] for n in range(len(sentences))], expected)
+    assert len({result.tokens.tobytes() for result in expected}) > 3
+    if constraints:
+        assert all(result.satisfied[0] for result in found.values())
+    elif "method" not in fields:
+        small = make_engine(options, models, rules=Rules(), small=True)
+        placed = jax.device_put(params[0])
+        assert_same([dict(small.search_all(sentences[:1], n_best=1, params=[placed]))[0]], expected[:1])
+        live = LiveSearch(engine, tuple(params))
+        live.submit("one", sentences[1], n_best=1)
+        results = {}
+        while len(live):
+            results |= dict(live.advance())
+        assert_same([results["one"]], expected[1:2])
+
+
+def test_candidates_are_the_first_ones_without_banned_and_common_tokens():
+    candidates = Candidates(Rules(), Symbols(0, 1, 2, never=(7,)), VOCAB, longest_source=8)
+    assert candidates.shortlists.common.tolist() == [2, 28, 14] and candidates.shortlists.size == VOCAB
+    rows = candidates.lay_out([(np.array([3, 2]), ()), (np.array([4, 2]), ((13, 28), (9,)))])
+    assert rows.shape == (3, 128) and not rows[2].any()
+    assert [row[row > 0].tolist() for row in rows[:2]] == [[21, 10, 6, 12], [14, 10, 7, 22, 6, 20, 9]]
+    short = Candidates(Rules(), Symbols(0, 1, 2), VOCAB, longest_source=1)
+    with pytest.raises(UserError, match="line 4 requires phrases of 17 different tokens.* room for 16"):
+        short.check(np.array([2]), (tuple(range(3, 20)),), "line 4")
