@@ -6,30 +6,32 @@
     PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR
 
 captions: a trained run on its own test set, where hypotheses end with the end symbol, so that the BLEU of all
-three systems can be compared as well. A short training is enough, for example of configs/multi30k_de_en.py
-with model.norm_position=post, the architecture of MarianMTModel. news: a Transformer-base with random weights
-and 32,000 subwords on the first 500 lines. All translations of a batch are as long as its longest source,
-since the peers have one length per batch; ours has no batches, and gets the same lengths. Without --news, the
-sentences are random words.
+three systems can be compared as well. A short training is enough, for example of configs/multi30k_de_en.py.
+news: a Transformer-base with random weights and 32,000 subwords on the first 500 lines. All translations of a
+batch are as long as its longest source, since the peers have one length per batch; ours has no batches, and
+gets the same lengths. Without --news, the sentences are random words.
 
-The model is exported with our formats `marian`, for `MarianMTModel.generate`, and `ctranslate2`, for
-`translate_batch`. Each system translates in the precisions of `--precisions` that it has: ours and Hugging
-Face in float32 and bfloat16, CTranslate2 in float32 and int8. The beam size is 4, and all other options are
-the defaults of each system. All systems get the same sentences as ids (CTranslate2: as subwords), so that
-tokenization is excluded. --batch_tokens limits the size of a batch of every system: rows x (source length +
-beam size x longest translation). The peers get batches of sentences sorted by length. CTranslate2 may also
-make its own batches, with its threads on one batch or on several; its fastest variant is compared.
+The model is exported with our formats `marian` or, with norms first, `hf-pre-norm`, for `generate` of
+transformers, and `ctranslate2`, for `translate_batch`. Each system translates in the precisions of
+`--precisions` that it has: ours and Hugging Face in float32 and bfloat16, CTranslate2 in float32 and int8.
+The beam size is 4, and all other options are the defaults of each system. All systems get the same sentences
+as ids (CTranslate2: as subwords), so that tokenization is excluded. --batch_tokens limits the size of a batch
+of every system: rows x (source length + beam size x longest translation). The peers get batches of sentences
+sorted by length. CTranslate2 may also make its own batches, with its threads on one batch or on several; its
+fastest variant is compared.
 
 Each system runs in a process of its own, with the same number of threads. The systems first compile, which is
 reported separately, and then take turns for several rounds of all sentences. Prints JSON: tokens per second
 of every round, and the ratio of each variant of ours to the fastest variant of each peer, and to that of each
 precision of it, by medians.
+With --shortlist=FILE, ours and CTranslate2 (its vmap) are also measured with a shortlist.
 `--tiny` runs everything with a toy model in seconds.
 """
 
 import argparse
 import dataclasses
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -54,7 +56,9 @@ from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import make_vocabs
 
 BEAM = 4
-PEERS = {"marian": "hugging_face", "ctranslate2": "ctranslate2"}
+PEERS = ("hugging_face", "ctranslate2")
+# Hugging Face's model, by the place of the norms.
+_HUGGING_FACE = {"post": "marian", "pre": "hf-pre-norm"}
 # Lengths in subwords of the first 500 English lines of newstest2014, percentiles 0, 10, 25, 50, 75, 90, 100.
 _NEWS_LENGTHS = (3, 11, 15, 23, 32, 41, 91)
 # Tolerance of the export check: random weights give logits in the hundreds; equal weights are enough here.
@@ -162,11 +166,16 @@ def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None
         (folder / "ours").mkdir()
         np.savez(folder / "ours" / "params.npz", **weights.leaves)
         weights.vocabs.save(folder / "ours" / "vocab")
-    for name in (name for name, system in PEERS.items() if system in systems):
+    formats = {
+        "ctranslate2": "ctranslate2",
+        "hugging_face": _HUGGING_FACE[weights.config.model.norm_position],
+    }
+    for system in (peer for peer in PEERS if peer in systems):
+        name = formats[system]
         target = find_format(name)
         if problems := target.problems(weights.config):
             raise SystemExit(f"{name} cannot express this model: {'; '.join(problems)}")
-        write_checked(target, weights, folder / name, _TOLERANCE)
+        write_checked(target, weights, folder / system, _TOLERANCE)
 
 
 def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) -> list[dict[str, Any]]:
@@ -191,6 +200,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         material = make_material(options, options.work or folder)
         write_models(material.weights, folder, options.systems)
+        if options.shortlist and "ctranslate2" in options.systems:
+            shutil.copy(options.shortlist, folder / "ctranslate2" / "vmap.txt")
         search, forced = material.weights.config.search, options.setting == "news"
         task = {
             "config": to_dict(material.weights.config),
@@ -202,6 +213,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "threads": options.threads,
             "our_variants": our_variants(options),
             "precisions": options.precisions,
+            "shortlist": str(options.shortlist or ""),
         }
         path = folder / "task.json"
         path.write_text(json.dumps(task), encoding="utf-8")
@@ -223,7 +235,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rate = statistics.median(ours["rounds"])
         result.setdefault("ratios", {})[variant] = {
             name: round(rate / peers_rate, 2)
-            for peer in PEERS.values()
+            for peer in PEERS
             if peer in systems
             for name, peers_rate in fastest(peer, systems[peer]["variants"], options.precisions).items()
         }
@@ -235,9 +247,9 @@ def fastest(peer: str, variants: dict[str, dict[str, Any]], precisions: Sequence
     rates = {name: statistics.median(variant["rounds"]) for name, variant in variants.items()}
     found = {peer: max(rates.values())}
     for precision in precisions:
-        some = [rate for name, rate in rates.items() if name.endswith(f", {precision}")]
-        if some:
-            found[f"{peer} {precision}"] = max(some)
+        for ending in (precision, f"{precision}, shortlist"):
+            if some := [rate for name, rate in rates.items() if name.endswith(f", {ending}")]:
+                found[f"{peer} {ending}"] = max(some)
     return found
 
 
@@ -256,6 +268,8 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
                     "dtype": dtype,
                     "stopping": "inexact",
                 }
+    if options.shortlist:
+        variants |= {f"{name}, shortlist": one | {"shortlist": True} for name, one in variants.items()}
     return variants
 
 
@@ -323,6 +337,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
     )
     parser.add_argument("--precisions", default="float32,bfloat16,int8", help="precisions, comma-separated")
+    parser.add_argument("--shortlist", type=Path, help="also measure with this file of prepare --shortlist")
     parser.add_argument("--threads", type=int, default=2, help="threads per system")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
@@ -330,8 +345,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.systems = options.systems.split(",")
-    if unknown := set(options.systems) - {"ours", *PEERS.values()}:
-        parser.error(f"unknown systems {', '.join(unknown)}; known: ours, {', '.join(PEERS.values())}")
+    if unknown := set(options.systems) - {"ours", *PEERS}:
+        parser.error(f"unknown systems {', '.join(unknown)}; known: ours, {', '.join(PEERS)}")
     options.precisions = options.precisions.split(",")
     if unknown := set(options.precisions) - {"float32", "bfloat16", "int8"}:
         parser.error(f"unknown precisions {', '.join(unknown)}; known: float32, bfloat16, int8")

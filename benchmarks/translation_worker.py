@@ -46,6 +46,7 @@ def make_ours(task: dict[str, Any]) -> System:
     from flaxformer_mt.translation.constraints import make_symbols
     from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
+    from flaxformer_mt.vocab.shortlist import Shortlist
 
     use_cpu_cores_as_devices()
     config, folder = from_dict(task["config"]), Path(task["folder"]) / "ours"
@@ -54,7 +55,9 @@ def make_ours(task: dict[str, Any]) -> System:
         params = nest_leaves({path: arrays[path] for path in arrays.files})
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
-    def make_variant(dtype: Any, **changes: Any) -> Callable[[list[Batch]], list[Ids]]:
+    def make_variant(
+        dtype: Any, shortlist: bool = False, **changes: Any
+    ) -> Callable[[list[Batch]], list[Ids]]:
         kernels = replicate_locally(cast_kernels(params, dtype))
         searcher = SearchEngine(
             [replace(config.model, dtype=dtype)],
@@ -64,6 +67,7 @@ def make_ours(task: dict[str, Any]) -> System:
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
             spread=True,
+            shortlist=Shortlist.read(task["shortlist"], vocabs) if shortlist else None,
         )
         sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
         sentences = [Sentence(source) for source in sources]
@@ -85,12 +89,12 @@ def make_ours(task: dict[str, Any]) -> System:
 
 
 def make_hugging_face(task: dict[str, Any]) -> System:
-    """Builds MarianMTModel.generate for the given batches; its generation_config sets all other options."""
+    """Builds the model's `generate` for the given batches; its generation_config sets all other options."""
     import torch
     import transformers
 
     torch.set_num_threads(task["threads"])
-    model = transformers.MarianMTModel.from_pretrained(Path(task["folder"]) / "marian").eval()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(task["folder"]) / "hugging_face").eval()
     settings = model.generation_config
     settings.max_length = None  # each batch has its own limit
     special = {settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id}
@@ -143,7 +147,7 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
 
     def make_variant(
-        inter: int, intra: int, *, own: bool, precision: str
+        inter: int, intra: int, *, own: bool, precision: str, shortlist: bool
     ) -> Callable[[list[Batch]], list[Ids]]:
         translator = ctranslate2.Translator(
             str(folder), compute_type=precision, inter_threads=inter, intra_threads=intra
@@ -162,6 +166,7 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
                     [pieces[index] for index in batch["indices"]],
                     beam_size=task["beam_size"],
                     max_batch_size=32 if own else 0,
+                    use_vmap=shortlist,
                     asynchronous=True,
                     **lengths,
                 )
@@ -179,7 +184,10 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
             for precision in ("float32", "int8"):
                 if precision in task["precisions"]:
                     name = f"{'own' if own else 'given'} batches, {inter} x {intra} threads, {precision}"
-                    variants[name] = make_variant(inter, intra, own=own, precision=precision)
+                    options = {"own": own, "precision": precision}
+                    variants[name] = make_variant(inter, intra, shortlist=False, **options)
+                    if task["shortlist"]:
+                        variants[f"{name}, shortlist"] = make_variant(inter, intra, shortlist=True, **options)
     return System(variants, {"versions": {"ctranslate2": ctranslate2.__version__}})
 
 

@@ -47,10 +47,10 @@ def test_made_up_news_has_the_lengths_and_as_many_words_as_pieces(benchmark):
 
 
 def test_only_the_systems_that_are_asked_for_are_exported(benchmark, monkeypatch, tmp_path, capsys):
-    """A pre-norm model, which the format marian cannot express, is compared with CTranslate2."""
+    """A model that Hugging Face's formats cannot express is compared with CTranslate2."""
     options = benchmark.parse_options(["--systems=ours,ctranslate2", "--tiny"])
     weights = benchmark.make_random_weights(options, benchmark.read_news(options), tmp_path)
-    model = dataclasses.replace(weights.config.model, norm_position="pre")
+    model = dataclasses.replace(weights.config.model, positions="rotary")
     weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, model=model))
     exported = []
     monkeypatch.setattr(
@@ -61,8 +61,10 @@ def test_only_the_systems_that_are_asked_for_are_exported(benchmark, monkeypatch
         benchmark.write_models(weights, folder, systems)
         assert (folder / "ours" / "vocab").is_dir() == ("ours" in systems)
     assert exported == ["ctranslate2"] * 2
-    with pytest.raises(SystemExit, match="marian cannot express this model"):
-        benchmark.write_models(weights, tmp_path, ["hugging_face"])
+    for place, name in (("post", "marian"), ("pre", "hf-pre-norm")):
+        config = dataclasses.replace(weights.config, model=dataclasses.replace(model, norm_position=place))
+        with pytest.raises(SystemExit, match=f"{name} cannot express this model"):
+            benchmark.write_models(dataclasses.replace(weights, config=config), tmp_path, ["hugging_face"])
     with pytest.raises(SystemExit):
         benchmark.parse_options(["--systems=ours,ctranslate"])
     assert "unknown systems ctranslate; known: ours, hugging_face, ctranslate2" in capsys.readouterr().err
@@ -95,3 +97,11 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
     variants = {name: {"rounds": rates} for name, rates in rounds.items()}
     found = benchmark.fastest("ctranslate2", variants, options.precisions)
     assert found == {"ctranslate2": 5.0, "ctranslate2 float32": 3.0, "ctranslate2 int8": 5.0}
+    options = benchmark.parse_options(["--setting=news", "--shortlist=FILE", "--precisions=float32"])
+    assert [variant.get("shortlist", False) for variant in benchmark.our_variants(options).values()] == [
+        False,
+        True,
+    ]
+    variants["a, int8, shortlist"] = {"rounds": [7.0]}
+    found = benchmark.fastest("ctranslate2", variants, options.precisions + ["int8"])
+    assert (found["ctranslate2 int8"], found["ctranslate2 int8, shortlist"]) == (5.0, 7.0)
