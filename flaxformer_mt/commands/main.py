@@ -20,6 +20,7 @@ from typing import Any
 import flaxformer_mt
 from flaxformer_mt.commands.align import align_training_pairs
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
+from flaxformer_mt.commands.evaluate_command import evaluate
 from flaxformer_mt.commands.experiment_options import (
     AlignOptions,
     PrepareOptions,
@@ -38,7 +39,6 @@ from flaxformer_mt.commands.options import (
     ImportOptions,
     PlotOptions,
     ScoreOptions,
-    SearchOptions,
     TranslateOptions,
 )
 from flaxformer_mt.commands.server.serve import serve
@@ -114,9 +114,11 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
-    shortlist = options.shortlist and ShortlistRequest(
-        options.shortlist, options.shortlist_candidates, options.shortlist_common
-    )
+    shortlist = None
+    if options.shortlist is not None:
+        shortlist = ShortlistRequest(
+            options.shortlist, options.shortlist_candidates, options.shortlist_common
+        )
     report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
     for warning in describe_overlap(report["overlap"]):
         warn_user(warning)
@@ -133,74 +135,6 @@ def _for_reader(result: dict[str, Any], summarize: Callable[[Any], str], *, json
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _evaluate(options: EvaluateOptions) -> object:
-    from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-
-    language_model = not read_config(options.run / "config.json").data.source_language
-    if language_model:
-        _check_text_options(options)
-    search = None if language_model else choose_search(options)
-    if not language_model and (options.source is None) != (options.reference is None):
-        missing = "--reference" if options.reference is None else "--source"
-        raise UserError(
-            f"{missing} is missing; to evaluate on files, give both --source=FILE and --reference=FILE"
-        )
-    file = options.reference if options.source is None else options.source
-    if file is not None and options.split is not None:
-        flag = "--reference" if options.source is None else "--source"
-        raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
-    result = evaluate_run(
-        options.run,
-        split=options.split or "test",
-        source=options.source,
-        reference=options.reference,
-        checkpoint=options.checkpoint,
-        lowercase=options.lowercase,
-        tokenize=options.bleu_tokenize,
-        search=search,
-        dtype=options.dtype,
-        allow_nonfinite=options.allow_nonfinite,
-        shortlist=options.shortlist,
-        progress=sys.stderr,
-        **({} if language_model else _comparison(options)),
-    )
-    if table := describe_evaluation(result, name=name_urls(str(options.run))):
-        print(table, file=sys.stderr)
-    return result
-
-
-def _comparison(options: EvaluateOptions) -> dict[str, Any]:
-    """The arguments of `evaluate_run` for confidence intervals and for significance tests against others."""
-    from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
-
-    resamples = make_resampling_options(
-        options.bootstrap, options.paired, options.trials, compared=options.against
-    )
-    systems = [parse_compared_system(name) for name in options.against]
-    # Search flags apply to every compared run; options without a flag are those of that run's config.
-    against = [
-        dataclasses.replace(system, search=choose_search(dataclasses.replace(options, run=system.run)))
-        if system.run
-        else system
-        for system in systems
-    ]
-    return {"against": against, "resamples": resamples}
-
-
-def _check_text_options(options: EvaluateOptions) -> None:
-    """Raises UserError for flags that have no effect on the evaluation of a language model."""
-    names = (
-        *(field.name for field in dataclasses.fields(SearchOptions)),
-        *("lowercase", "bleu_tokenize", "bootstrap", "against", "paired", "trials", "shortlist"),
-    )
-    given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
-    if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
-        raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "
-            f"loss and perplexity only; leave out {' and '.join(given)}"
-        )
 
 
 def _generate(options: GenerateOptions) -> None:
@@ -289,7 +223,7 @@ COMMANDS = {
     "show": _Command(ShowOptions, _show),
     "prepare": _Command(PrepareOptions, _prepare),
     "align": _Command(AlignOptions, align_training_pairs),
-    "evaluate": _Command(EvaluateOptions, _evaluate),
+    "evaluate": _Command(EvaluateOptions, evaluate),
     "translate": _Command(TranslateOptions, translate_file),
     "score": _Command(ScoreOptions, score_file),
     "backtranslate": _Command(BacktranslateOptions, backtranslate),

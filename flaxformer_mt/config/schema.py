@@ -12,6 +12,7 @@ from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
+from flaxformer_mt.config.subword_vocabulary import VocabConfig
 
 # Data types in which a model can run.
 Dtype = Literal["float32", "bfloat16"]
@@ -71,48 +72,6 @@ class DataConfig:
     loader_threads: Annotated[int, between(0, 1024)] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
     prefetch: Annotated[int, between(0, 100_000)] = 8
-
-
-@dataclass(frozen=True)
-class VocabConfig:
-    """SentencePiece vocabularies, trained on the training split unless model files are given."""
-
-    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
-    kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
-    # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
-    # words (kind=word) or characters (kind=char) of the training text.
-    size: Annotated[int, at_least(0)] = 8000
-    # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
-    source_size: Annotated[int | None, at_least(0)] = None
-    # True: one vocabulary shared by both languages. False: one vocabulary for each.
-    joint: bool = True
-    # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
-    source_model: str = ""
-    # Existing SentencePiece .model file for the target language, with joint=False. Empty: train one.
-    target_model: str = ""
-    # Whether to encode characters outside the vocabulary as UTF-8 bytes (256 pieces) instead of unknown.
-    byte_fallback: bool = True
-    # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
-    # thousands of characters, such as Chinese.
-    character_coverage: Annotated[float, between(0.98, 1)] = 1.0
-    # SentencePiece's Unicode normalization of text; identity: none; nmt_nfkc_cf: also case folding.
-    normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
-    # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
-    # vocab.size includes them. Given models must have them.
-    symbols: tuple[str, ...] = ()
-    # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
-    max_sentences: Annotated[int, at_least(1)] = 2_000_000
-    # Token id of padding; a given source_model or target_model keeps its own id.
-    pad_id: Annotated[int, at_least(0)] = 0
-    # Token id of the start symbol (bos); a given source_model or target_model keeps its own id.
-    bos_id: Annotated[int, at_least(0)] = 1
-    # Token id of the end symbol (eos); a given source_model or target_model keeps its own id.
-    eos_id: Annotated[int, at_least(0)] = 2
-    # Token id of the unknown symbol; a given source_model or target_model keeps its own id.
-    unk_id: Annotated[int, at_least(0)] = 3
-    # Subword regularization: segment training text anew in each epoch, with this rate of merge dropout for
-    # bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
-    sampling: Annotated[float, between(0, 1)] = 0.0
 
 
 @dataclass(frozen=True)
