@@ -14,7 +14,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, Reading, Watched
 from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.alignment import align_pieces, align_words
+from flaxformer_mt.translation.alignment import align_pieces, align_words, weigh_down_marks
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.vocab import Vocabs
@@ -38,6 +38,8 @@ class Notes(NamedTuple):
     attention: bool = False
     # Whether tags and placeholders are taken out of lines and put into translations (inline_markup.py).
     markup: bool = False
+    # Whether alignments serve to place markup: every source word has a place, and marks count little.
+    for_markup: bool = False
 
     def check(self, models: Sequence[ModelConfig]) -> None:
         """Raises UserError if a model lacks the layer or the head, or markup needs other alignments."""
@@ -142,9 +144,10 @@ def add_attention(
         return hypothesis
     if notes.alignments == "pieces":
         return dataclasses.replace(hypothesis, alignment=align_pieces(weights))
-    alignment = align_words(
-        weights,
-        number_pieces(vocabs.source, source[in_source], item.text),
-        number_pieces(vocabs.target, target[in_target], hypothesis.text),
-    )
+    source_words = number_pieces(vocabs.source, source[in_source], item.text)
+    target_words = number_pieces(vocabs.target, target[in_target], hypothesis.text)
+    if notes.for_markup:
+        pieces = vocabs.source.pieces(source[in_source]), vocabs.target.pieces(target[in_target])
+        weights = weigh_down_marks(weights, (pieces[0], source_words), (pieces[1], target_words))
+    alignment = align_words(weights, source_words, target_words, cover=notes.for_markup)
     return dataclasses.replace(hypothesis, alignment=alignment)

@@ -343,7 +343,7 @@ def translate_marked(
 ) -> list[Translation]:
     """Translates lines without their markup, and puts it into the translations and their alternatives."""
     marked = [take_out(line) for line in lines]
-    inner = notes._replace(markup=False, alignments="words")
+    inner = notes._replace(markup=False, for_markup=True, alignments="words")
     found = translate([one.text for one in marked], inner)
     return [_mark(one, translation, notes) for one, translation in zip(marked, found, strict=True)]
 

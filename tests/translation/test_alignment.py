@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import VocabConfig
-from flaxformer_mt.translation.alignment import align_pieces, align_words, find_words, format_pharaoh
+from flaxformer_mt.translation.alignment import (
+    align_pieces,
+    align_words,
+    find_words,
+    format_pharaoh,
+    weigh_down_marks,
+)
 from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
 from flaxformer_mt.translation.result import TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.segmentation import Part
@@ -36,6 +42,19 @@ def test_words_gather_the_weights_of_their_pieces():
     # Target word 0 has no piece: it is aligned with nothing.
     assert align_words(WEIGHTS[:1], [0, 1, 2], [1]) == ((2, 1),)
     assert align_words(np.zeros((0, 3)), [0, 1, 2], []) == ()
+
+
+def test_every_source_word_is_aligned_and_marks_count_little_where_markup_is_placed():
+    # Source word 1 has its largest weight, as a word that no target word is aligned with, at target word 0.
+    assert align_words(WEIGHTS, [0, 1, 2], [0, 1, 2], cover=True) == ((2, 0), (0, 1), (1, 1), (0, 2))
+    pieces, words = ["\u2581who", "\u2581sleeps", "?"], [0, 1, 1]
+    weights = np.array([[0.8, 0.1, 0.1], [0.5, 0.4, 0.1], [0.0, 0.1, 0.9]])
+    assert align_words(weights, words, words) == ((0, 0), (1, 1))
+    softened = weigh_down_marks(weights, (pieces, words), (pieces, words))
+    assert align_words(softened, words, words) == ((0, 0), (0, 1))
+    # A mark that stands alone is a word like others.
+    alone = weigh_down_marks(weights, (pieces, [0, 1, 2]), (pieces, [0, 1, 2]))
+    np.testing.assert_array_equal(alone, weights)
 
 
 def test_pairs_are_written_source_first_in_the_order_of_the_target():

@@ -1,0 +1,188 @@
+"""Word links and tags on the toy corpus, whose lexicon knows which words translate each other.
+
+    # Needs a run of configs/toy_de_en.py
+    PYTHONPATH=. python benchmarks/word_links.py --run=runs/guided
+
+Prints one JSON object:
+
+* `links`: the share of right links among the target words of the test set whose source word is known. The
+  references are read (forced decoding), and each word is aligned as `translate --alignments` aligns it.
+  `layers`: the same for the mean of all heads of each layer.
+* `aligner_links`: the same, where the links one to one that `align` finds in the test set, together with the
+  training set, count as right: they are links of most words, but not all right, and guided training has
+  learned from the same aligner.
+* `tags`: in 500 sentences, a random known word stands between <b> and </b>: the share of translations
+  (`translate --markup`) that are balanced, and the share of those with exactly a translation of the word
+  between the tags, among the translations that contain one (`translated`).
+
+Known are nouns, adjectives, names and adverbs of one word, where each of both occurs once in its sentence.
+"""
+
+import argparse
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from flaxformer_mt.corpus.toy import function_words
+from flaxformer_mt.corpus.toy.german import decline_noun
+from flaxformer_mt.corpus.toy.grammar import make_pairs
+from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, NOUNS
+from flaxformer_mt.corpus.toy.toy_de_en import SIZES
+from flaxformer_mt.corpus.word_alignment import align_corpus
+from flaxformer_mt.decoding.forced_decoding import Pair
+from flaxformer_mt.translation.alignment import align_words
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.vocab.words import number_pieces
+
+_CASES: Any = ("nominative", "accusative", "dative", "genitive")
+_MARKS = ".,?!"
+# Sentences with tags: of the test set, and then of the validation set.
+_SENTENCES = 500
+
+
+def make_lexicon() -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+    """The numbers of the lexemes that each German and each English form belongs to."""
+    lexemes: list[tuple[set[str], set[str]]] = []
+    for noun in NOUNS:
+        numbers = (False,) if noun.plural == "-" else (False, True)
+        german = {decline_noun(noun, case, plural=plural) for case in _CASES for plural in numbers}
+        lexemes.append((german, {noun.english, noun.english_plural} - {"-"}))
+    for adjective in ADJECTIVES:
+        endings = ("e", "en", "er", "es", "em")
+        lexemes.append(({adjective.german, *(adjective.stem + e for e in endings)}, {adjective.english}))
+    adverbs = (*function_words.NAMES, *function_words.CITIES, *function_words.TIMES)
+    adverbs = (*adverbs, *function_words.FREQUENCIES, *function_words.MANNERS.values())
+    lexemes += [({word.german}, {word.english}) for word in adverbs]
+    tables: tuple[dict[str, set[int]], dict[str, set[int]]] = ({}, {})
+    for number, sides in enumerate(lexemes):
+        for table, forms in zip(tables, sides, strict=True):
+            for form in forms:
+                table.setdefault(form.casefold(), set()).add(number)
+    return tables
+
+
+def known_links(
+    source: str, target: str, lexicon: tuple[dict[str, set[int]], dict[str, set[int]]]
+) -> list[tuple[int, int, int]]:
+    """Source position, target position and lexeme of each word whose translation is known."""
+    sides = []
+    for text, table in zip((source, target), lexicon, strict=True):
+        found: dict[int, list[int]] = {}
+        for place, word in enumerate(text.split()):
+            for lexeme in table.get(word.strip(_MARKS).casefold(), ()):
+                found.setdefault(lexeme, []).append(place)
+        sides.append(found)
+    links = [
+        (sides[0][lexeme][0], sides[1][lexeme][0], lexeme)
+        for lexeme in sides[0].keys() & sides[1].keys()
+        if len(sides[0][lexeme]) == len(sides[1][lexeme]) == 1
+    ]
+    # A form of two lexemes, of which both occur, is not known.
+    once = [[link[side] for link in links] for side in (0, 1)]
+    return [link for link in links if once[0].count(link[0]) == once[1].count(link[1]) == 1]
+
+
+def lexicon_links(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[int, int]]]:
+    """The links of each pair that the lexicon knows."""
+    lexicon = make_lexicon()
+    return [[(i, j) for i, j, _ in known_links(*pair, lexicon)] for pair in pairs]
+
+
+def aligner_links(
+    pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]
+) -> list[list[tuple[int, int]]]:
+    """The links of each pair that the aligner finds among these and other pairs, one to one."""
+    words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
+    found = []
+    for points in align_corpus(words)[: len(pairs)]:
+        counts = [Counter(points[:, side].tolist()) for side in (0, 1)]
+        found.append([(i, j) for i, j in points.tolist() if counts[0][i] == counts[1][j] == 1])
+    return found
+
+
+def measure_links(
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    known: Sequence[Sequence[tuple[int, int]]],
+    notes: Notes,
+) -> dict[str, Any]:
+    """The share of right links in the references, of those that are known."""
+    vocabs = translator.vocabs
+    ids = [(vocabs.source.tokenize(source), vocabs.target.tokenize(target)) for source, target in pairs]
+    readings = translator.scorer.read_all(
+        [Pair(*both) for both in ids], params=translator.all_params, watched=notes.watched(translator.models)
+    )
+    right = total = 0
+    for (source, target), (s, t), reading, links in zip(pairs, ids, readings, known, strict=True):
+        aligned = {
+            j: i
+            for i, j in align_words(
+                reading.attention[0][:-1, :-1],
+                number_pieces(vocabs.source, s[:-1], source),
+                number_pieces(vocabs.target, t[:-1], target),
+            )
+        }
+        total += len(links)
+        right += sum(aligned.get(j) == i for i, j in links)
+    return {"share": round(right / total, 4), "words": total}
+
+
+def measure_tags(translator: Translator, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The shares of balanced tags, and of tags in place."""
+    lexicon, dice = make_lexicon(), random.Random(1)
+    lines, lexemes = [], []
+    for source, target in pairs:
+        known = known_links(source, target, lexicon)
+        if not known or len(lines) == _SENTENCES:
+            continue
+        place, _, lexeme = dice.choice(sorted(known))
+        words = source.split()
+        core = words[place].rstrip(_MARKS)
+        words[place] = f"<b>{core}</b>{words[place][len(core) :]}"
+        lines.append(" ".join(words))
+        lexemes.append(lexeme)
+    english: dict[int, set[str]] = {}
+    for form, owners in lexicon[1].items():
+        for owner in owners:
+            english.setdefault(owner, set()).add(form)
+    balanced = in_place = translated = 0
+    for lexeme, found in zip(lexemes, translator.translate(lines, markup=True), strict=True):
+        parts = re.split(r"</?b>", found.text)
+        balanced += re.findall(r"</?b>", found.text) == ["<b>", "</b>"]
+        words = [word.strip(_MARKS).casefold() for word in "".join(parts).split()]
+        if english[lexeme].isdisjoint(words):
+            continue
+        translated += 1
+        in_place += len(parts) == 3 and parts[1].casefold() in english[lexeme]
+    return {
+        "sentences": len(lines),
+        "balanced": round(balanced / len(lines), 4),
+        "translated": translated,
+        "in_place": round(in_place / translated, 4),
+    }
+
+
+def main() -> None:
+    """Measures a run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--run", required=True, help="a run of configs/toy_de_en.py")
+    options = parser.parse_args()
+    translator = Translator.load(options.run)
+    train, valid, pairs = make_pairs(tuple(SIZES.values()))
+    layers = range(translator.config.model.num_decoder_layers)
+    links = {}
+    for name, known in (("links", lexicon_links(pairs)), ("aligner_links", aligner_links(pairs, train))):
+        links[name] = measure_links(translator, pairs, known, Notes(alignments="words"))
+        links[name]["layers"] = [
+            measure_links(translator, pairs, known, Notes(alignments="words", layer=layer))["share"]
+            for layer in layers
+        ]
+    print(json.dumps({**links, "tags": measure_tags(translator, [*pairs, *valid])}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
