@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.commands.experiment_options import AlignOptions
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.text_io.lines import check_output, open_output
 
 _CHUNK = 4096
@@ -17,6 +17,8 @@ def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
     from flaxformer_mt.corpus.reader import find_alignments, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus
 
+    if options.output is None and (url := find_url(options.config.data.text_dir)):
+        raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
     split = open_train_set(options.config.data)
     given: str | Path | None = options.output or find_alignments(options.config.data)[0]
     if not given:

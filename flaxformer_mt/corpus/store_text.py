@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from flaxformer_mt.config import DataConfig
@@ -11,7 +12,7 @@ from flaxformer_mt.object_store.transfers import fetch_files
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """The local copy of a folder of text files: those of the splits and languages of the config.
+    """The local copy of a folder: the texts of the config's splits and languages, weights and alignments.
 
     Files that have not changed in the store are not fetched again.
 
@@ -21,17 +22,19 @@ def copy_text(url: str, config: DataConfig) -> Path:
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     suffixes = (config.source_language, config.target_language, "tsv")
-    wanted = {
-        f"{split}.{suffix}{packed}"
-        for split, suffix, packed in itertools.product(splits, filter(None, suffixes), ("", ".gz"))
-    }
+    texts = _name_files(splits, filter(None, suffixes))
+    wanted = texts | _name_files(splits, ["weights"]) | {name for name in config.alignments if name}
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)
-    if not wanted & set(present):
+    if not texts & set(present):
         found = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
         raise UserError(
             f"{url} has no text file of the splits and languages of data: {found}; the files are named as "
             f"{config.train_split}.{config.target_language}; set --config.data.text_dir"
         )
     return folder
+
+
+def _name_files(splits: Iterable[str], suffixes: Iterable[str]) -> set[str]:
+    return {"".join(parts) for parts in itertools.product(splits, ["."], suffixes, ["", ".gz"])}
