@@ -114,11 +114,8 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
-    shortlist = None
-    if options.shortlist is not None:
-        shortlist = ShortlistRequest(
-            options.shortlist, options.shortlist_candidates, options.shortlist_common
-        )
+    file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
+    shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
     for warning in describe_overlap(report["overlap"]):
         warn_user(warning)
