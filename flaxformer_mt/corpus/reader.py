@@ -103,6 +103,8 @@ def find_alignments(config: DataConfig) -> list[Path | None]:
         path = Path(file).expanduser() if file else None
         if path is not None and name.partition("@")[0] == "parallel_text" and path.name == file:
             path = _text_folder(name, config) / file
+        if path is not None and not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
+            path = packed
         paths.append(path)
     return paths
 

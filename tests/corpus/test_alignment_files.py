@@ -1,6 +1,7 @@
 """Alignments stay with their pairs through cleaning and mixtures; mistakes are named by file and line."""
 
 import dataclasses
+import gzip
 
 import pytest
 
@@ -44,6 +45,11 @@ def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):
     cached = next((tmp_path / "cache" / "alignments").glob("*.points.npy"))
     cached.write_bytes(cached.read_bytes()[:-4])
     assert links_of(config) == expected  # damaged, so read again
+    packed = tmp_path / "train.align.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "train.align").read_bytes()))
+    (tmp_path / "train.align").rename(tmp_path / "away")
+    assert links_of(config) == expected
+    (tmp_path / "away").rename(tmp_path / "train.align")
     mixture = dataclasses.replace(
         config,
         dataset=f"parallel_text@{tmp_path},parallel_text@{tmp_path}",

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
+from flaxformer_mt.decoding.forced_decoding import Watched
 from flaxformer_mt.translation.alignment import (
     align_pieces,
     align_words,
@@ -14,6 +15,7 @@ from flaxformer_mt.translation.alignment import (
     format_pharaoh,
     weigh_down_marks,
 )
+from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
 from flaxformer_mt.translation.result import TranslatedPart, Translation, combine_parts
 from flaxformer_mt.translation.segmentation import Part
@@ -55,6 +57,18 @@ def test_every_source_word_is_aligned_and_marks_count_little_where_markup_is_pla
     # A mark that stands alone is a word like others.
     alone = weigh_down_marks(weights, (pieces, [0, 1, 2]), (pieces, [0, 1, 2]))
     np.testing.assert_array_equal(alone, weights)
+
+
+def test_alignments_come_from_the_head_that_has_learned_them():
+    guided = ModelConfig(num_decoder_layers=3, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=2))
+    other = dataclasses.replace(guided, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=1))
+    notes = Notes(alignments="words")
+    assert notes.watched([guided]) == notes.watched([guided, guided]) == (Watched(-3, 2),)
+    # Not without training, nor of models that differ, nor against what is asked for.
+    assert notes.watched([ModelConfig()]) == notes.watched([guided, other]) == (Watched(-2, None),)
+    assert notes._replace(layer=1).watched([guided]) == (Watched(1, None),)
+    assert notes._replace(head=0).watched([guided]) == (Watched(-2, 0),)
+    assert Notes().watched([guided]) == ()
 
 
 def test_pairs_are_written_source_first_in_the_order_of_the_target():
