@@ -10,7 +10,6 @@ from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig
 from flaxformer_mt.losses import alignment_cross_entropy
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.alignment_head import GUIDED, head_scores
-from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Batch
 
@@ -38,28 +37,29 @@ def make_batch(packed: bool) -> Batch:
     return Batch(*batch[:5], source_segments, target_segments, *positions)
 
 
-def read_head(config: ModelConfig, params: object, batch: Batch) -> np.ndarray:
+def read_head(config: ModelConfig, params: object, batch: Batch, *more: str) -> tuple[np.ndarray, dict]:
+    """The attention of the head, and the other collections `more` of the same forward pass."""
     model = make_model(config, source_size=V, target_size=V)
 
     @jax.jit
     def weights(params, batch):
-        apply = {"deterministic": True, "mutable": [GUIDED], "method": "hidden"}
+        apply = {"deterministic": True, "mutable": [GUIDED, *more], "method": "hidden"}
         _, stored = model.apply({"params": params}, batch, **apply)
         mask = model.apply({"params": params}, batch, method="cross_mask")
-        return jax.nn.softmax(head_scores(config, stored[GUIDED], mask), axis=-1)
+        return jax.nn.softmax(head_scores(config, stored[GUIDED], mask), axis=-1), stored
 
-    return np.asarray(weights(params, batch))
+    return weights(params, batch)
 
 
 def test_the_head_attends_as_its_layer_does_in_all_ways_of_running_it():
     params = random_params(make_model(CONFIG, source_size=V, target_size=V))
     for packed in (False, True):
         batch = make_batch(packed)
-        model = make_model(CONFIG, source_size=V, target_size=V)
-        expected = np.asarray(attention_maps(model, params, batch).cross[1][:, 1])
-        np.testing.assert_allclose(read_head(CONFIG, params, batch), expected, atol=1e-6)
-        looped = dataclasses.replace(CONFIG, scan_layers=True, remat="full", attention="xla")
-        np.testing.assert_allclose(read_head(looped, stack_layers(params), batch), expected, atol=1e-6)
+        found, stored = read_head(CONFIG, params, batch, "intermediates")
+        layer = stored["intermediates"]["decoder"]["layers_1"]["cross_attention"]
+        np.testing.assert_allclose(found, layer["attention_weights"][0][:, 1], atol=1e-6)
+    looped = dataclasses.replace(CONFIG, scan_layers=True, remat="full", attention="xla")
+    np.testing.assert_allclose(read_head(looped, stack_layers(params), batch)[0], found, atol=1e-6)
 
 
 def test_the_loss_is_the_cross_entropy_of_equal_shares():
