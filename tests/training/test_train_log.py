@@ -11,6 +11,7 @@ import pytest
 
 from flaxformer_mt.config import Config, ModelConfig, TrainConfig
 from flaxformer_mt.flops import real_work, training_flops
+from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log as monitor
 from flaxformer_mt.training.train_log import DataWait, TrainingLog
@@ -130,6 +131,26 @@ def test_accuracy_is_logged_only_where_it_is_counted():
     run(make_log(lines, make_config(log_accuracy=False)), updates, [0, 0, 1, 1, 2])
     assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "target_tokens": 7}
     assert not any("accuracy" in values for _, _, values in lines)
+
+
+def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
+    """Over the aligned tokens; and a checkpoint of an earlier version, without its sums, still loads."""
+    lines, config = Lines(), make_config(log_accuracy=False)
+
+    def add(log: TrainingLog, step: int, loss_sum: float, aligned: float) -> None:
+        alignment = AlignmentSums(np.float32(loss_sum), np.float32(aligned))
+        log.add(step, metrics(6.0, 2.0, None)._replace(alignment=alignment), [BATCH], 0)
+
+    log = make_log(lines, config)
+    add(log, 1, 3.0, 2.0)
+    add(log, 2, 0.0, 0.0)
+    gathered = json.loads(json.dumps(log.to_dict()))
+    older = {**gathered, "line": {"loss_sum": 12.0, "weight": 4.0, "correct_sum": 0.0}}
+    for stored, mean in ((gathered, 7.0 / 4.0), (older, 4.0 / 2.0)):
+        log = make_log(lines, config, stored)
+        add(log, 3, 4.0, 2.0)
+        add(log, 4, 0.0, 0.0)
+        assert (lines[-1][2]["loss"], lines[-1][2]["alignment_loss"]) == (24 / 8, mean)
 
 
 def test_an_update_of_several_epochs_ends_them_all_with_one_line():
