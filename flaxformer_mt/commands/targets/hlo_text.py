@@ -184,9 +184,10 @@ class Program:
         for run in self.executions:
             kind = run.instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
+                channel = _CHANNEL.search(run.instruction.attributes) if run.fused else None
                 if kind == "all-reduce" and run.computation.startswith("all-reduce-scatter"):
                     kind = "reduce-scatter"  # each device keeps its part of the sum
-                channel = _CHANNEL.search(run.instruction.attributes) if run.fused else None
+                    channel = None  # sums that the compiler has combined all have the channel 1
                 own = (run.computation, run.instruction.name)
                 key = (kind, channel.group(1)) if channel else (kind, *own)
                 moved = self._bytes_moved(run)

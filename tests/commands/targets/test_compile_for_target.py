@@ -169,10 +169,9 @@ def test_an_unknown_target_and_a_missing_compiler_end_with_one_line(capsys, monk
         assert re.search(rf"error: --target={target} needs .* install it with: .*{re.escape(extra)}", error)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_the_toys_update_compiles_for_a_tpu(tmp_path):
+def show_for_tpus(folder: Path, *flags: str) -> dict:
     """In a process of its own: libtpu stays loaded, and the tests have simulated devices."""
-    command = ["show", "--config=toy_de_en", f"--run={tmp_path}", "--target=v5e:2x2", "--json"]
+    command = ["show", "--config=toy_de_en", f"--run={folder}", "--target=v5e:2x2", *flags, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, "-m", "flaxformer_mt", *command],
@@ -182,7 +181,17 @@ def test_the_toys_update_compiles_for_a_tpu(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+
+
+@needs_libtpu
+def test_the_toys_update_compiles_for_a_tpu(tmp_path):
+    shown = show_for_tpus(tmp_path)
     found = shown["target"]
     assert found["device_kind"] == "TPU v5 lite" and found["devices"] == 4 and found["fits"]
     assert shown["at_peak"]["device"] == "TPU v5 lite"
@@ -194,3 +203,22 @@ def test_the_toys_update_compiles_for_a_tpu(tmp_path):
     assert estimate["megacycles"] > 0 and 0 < estimate["mfu"] < 1
     assert sum(estimate["shares"].values()) == pytest.approx(1, abs=0.01)
     assert {"attention", "feed-forward", "logits and loss"} <= set(estimate["shares"])
+
+
+@needs_libtpu
+def test_a_mesh_of_tpus_gathers_matrices_once_and_scatters_their_gradients(tmp_path):
+    """With the kernel of attention on the rows of each chip; the table is gathered in float32."""
+    # Of this width, matrices are most of the parameters.
+    flags = ("model_dim=512", "num_heads=8", "dtype=bfloat16", "attention_dropout_rate=0")
+    shown = show_for_tpus(tmp_path, *(f"--config.model.{flag}" for flag in flags), "--config.parallel.fsdp=4")
+    found, total = shown["target"], shown["parameters"]["total"]
+    assert found["attention"]["kernel"] == "pallas" and sum(found["attention"]["calls"].values()) == 12
+    collectives = found["collectives"]
+    table = shown["vocabulary"]["target_size"] * 512
+    matrices = total - table
+    assert collectives["all-gather"]["bytes"] == pytest.approx(4 * table + 2 * matrices, rel=0.02)
+    assert collectives["reduce-scatter"]["bytes"] == pytest.approx(4 * total, rel=0.02)
+    assert collectives["all-reduce"]["bytes"] < 0.02 * 4 * total
+    # Each chip has a fourth of everything already.
+    sent = sum(kind["sent"] for kind in collectives.values())
+    assert sent == pytest.approx(0.75 * (8 * table + 6 * matrices), rel=0.02)

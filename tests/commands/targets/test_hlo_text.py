@@ -143,12 +143,17 @@ IN_FUSIONS = """\
   %all-reduce.419 = bf16[40]{0} all-reduce(%p), channel_id=541, to_apply=%add
 }
 
+%all-reduce-scatter.31 (p: bf16[12]) -> bf16[3] {
+  %all-reduce.420 = bf16[12]{0} all-reduce(%p), channel_id=541, to_apply=%add
+}
+
 ENTRY %main (p: bf16[48,8]) -> bf16[192,8] {
   %p = bf16[48,8] parameter(0)
   %a = bf16[192,8] fusion(%p), kind=kCustom, calls=%async_collective_fusion.1
   %b = bf16[192,8] fusion(%p), kind=kOutput, calls=%fused_computation.2
   %c = bf16[192,8] fusion(%p), kind=kOutput, calls=%fused_computation.2
   %d = bf16[10] fusion(%p), kind=kCustom, calls=%all-reduce-scatter.30
+  %g = bf16[3] fusion(%p), kind=kCustom, calls=%all-reduce-scatter.31
   %e = bf16[4] collective-permute(%p), channel_id=1, source_target_pairs={{0,1}}
   %f = bf16[4] collective-permute(%p), channel_id=1, source_target_pairs={{0,1}}
 }
@@ -159,7 +164,7 @@ def test_a_collective_in_several_fusions_counts_once():
     assert Program(IN_FUSIONS).collectives() == {
         "all-gather": Traffic(1, 192 * 8 * 2),
         "collective-permute": Traffic(2, 2 * 48 * 8 * 2),
-        "reduce-scatter": Traffic(1, 40 * 2),
+        "reduce-scatter": Traffic(2, (40 + 12) * 2),
     }
 
 
