@@ -148,7 +148,9 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
     init = time.perf_counter() - start
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     batch = jax.block_until_ready(parallel.put(make_full_batch(case)))
-    step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
+    step = parallel.compile(
+        make_train_step(model, optimizer, config, platform=parallel.platform), batch=1, donate=(0,)
+    )
     compiled, times = None, []
     if hasattr(step, "lower"):
         start = time.perf_counter()

@@ -51,6 +51,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     import jax
     import jax.numpy as jnp
 
+    from flaxformer_mt.data.batch_array import to_array
     from flaxformer_mt.model import init_params, make_model
     from flaxformer_mt.parallel import make_parallel
     from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
@@ -63,14 +64,19 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     optimizer = make_optimizer(config.optim, schedule)
-    step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
+    step = parallel.compile(
+        make_train_step(model, optimizer, config, platform=parallel.platform), batch=1, donate=(0,)
+    )
     params = init_params(model, jax.random.key(config.seed))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     held = {"state": parallel.place(init_state(params, optimizer, ema=False))}
 
+    def put(batch: Batch) -> Any:
+        return parallel.put(to_array(batch, pad_id=config.vocab.pad_id, bos_id=config.vocab.bos_id))
+
     def train(numbers: list[int]) -> float:
         for number in numbers:
-            held["state"], metrics = step(held["state"], parallel.put(batches[number]))
+            held["state"], metrics = step(held["state"], put(batches[number]))
         loss, weight, skipped = parallel.fetch((metrics.loss_sum, metrics.weight, metrics.skipped))
         if skipped:
             raise ArithmeticError(f"{skipped} updates were skipped because their gradients were non-finite")

@@ -230,6 +230,9 @@ class TrainConfig:
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
+    # Batch shapes that are compiled before the first update, several at a time, instead of when they first
+    # occur: none, all that the remaining updates will use, or auto: all on GPUs and TPUs, none on CPUs.
+    compile_ahead: Literal["auto", "all", "none"] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1)] = 50
     # Number of updates between two evaluations (loss, BLEU) on the validation set; one more at the end.

@@ -14,6 +14,7 @@ from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
 from flaxformer_mt.parallel.devices import (
     choose_dtype,
+    core_count,
     default_device_kind,
     default_platform,
     enable_compilation_cache,
@@ -40,6 +41,7 @@ __all__ = [
     "choose_dtype",
     "choose_layout",
     "compile_by_rows",
+    "core_count",
     "default_device_kind",
     "default_platform",
     "enable_compilation_cache",

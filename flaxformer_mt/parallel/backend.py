@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_mt.parallel.device_layout import DeviceLayout
-from flaxformer_mt.parallel.devices import describe_devices
+from flaxformer_mt.parallel.devices import describe_devices, device_memory
 from flaxformer_mt.trees import flatten_tree, gather_leaf, unflatten_like
 
 T = TypeVar("T")
@@ -156,6 +156,11 @@ class Parallel(ABC):
         statistics = [device.memory_stats() or {} for device in self.mesh.local_devices]
         peaks = [found["peak_bytes_in_use"] for found in statistics if "peak_bytes_in_use" in found]
         return max(peaks, default=None)
+
+    def memory_limit(self) -> int | None:
+        """Return the bytes that a program may use on every device of this process; None if unavailable."""
+        found = [device_memory(device) for device in self.mesh.local_devices]
+        return min((memory[0] for memory in found if memory is not None), default=None)
 
     def describe(self) -> str:
         """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import jax
 
+from flaxformer_mt.errors import UserError
+
+# Bytes of memory of a device, in place of what the device reports; CPUs report nothing.
+_MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
+
 # Instruction sets that multiply bfloat16 numbers, as /proc/cpuinfo names them on x86-64 and on 64-bit Arm.
 BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 
@@ -34,6 +39,23 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 def core_count() -> int:
     """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device_memory(device: jax.Device) -> tuple[int, int] | None:
+    """Return the bytes of memory of a device that JAX may use and those in use, or None if it does not tell.
+
+    Raises:
+      UserError: FLAXFORMER_MT_DEVICE_MEMORY is no number of bytes.
+    """
+    if _MEMORY_VARIABLE in os.environ:
+        text = os.environ[_MEMORY_VARIABLE]
+        if not text.isascii() or not text.isdigit():
+            raise UserError(
+                f"{_MEMORY_VARIABLE}={text}: give the bytes of memory of a device, such as 16000000000"
+            )
+        return int(text), 0
+    found = device.memory_stats() or {}
+    return (found["bytes_limit"], found.get("bytes_in_use", 0)) if "bytes_limit" in found else None
 
 
 def bfloat16_instructions() -> list[str]:

@@ -5,7 +5,6 @@ each row. independent_rows.py is for all other models: each device has all param
 """
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +14,12 @@ from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.device_layout import choose_layout
+from flaxformer_mt.parallel.devices import device_memory
 from flaxformer_mt.parallel.independent_rows import replicate_locally
 from flaxformer_mt.parallel.mesh import MeshParallel
 from flaxformer_mt.parallel.processes import any_process, exchange, process_count
 from flaxformer_mt.parallel.sharding_rules import SEARCH_ACTIVATION_RULES
 from flaxformer_mt.trees import digest_leaves
-
-# Bytes of memory of a device, in place of what the device reports; CPUs report nothing.
-_MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
 
 
 class SplitParameters:
@@ -125,12 +122,5 @@ def _fits_on_each_device(parameter_bytes: int) -> bool:
 
 def _free_memory(device: jax.Device) -> int | None:
     """Return the bytes of memory that a device has left, or None if it does not tell."""
-    if _MEMORY_VARIABLE in os.environ:
-        text = os.environ[_MEMORY_VARIABLE]
-        if not text.isascii() or not text.isdigit():
-            raise UserError(
-                f"{_MEMORY_VARIABLE}={text}: give the bytes of memory of a device, such as 16000000000"
-            )
-        return int(text)
-    found = device.memory_stats() or {}
-    return found["bytes_limit"] - found.get("bytes_in_use", 0) if "bytes_limit" in found else None
+    found = device_memory(device)
+    return None if found is None else found[0] - found[1]

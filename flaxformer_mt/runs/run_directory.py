@@ -25,6 +25,7 @@ _CHANGEABLE_FIELDS = {
     "data.loader_threads": "",
     "data.prefetch": "",
     "train.log_every": "",
+    "train.compile_ahead": "",
     "train.bleu_tokenize": "BLEU is of other tokens, and so may be the best checkpoint",
     "train.tensorboard": "",
     "train.peak_flops": "",

@@ -34,13 +34,14 @@ from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
-from flaxformer_mt.training.setup import TrainingSetup, set_up_training, to_trees
+from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, to_trees
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.validation import Validation
 
+_COMPILING_AHEAD = "compiling the update for all batch shapes"
 _COMPILING = "compiling the first update; each further batch shape is compiled when it first occurs"
 
 
@@ -164,6 +165,9 @@ def _train(
         # Training may not improve on the imported model, which then stays the best.
         _evaluate(validate_params, state, progress, tracker, train.best_metric)
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
+    clock = time.monotonic() - progress.train_seconds
+    with tracker.announce_if_slow(_COMPILING_AHEAD):
+        compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
         setup.schedule,
@@ -173,14 +177,13 @@ def _train(
         gathered=progress.log,
         target_tokens=progress.target_tokens,
     )
-    clock = time.monotonic() - progress.train_seconds
     first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(_COMPILING)
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
         while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
             with log.waiting():
                 position, microbatches = _take(batches, config.optim.accumulation)
-            on_devices = [setup.parallel.put(batch) for batch in microbatches]
+            on_devices = [setup.put(batch) for batch in microbatches]
             with first_update:
                 state, metrics = setup.train_step(state, on_devices)
             first_update = contextlib.nullcontext()

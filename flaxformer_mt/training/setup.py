@@ -14,6 +14,8 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
+from flaxformer_mt.data.batch_array import BatchArray, to_array
+from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
@@ -27,6 +29,7 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params
@@ -39,8 +42,28 @@ from flaxformer_mt.training.update import (
     make_update,
 )
 
-# One update: from a state and its microbatches to the next state and the metrics to log.
-TrainStep = Callable[[TrainState, list[Batch]], tuple[TrainState, StepMetrics]]
+
+class TrainStep:
+    """One update: from a state and its microbatches to the next state and the metrics to log."""
+
+    def __init__(
+        self,
+        by_shape: ProgramsByShape,
+        arguments_of: Callable[[Any, Any], tuple[Any, ...]],
+        run: Callable[[TrainState, list[BatchArray]], tuple[TrainState, StepMetrics]],
+    ) -> None:
+        """Stores the arguments.
+
+        Args:
+          by_shape: the program that reads a batch.
+          arguments_of: its arguments, from a state and a batch.
+          run: the update, which calls it.
+        """
+        self.by_shape, self.arguments_of, self._run = by_shape, arguments_of, run
+
+    def __call__(self, state: TrainState, batches: list[BatchArray]) -> tuple[TrainState, StepMetrics]:
+        """Computes the update; donates the state."""
+        return self._run(state, batches)
 
 
 class TrainingSetup(NamedTuple):
@@ -63,6 +86,11 @@ class TrainingSetup(NamedTuple):
     def row_share(self) -> RowShare:
         """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
+
+    def put(self, batch: Batch) -> BatchArray:
+        """Transfers a batch to the devices, as one array; returns before they have it."""
+        vocab = self.prepared.vocabs.target
+        return self.parallel.put(to_array(batch, pad_id=vocab.pad_id, bos_id=vocab.bos_id))
 
 
 def set_up_training(
@@ -113,6 +141,54 @@ def set_up_training(
         parallel.describe_parameters(state.params),
         _describe_attention(config, parallel),
     )
+
+
+def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
+    """Compiles the update for the batch shapes that `choose_shapes` returns, before the first update.
+
+    Args:
+      say: receives a line now and then on how far it is.
+
+    Raises:
+      UserError: see `compile_ahead`.
+    """
+    parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
+    store = setup.prepared.train.base
+    shapes = choose_shapes(
+        config,
+        setup.prepared.report["batches"],
+        updates=config.train.steps - setup.progress.step,
+        platform=parallel.platform,
+    )
+    if not shapes:
+        return
+    # Without the arrays, which the first update donates.
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding, weak_type=x.weak_type),
+        setup.state,
+    )
+
+    def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
+        parts = parallel.layout.row_parts
+        rows = -(-shape.rows // parts) * parts
+        numbers = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
+        packed = config.data.batching == "pack"
+        weights = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
+        array = BatchArray(
+            numbers,
+            shape.source,
+            packed,
+            vocab.pad_id,
+            vocab.bos_id,
+            None if store.weights is None else weights,
+            None
+            if store.links is None
+            else jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8),
+        )
+        batch = parallel.put_shapes(array)
+        return batch, step.arguments_of(state, batch)
+
+    compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
 
 
 def _describe_attention(config: Config, parallel: Parallel) -> str:
@@ -232,18 +308,25 @@ def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Pa
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """
     if config.optim.accumulation == 1:
-        step = parallel.compile(make_train_step(model, optimizer, config), batch=1, donate=(0,))
-        return lambda state, batches: step(state, batches[0])
+        train_step = make_train_step(model, optimizer, config, platform=parallel.platform)
+        step = parallel.compile(train_step, batch=1, donate=(0,))
+        by_shape = ProgramsByShape(step, batch=1)
+        return TrainStep(
+            by_shape, lambda state, batch: (state, batch), lambda state, batches: by_shape(state, batches[0])
+        )
     gradient = parallel.compile(make_gradient_step(model, config), batch=2, partial=True)
+    by_shape = ProgramsByShape(gradient, batch=2)
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    apply = make_update(optimizer, config)
+    apply = make_update(optimizer, config, platform=parallel.platform)
     update = parallel.compile(lambda state, sums: apply(state, parallel.sum_parts(sums)), donate=(0,))
 
-    def accumulated(state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepMetrics]:
-        sums = gradient(state.params, state.step, batches[0], np.int32(0))
+    def accumulated(state: TrainState, batches: list[BatchArray]) -> tuple[TrainState, StepMetrics]:
+        sums = by_shape(state.params, state.step, batches[0], np.int32(0))
         for number, batch in enumerate(batches[1:], start=1):
-            sums = add(sums, gradient(state.params, state.step, batch, np.int32(number)))
+            sums = add(sums, by_shape(state.params, state.step, batch, np.int32(number)))
         return update(state, sums)
 
-    return accumulated
+    return TrainStep(
+        by_shape, lambda state, batch: (state.params, state.step, batch, np.int32(0)), accumulated
+    )

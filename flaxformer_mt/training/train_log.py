@@ -9,10 +9,10 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -81,14 +81,57 @@ class DataWait:
         """Records that the loop waited for a batch from `start` to `end`, after the newest update."""
         self._waits.append((start, end, self._busy_until))
 
+    def take(self) -> Callable[[], float]:
+        """Returns a function that computes the idle seconds since the last call of `take` or `read`.
+
+        The function waits for the updates before the last wait.
+        """
+        waits, self._waits = self._waits, []
+
+        def idle_seconds() -> float:
+            seconds = 0.0
+            for start, end, busy_until in waits:
+                idle_from = start if busy_until is None else max(start, busy_until.result())
+                seconds += max(0.0, end - idle_from)
+            return seconds
+
+        return idle_seconds
+
     def read(self) -> float:
         """Returns the idle seconds since the last call; waits for the updates before the last wait."""
-        seconds = 0.0
-        for start, end, busy_until in self._waits:
-            idle_from = start if busy_until is None else max(start, busy_until.result())
-            seconds += max(0.0, end - idle_from)
-        self._waits.clear()
-        return seconds
+        return self.take()()
+
+    def end_of_newest(self) -> Callable[[], float]:
+        """Returns a function that waits for the update that is the newest now, and tells when it ended."""
+        assert self._busy_until is not None
+        return self._busy_until.result
+
+
+class _DueLine(NamedTuple):
+    """A line of the log that is due, and whose metrics the devices may still be computing.
+
+    unread: the metrics of updates that no earlier line has read. end: computes when the newest of them was
+    finished. epoch: the number of epochs that have ended, in the line of an epoch; None in that of updates.
+    The other fields are counts of the updates since the last line.
+    """
+
+    step: int
+    epoch: int | None
+    newest: StepMetrics
+    unread: list[tuple[Any, Any, Any]]
+    end: Callable[[], float]
+    idle: Callable[[], float]
+    updates: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    work: Work = Work()
+    shapes: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the devices have finished the updates of the line."""
+        is_ready = getattr(self.newest.weight, "is_ready", None)
+        return is_ready is None or is_ready()  # numbers of the host are ready
 
 
 def _time_when_ready(result: Any) -> float:
@@ -99,7 +142,9 @@ def _time_when_ready(result: Any) -> float:
 class TrainingLog:
     """Collects the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
-    The metrics stay on the devices until they are logged, so that the host waits for an update only then.
+    The metrics stay on the devices until they are logged. A line is logged once its updates are finished,
+    while the devices compute later ones: at the latest when the next line is due, or before a pause. So the
+    host does not wait for the newest update, and the devices never wait for the host.
     """
 
     def __init__(
@@ -135,6 +180,7 @@ class TrainingLog:
         self._line, self._epoch_totals = _Totals(), _Totals()
         self._shapes: set[tuple[int, ...]] = set()
         self._newest: StepMetrics | None = None
+        self._due: list[_DueLine] = []
         self._work = Work()
         self._data_wait = DataWait()
         self._epoch = self._updates = 0
@@ -150,9 +196,13 @@ class TrainingLog:
     def to_dict(self) -> dict[str, Any]:
         """The sums since the last log lines, as JSON values for a checkpoint; waits for the newest update.
 
-        With them, the first lines after resuming cover the same updates as in an uninterrupted run.
+        Logs the lines that are due. With the sums, the first lines after resuming cover the same updates as
+        in an uninterrupted run.
         """
-        self._read()
+        self._write_due()
+        self._read(self._unread)
+        self._unread = []
+        self._waited += self._data_wait.read()
         self._pool_work()
         return {
             "line": dataclasses.asdict(self._line),
@@ -166,14 +216,14 @@ class TrainingLog:
         }
 
     def add(self, step: int, metrics: StepMetrics, batches: list[Batch], epoch: int) -> None:
-        """Adds update number `step`; logs the updates when a line is due, and the epoch when it has ended.
+        """Adds update number `step`, and logs the lines that are due and finished.
 
         Args:
           epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
             first one and ends it.
 
         Raises:
-          UserError: the last train.max_nonfinite_steps updates were all skipped.
+          UserError: train.max_nonfinite_steps updates were all skipped, up to one of the lines.
         """
         self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
         self._newest = metrics
@@ -182,12 +232,14 @@ class TrainingLog:
         for batch in batches:
             self._count(batch)
         if step % self._config.train.log_every == 0 or step == self._config.train.steps:
-            self.flush(step)
+            self._close_line(step)
         elif self._tracker.is_silent():
             jax.block_until_ready(metrics.weight)  # the loop runs ahead of the devices
             self._tracker.show_step(step)
         if epoch > self._epoch:
-            self._end_epoch(step, epoch)
+            self._due.append(self._make_due(step, epoch))
+            self._epoch = epoch
+        self._write_finished(step)
 
     def _count(self, batch: Batch) -> None:
         """Adds a batch's tokens, padding and shape: the only place that counts tokens and padding."""
@@ -214,7 +266,11 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the clock while something other than training runs, such as validation."""
+        """Stops the clock while something other than training runs, such as validation.
+
+        Logs the lines that are due first.
+        """
+        self._write_due()
         self._add_time()
         yield
         self._timed_until = time.monotonic()
@@ -228,48 +284,104 @@ class TrainingLog:
         self._timed_until = now
 
     def flush(self, step: int) -> None:
-        """Logs the updates since the last line, if there are any."""
+        """Logs all updates since the last line, if there are any."""
+        self._close_line(step)
+        self._write_due()
+
+    def _close_line(self, step: int) -> None:
+        """Makes a line of the updates since the last one; later updates belong to the next."""
         if self._newest is None or not self._updates:
             return
-        self._read()  # waits for the newest update
         self._pool_work()
-        self._add_time()
-        skipped = int(self._newest.skipped)
-        rate = float(self._schedule(max(0, step - 1 - skipped)))  # skipped updates do not count
+        due = self._make_due(step, None)
+        self._due.append(
+            due._replace(
+                updates=self._updates,
+                seconds=self._seconds,
+                waited=self._waited,
+                work=self._work,
+                shapes=len(self._shapes),
+                idle=self._data_wait.take(),
+            )
+        )
+        self._work, self._updates = Work(), 0
+        self._seconds = self._waited = 0.0
+
+    def _make_due(self, step: int, epoch: int | None) -> _DueLine:
+        assert self._newest is not None
+        unread, self._unread = self._unread, []
+        return _DueLine(step, epoch, self._newest, unread, self._data_wait.end_of_newest(), idle=lambda: 0.0)
+
+    def _write_finished(self, step: int) -> None:
+        """Logs the lines that are finished, and the lines of earlier updates once another line is due.
+
+        Several processes log at the same updates, so that an error ends all of them together.
+        """
+        if self._due and self._due[-1].step == step:
+            earlier = sum(line.step < step for line in self._due)
+        else:
+            earlier = 0
+        alone = process_count() == 1
+        while self._due and (earlier > 0 or alone and self._due[0].is_ready):
+            self._write(self._due.pop(0))
+            earlier -= 1
+
+    def _write_due(self) -> None:
+        """Logs all lines that are due; waits for their updates."""
+        while self._due:
+            self._write(self._due.pop(0))
+
+    def _write(self, line: _DueLine) -> None:
+        self._read(line.unread)
+        if line.epoch is None:
+            self._write_updates(line)
+            return
+        totals, self._epoch_totals = self._epoch_totals, _Totals()
+        values = {
+            "epoch": line.epoch,
+            **totals.means(self._config.train),
+            "target_tokens": int(totals.weight),
+        }
+        self._tracker.log(line.step, "epoch", values)
+
+    def _write_updates(self, line: _DueLine) -> None:
+        end = max(line.end(), self._timed_until)
+        seconds = line.seconds + end - self._timed_until
+        self._timed_until = end
+        skipped = int(line.newest.skipped)
+        rate = float(self._schedule(max(0, line.step - 1 - skipped)))  # skipped updates do not count
         self._tracker.log(
-            step,
+            line.step,
             "train",
             {
                 **self._line.means(self._config.train),
                 "learning_rate": rate,
-                "gradient_norm": float(self._newest.gradient_norm),
-                **self._usage(),
-                "shapes": len(self._shapes),
+                "gradient_norm": float(line.newest.gradient_norm),
+                **self._usage(line, max(seconds, 1e-9)),
+                "shapes": line.shapes,
                 "skipped": skipped,
             },
         )
-        in_a_row, limit = int(self._newest.skipped_in_a_row), self._config.train.max_nonfinite_steps
+        self._line = _Totals()
+        in_a_row, limit = int(line.newest.skipped_in_a_row), self._config.train.max_nonfinite_steps
         if in_a_row >= limit:
             raise UserError(
-                f"the last {in_a_row} updates up to step {step} had non-finite gradients "
+                f"the last {in_a_row} updates up to step {line.step} had non-finite gradients "
                 f"(train.max_nonfinite_steps is {limit}) at learning rate {rate:.3g}; lower "
                 "optim.learning_rate or raise optim.warmup_steps. The saved checkpoints are not affected"
             )
-        self._line, self._work = _Totals(), Work()
-        self._updates = 0
-        self._seconds = self._waited = 0.0
 
-    def _usage(self) -> dict[str, float]:
+    def _usage(self, line: _DueLine, seconds: float) -> dict[str, float]:
         """Token counts, speeds and shares of a line; values unknown for the devices are absent."""
-        seconds, work = max(self._seconds, 1e-9), self._work
+        work = line.work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {
             "source_tokens": work.source_tokens,
             "target_tokens": work.target_tokens,
             "tokens_per_second": work.target_tokens / seconds,
-            "steps_per_second": self._updates / seconds,
+            "steps_per_second": line.updates / seconds,
             "padding": work.padding,
-            "data_wait": self._waited / seconds,
+            "data_wait": (line.waited + line.idle()) / seconds,
             "model_flops_per_second": rate,
         }
         peak, memory = peak_flops(self._config, self._parallel.device_kind), self._parallel.memory()
@@ -279,22 +391,12 @@ class TrainingLog:
             values["device_memory_gib"] = memory / 2**30
         return values
 
-    def _read(self) -> None:
-        """Adds the metrics of the updates since the last call to the sums; waits for the newest update."""
-        self._waited += self._data_wait.read()
-        for loss_sum, weight, correct_sum, alignment in jax.device_get(self._unread):
+    def _read(self, unread: list[tuple[Any, Any, Any, Any]]) -> None:
+        """Adds the metrics of updates to the sums; waits for these updates."""
+        for loss_sum, weight, correct_sum, alignment in jax.device_get(unread):
             aligned = (0.0, 0.0) if alignment is None else tuple(map(float, alignment))
             numbers = (float(loss_sum), float(weight), float(correct_sum or 0), *aligned)
             self._line.add(*numbers)
             self.target_tokens += int(numbers[1])
             if math.isfinite(numbers[0]):  # so that one bad batch does not make the mean of its epoch nan
                 self._epoch_totals.add(*numbers)
-        self._unread.clear()
-
-    def _end_epoch(self, step: int, epoch: int) -> None:
-        """Logs the means over the epoch that has ended; if an update ended several, they share one line."""
-        self._read()
-        totals = self._epoch_totals
-        values = {"epoch": epoch, **totals.means(self._config.train), "target_tokens": int(totals.weight)}
-        self._tracker.log(step, "epoch", values)
-        self._epoch, self._epoch_totals = epoch, _Totals()

@@ -14,6 +14,7 @@ import optax
 from flax import linen as nn
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.losses import (
     AlignmentSums,
     Reduce,
@@ -84,8 +85,9 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     train, guided = config.train, config.model.alignment.weight
 
     def gradient_step(
-        params: Any, step: Array, batch: Batch, microbatch: int = 0, *, reduce: Reduce = keep
+        params: Any, step: Array, batch: Batch | BatchArray, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
+        batch = as_batch(batch)
         dropout_key = make_dropout_key(config, step, microbatch)
 
         def loss_of(trained: Any) -> tuple[Array, tuple[TokenSums, AlignmentSums | None]]:
@@ -124,11 +126,14 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
 
 
 def make_update(
-    optimizer: optax.GradientTransformation, config: Config
+    optimizer: optax.GradientTransformation, config: Config, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]:
     """Builds the pure update: division by the weight, clipping, optimizer, moving average.
 
     If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
+
+    Args:
+      platform: the platform that the program is compiled for; see `_take_if`.
     """
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
@@ -149,9 +154,8 @@ def make_update(
                 ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
             return params, opt_state, ema_params
 
-        # lax.cond instead of jnp.where on two results, so that the donated arrays are updated in place.
-        params, opt_state, ema_params = jax.lax.cond(
-            finite, apply, lambda *same: same, state.params, state.opt_state, state.ema_params
+        params, opt_state, ema_params = _take_if(
+            finite, apply, state.params, state.opt_state, state.ema_params, platform=platform
         )
         skipped_now = jnp.where(finite, 0, 1)
         new_state = TrainState(
@@ -176,18 +180,30 @@ def make_update(
     return update
 
 
+def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: str) -> Any:
+    """Returns apply(*state) if the gradient is finite, else the state.
+
+    On a GPU, the host waits for the gradient before it can launch a branch of a conditional, so that there
+    each element is selected, inside of the loop that computes it. On a CPU, XLA writes a selection into new
+    arrays, and the result of a branch into the donated ones. A TPU decides by itself.
+    """
+    if platform == "cpu":
+        return jax.lax.cond(finite, apply, lambda *same: same, *state)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), apply(*state), state)
+
+
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, config: Config
+    model: nn.Module, optimizer: optax.GradientTransformation, config: Config, *, platform: str = "cpu"
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """Builds the pure update from one batch.
+    """Builds the pure update from one batch, for a platform as in `make_update`.
 
     `reduce` sums a pytree over devices; under jit it is `keep`, the identity.
     """
     gradient_step = make_gradient_step(model, config)
-    update = make_update(optimizer, config)
+    update = make_update(optimizer, config, platform=platform)
 
     def train_step(
-        state: TrainState, batch: Batch, *, reduce: Reduce = keep
+        state: TrainState, batch: Batch | BatchArray, *, reduce: Reduce = keep
     ) -> tuple[TrainState, StepMetrics]:
         return update(state, gradient_step(state.params, state.step, batch, reduce=reduce))
 

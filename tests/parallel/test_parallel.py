@@ -297,6 +297,7 @@ class Reading:
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel, self.sum_parts = parallel, parallel.sum_parts
+        self.platform = parallel.platform
         self.programs: list[CompiledText] = []
 
     def compile(self, function, **options):

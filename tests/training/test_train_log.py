@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
@@ -237,6 +238,79 @@ class Result:
 
     def finish(self) -> None:
         self._done.set()
+
+
+class Late(Result):
+    """A weight of one token that the devices have not computed yet."""
+
+    def is_ready(self) -> bool:
+        return self._done.is_set()
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        return np.asarray(self.block_until_ready() and 1.0, np.float32)
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+
+def begin_update(
+    log: TrainingLog, step: int, epoch: int = 0, *, skipped: int = 0, weight: Late | None = None
+) -> Late:
+    """Dispatches an update of loss `step`; the result finishes it."""
+    weight = weight or Late()
+    numbers = metrics(step, 1.0, None)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
+    log.add(step, numbers, [BATCH], epoch)
+    return weight
+
+
+def finish(clock: Clock, log: TrainingLog, now: float, *updates: Late) -> None:
+    """Ends updates at a time; the next update begins once the log has seen it."""
+    clock.now = now
+    for update in updates:
+        update.finish()
+    log._data_wait._watcher.submit(lambda: None).result()
+
+
+def test_a_line_is_logged_once_its_updates_are_finished_without_waiting(clock):
+    """Two updates a line: the first line, late, beside the third; the second when the third line is due.
+
+    The rates are those of the updates: 2 in 6 seconds, then 2 in 3, whenever the lines are written.
+    """
+    lines = Lines()
+    log = make_log(lines, make_config(log_every=2, log_accuracy=False))
+    clock.now = 100
+    updates = [begin_update(log, 1), begin_update(log, 2)]
+    assert not lines
+    finish(clock, log, 106, *updates)
+    clock.now = 1000
+    updates = [begin_update(log, 3)]
+    assert [step for step, *_ in lines] == [2]
+    updates.append(begin_update(log, 4, epoch=1))
+    assert [step for step, *_ in lines] == [2]
+    finish(clock, log, 109, *updates)
+    clock.now = 2000
+    begin_update(log, 5, epoch=1).finish()
+    assert [(step, split) for step, split, _ in lines] == [(2, "train"), (4, "train"), (4, "epoch")]
+    assert [values["loss"] for _, _, values in lines] == [1.5, 3.5, 2.5]
+    assert [clocks["steps_per_second"] for clocks in lines.clocks] == pytest.approx([2 / 6, 2 / 3])
+    assert log.target_tokens == 4
+
+
+def test_the_devices_have_work_while_the_host_waits_for_a_line(clock, monkeypatch):
+    """Of several processes, each logs a line when the next one is due, though it could do so earlier."""
+    lines = Lines()
+    log = make_log(lines, make_config(log_every=2, log_accuracy=False, max_nonfinite_steps=2))
+    monkeypatch.setattr(monitor, "process_count", lambda: 2)
+    monkeypatch.setattr(monitor, "exchange", lambda message: [message, message])
+    log._parallel.counts_rows = True
+    for step in (1, 2, 3):
+        begin_update(log, step, skipped=step).finish()
+        assert not lines
+    weight = Late()
+    with pytest.raises(UserError, match="the last 2 updates up to step 2"):
+        begin_update(log, 4, skipped=4, weight=weight)
+    weight.finish()
+    assert [step for step, *_ in lines] == [2]
 
 
 def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left(clock):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -334,6 +335,35 @@ def test_a_bad_gradient_leaves_everything_but_the_counters(case):
         assert_same_bits(getattr(after, name), getattr(state, name))
     assert (int(after.step), int(after.skipped), int(after.skipped_in_a_row)) == (4, 1, 1)
     assert (int(metrics.skipped), int(metrics.skipped_in_a_row)) == (1, 1)
+
+
+def test_an_accelerator_selects_elements_instead_of_a_branch():
+    """A GPU's host would wait for the condition: the program has none, and still donates all of the state.
+
+    Selected or not, the results are those of the branch, bit for bit.
+    """
+    state, branching = small_state()
+    config = change(CONFIG, optim={"ema_decay": 0.9, "warmup_steps": 0})
+    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=8, total_steps=100))
+    programs = {
+        platform: jax.jit(make_update(optimizer, config, platform=platform), donate_argnums=0)
+        for platform in ("cpu", "gpu", "tpu")
+    }
+    compiled = {name: program.lower(state, GOOD).compile() for name, program in programs.items()}
+    texts = {name: program.as_text() for name, program in compiled.items()}
+    assert {name: " conditional(" in text for name, text in texts.items()} == {
+        "cpu": True,
+        "gpu": False,
+        "tpu": False,
+    }
+    leaves = len(jax.tree.leaves(state))
+    for text in texts.values():
+        donated = re.search(r"input_output_alias=\{(.*?)\}, entry", text)[1]
+        assert donated.count("-alias") == leaves
+    for sums in (GOOD, *BAD.values(), GOOD):
+        expected = branching(state, sums)
+        assert_same_bits(compiled["gpu"](jax.tree.map(jnp.copy, state), sums), expected)
+        state = expected[0]
 
 
 def test_bad_updates_are_counted_and_training_recovers():

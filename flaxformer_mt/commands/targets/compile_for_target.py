@@ -23,6 +23,7 @@ from flaxformer_mt.commands.targets.hlo_text import Program
 from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
+from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.decoding.sizes import LengthRule, SizeRule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
@@ -164,9 +165,11 @@ class TargetCompiler:
             return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
 
         state = _with_shardings(parallel, jax.eval_shape(make_state))
-        rows = parallel.put_shapes(_pad_rows(batch, parallel.layout.row_parts))
+        padded, special = _pad_rows(batch, parallel.layout.row_parts), config.vocab
+        rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
+        platform = self.target.accelerator.platform
         if config.optim.accumulation == 1:
-            step = make_train_step(model, optimizer, config)
+            step = make_train_step(model, optimizer, config, platform=platform)
             return [self._compile("update", parallel, step, (state, rows), batch=1, donate=(0,))]
         number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
         inputs = (state.params, number, rows, number)
@@ -191,7 +194,7 @@ class TargetCompiler:
             times=config.optim.accumulation - 1,
             held=held,
         )
-        update = make_update(optimizer, config)
+        update = make_update(optimizer, config, platform=platform)
         return [gradient, add, self._compile("update", parallel, update, (state, sums), donate=(0,))]
 
     def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:

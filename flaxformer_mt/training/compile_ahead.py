@@ -1,0 +1,154 @@
+"""Compiles the programs of all batch shapes before the first update, several at a time.
+
+Without it, each shape is compiled when it first occurs, and the devices wait meanwhile.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.data.batch_array import BatchArray
+from flaxformer_mt.data.buckets import Shape
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import Parallel, core_count
+
+# Seconds between two messages on how many shapes are compiled.
+_MESSAGE_EVERY = 10.0
+
+
+class ProgramsByShape:
+    """A program for each shape of a batch: compiled ahead, or by jit when the shape first occurs."""
+
+    def __init__(self, jitted: Callable[..., Any], *, batch: int) -> None:
+        """Compiles nothing.
+
+        Args:
+          jitted: a result of `jax.jit`.
+          batch: the index of its argument that is a `BatchArray`.
+        """
+        self._jitted, self._batch = jitted, batch
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the program for the shape of the batch."""
+        batch = arguments[self._batch]
+        program = self._compiled.get(_key(batch), self._jitted) if self._compiled else self._jitted
+        return program(*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """Traces the program for arguments of which only shapes, dtypes and shardings are read."""
+        return self._jitted.lower(*arguments)  # type: ignore[attr-defined]
+
+    def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:
+        """Keeps the compiled program for batches of this shape."""
+        self._compiled[_key(batch)] = program
+
+
+def _key(batch: BatchArray) -> Any:
+    return batch.numbers.shape, batch.source_length, batch.packed
+
+
+def choose_shapes(
+    config: Config, batches: dict[str, Any], *, updates: int, platform: str
+) -> tuple[Shape, ...]:
+    """Returns the batch shapes to compile before the first update, the one with the most work first.
+
+    These are the shapes that the remaining updates will use; with `train.compile_ahead=auto`, none on a CPU,
+    where compiling and training share the cores.
+
+    Args:
+      batches: the summary of an epoch (`plan_summary`).
+      updates: the number of updates that are left.
+    """
+    wanted = config.train.compile_ahead
+    if wanted == "none" or wanted == "auto" and platform == "cpu":
+        return ()
+    drawn = updates * config.optim.accumulation / batches["batches"]
+    found = [shape for shape in batches["shapes"] if shape["batches"] and shape["batches"] * drawn >= 1]
+    shapes = [Shape(shape["rows"], shape["source"], shape["target"]) for shape in found]
+    return tuple(sorted(shapes, key=lambda shape: -shape.work))
+
+
+def compile_ahead(
+    programs: ProgramsByShape,
+    shapes: Sequence[Shape],
+    arguments_of: Callable[[Shape], tuple[BatchArray, tuple[Any, ...]]],
+    *,
+    config: Config,
+    parallel: Parallel,
+    say: Callable[[str], object],
+) -> None:
+    """Compiles the programs of these shapes; they come from JAX's cache on disk where it has them.
+
+    Tracing holds Python's lock, so shapes are traced one after the other, in the same order in all processes;
+    XLA compiles them beside that, in as many threads as there are cores.
+
+    Args:
+      arguments_of: the batch of a shape and all arguments of its program, without data.
+      say: receives a line now and then on how far it is.
+
+    Raises:
+      UserError: a shape for which the program needs more memory than the devices have.
+    """
+    waiting: dict[Future[Any], tuple[Shape, BatchArray]] = {}
+    shown = time.monotonic()
+
+    def collect(done: set[Future[Any]]) -> None:
+        nonlocal shown
+        for future in done:
+            shape, batch = waiting.pop(future)
+            with _name_shape(shape, config, parallel):
+                compiled = future.result()
+            _check_memory(compiled, shape, config, parallel)
+            programs.add(batch, compiled)
+            counts.append(shape)
+        if done and time.monotonic() - shown > _MESSAGE_EVERY:
+            shown = time.monotonic()
+            say(f"compiled {len(counts)} of {len(shapes)} batch shapes")
+
+    counts: list[Shape] = []
+    threads = ThreadPoolExecutor(min(len(shapes), core_count()), thread_name_prefix="compile")
+    try:
+        for shape in shapes:
+            batch, arguments = arguments_of(shape)
+            waiting[threads.submit(programs.lower(*arguments).compile)] = (shape, batch)
+            collect({future for future in waiting if future.done()})
+        while waiting:
+            collect(wait(waiting, return_when=FIRST_COMPLETED).done)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[None]:
+    """Names the shape in the error of a compiler that finds too little memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise UserError(_describe_excess(shape, config, parallel, reason)) from error
+
+
+def _check_memory(compiled: Any, shape: Shape, config: Config, parallel: Parallel) -> None:
+    """Compares the peak of a program, with its arguments, with that of the devices; CPUs report none."""
+    memory, found = parallel.memory_limit(), compiled.memory_analysis()
+    needed = int(getattr(found, "peak_memory_in_bytes", 0) or 0)
+    if memory is not None and needed > memory:
+        reason = f"it needs {needed / 2**30:.2f} GiB of {memory / 2**30:.2f} GiB"
+        raise UserError(_describe_excess(shape, config, parallel, reason))
+
+
+def _describe_excess(shape: Shape, config: Config, parallel: Parallel, reason: str) -> str:
+    lengths = f"{shape.source} source and {shape.target}" if shape.source else f"{shape.target}"
+    return (
+        f"the update for batches of {shape.rows} rows of {lengths} target tokens does not fit into the "
+        f"memory of {parallel.device_kind} ({reason}); lower data.batch_tokens "
+        f"({config.data.batch_tokens}), or set model.remat=dots or full, or train.loss_chunk_tokens=6144"
+    )
