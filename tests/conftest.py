@@ -109,6 +109,31 @@ def tiny_run(session_folder, tiny_config) -> Path:
 
 
 @pytest.fixture(scope="session")
+def two_way_config(tiny_config):
+    """The config of `two_way_run`: one model for both directions of the tiny text, with tags."""
+    from tiny_experiment import change
+
+    return change(
+        tiny_config,
+        data={"dataset": "parallel_text:xx-yy,parallel_text:yy-xx", "weights": (1.0, 2.0)},
+        train={"steps": 2, "evaluate_every": 2, "log_accuracy": False},
+    )
+
+
+@pytest.fixture(scope="session")
+def two_way_run(session_folder, two_way_config) -> Path:
+    """A run directory of a model of two directions, trained for 2 updates and never disturbed."""
+
+    def train(folder: Path) -> None:
+        from flaxformer_mt.training.loop import fit
+
+        with (folder / "log").open("w") as log:
+            fit(two_way_config, folder / "run", progress=log)
+
+    return make_once(session_folder / "two_way", train) / "run"
+
+
+@pytest.fixture(scope="session")
 def tiny_report(tiny_run) -> dict[str, Any]:
     """What `fit` returned for `tiny_run`."""
     return json.loads((tiny_run / "report.json").read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
+from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import EvaluateOptions, SearchOptions
 from flaxformer_mt.commands.translate_and_score import choose_search
 from flaxformer_mt.config.files import read_config
@@ -43,7 +44,7 @@ def evaluate(options: EvaluateOptions) -> object:
         allow_nonfinite=options.allow_nonfinite,
         shortlist=options.shortlist,
         progress=sys.stderr,
-        **({} if language_model else _comparison(options)),
+        **({} if language_model else _comparison(options) | read_languages(options)),
     )
     if table := describe_evaluation(result, name=name_urls(str(options.run))):
         print(table, file=sys.stderr)
@@ -72,7 +73,8 @@ def _check_text_options(options: EvaluateOptions) -> None:
     """Raises UserError for flags that have no effect on the evaluation of a language model."""
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
-        *("lowercase", "bleu_tokenize", "bootstrap", "against", "paired", "trials", "shortlist"),
+        *("source_language", "target_language", "lowercase", "bleu_tokenize"),
+        *("bootstrap", "against", "paired", "trials", "shortlist"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:

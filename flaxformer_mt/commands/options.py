@@ -125,6 +125,11 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
     reference: str | None = None
+    # Evaluate only translations into this language, of a model of several. None: all; with --source and
+    # --reference, the one that the model has.
+    target_language: str | None = None
+    # Evaluate only translations from this language. None: all.
+    source_language: str | None = None
     # ---- scores and significance tests ----
 
     # Whether to ignore case in the scores. None: as in the run's config.
@@ -159,6 +164,13 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
+    # ---- languages ----
+
+    # Language to translate into, of a model of several. None: the one that the model has, or that the tag of
+    # each line names.
+    target_language: str | None = None
+    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
+    source_language: str | None = None
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -238,6 +250,13 @@ class ScoreOptions:
     output: str = "-"
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
+    # ---- languages ----
+
+    # Language of the translations, of a model of several. None: the one that the model has, or that the tag
+    # of each line names.
+    target_language: str | None = None
+    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
+    source_language: str | None = None
     # ---- what is written ----
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.

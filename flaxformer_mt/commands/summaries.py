@@ -36,6 +36,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         "Pairs",
         *align(rows),
         "",
+        *_describe_mixture(report.get("mixture")),
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
         "",
@@ -113,6 +114,16 @@ _ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
 def _first(found: Mapping[str, Any]) -> str:
     return found["examples"][0]["where"] if found["examples"] else ""
+
+
+def _describe_mixture(shares: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if not shares:
+        return []
+    rows = [["mixture", "pairs", "weight", "share of an epoch"]]
+    rows += [
+        [one["name"], f"{one['pairs']:,}", f"{one['weight']:.4g}", f"{one['share']:.1%}"] for one in shares
+    ]
+    return ["Mixture", *align(rows), ""]
 
 
 def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:

@@ -7,17 +7,17 @@ resume an output file. Modules that import JAX are imported when a command runs,
 import collections
 import contextlib
 import dataclasses
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
+from flaxformer_mt.commands.translation_output import choose_format, open_one_output
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.object_store.working_copies import to_url
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -28,12 +28,10 @@ from flaxformer_mt.text_io.lines import (
     read_lines,
     watch_arrival,
 )
-from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 if TYPE_CHECKING:
-    from flaxformer_mt.translation.annotation import Notes
-    from flaxformer_mt.translation.output_formats import TranslationFormat
-    from flaxformer_mt.translation.translator import Translator
+    pass
 
 # Search method -> the flags that have an effect on this method only.
 _METHOD_FLAGS = {
@@ -62,6 +60,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
 
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     search = choose_search(options)
+    languages = read_languages(options)
     n_best = 1 if options.n_best is None else options.n_best
     check_n_best(search, n_best, where="--")
     _check_flags(options)
@@ -84,7 +83,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             translator.warm_up(n_best=n_best)
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
         output = files.enter_context(
-            _open_one_output(options, translator, window, inputs=sorted(inputs), keep=keep_record)
+            open_one_output(options, translator, window, inputs=sorted(inputs), keep=keep_record)
         )
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
@@ -100,6 +99,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             window=window,
             first_line=output.done + 1,
             is_ready=is_ready,
+            **languages,
             **constraints,
         )
         quiet = stream.isatty() or _is_on_screen(options.output)
@@ -135,6 +135,7 @@ def score_file(options: ScoreOptions) -> None:
         raise UserError(
             "--source is missing; a translation model scores each line of --target given its source line"
         )
+    languages = read_languages(options)
     with contextlib.ExitStack() as files:
         sources, is_ready = None, None
         if options.source is not None:
@@ -151,7 +152,8 @@ def score_file(options: ScoreOptions) -> None:
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready or target_is_ready)
+        is_ready = is_ready or target_is_ready
+        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
         for number, score in enumerate(scores):
             pair = (None if sources is None else sources.take(), targets.take())
             pieces = scorer.vocabs.target.pieces
@@ -193,28 +195,6 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
                     f"or leave out --{name}"
                 )
     return search
-
-
-def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
-    """The output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.translation.annotation import Notes
-    from flaxformer_mt.translation.output_formats import TranslationFormat
-
-    form = TranslationFormat(
-        n_best=options.n_best is not None,
-        scores=options.scores,
-        token_scores=options.token_scores,
-        alignments=options.alignments is not None,
-        json=options.json,
-    )
-    notes = Notes(
-        token_log_probs=options.token_scores or options.json,
-        alignments=options.alignments or ("words" if options.json else None),
-        layer=options.alignment_layer,
-        head=options.alignment_head,
-        markup=options.markup,
-    )
-    return form, notes
 
 
 def _check_flags(options: TranslateOptions) -> None:
@@ -322,75 +302,3 @@ class _LineBuffer:
     def take(self) -> str:
         """Removes and returns the oldest line kept."""
         return self._waiting.popleft()
-
-
-class _PlainOutput:
-    """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
-
-    def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done = write, done
-
-    def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        return itertools.islice(lines, self.done, None)
-
-    def write(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._write(line)
-
-
-@contextlib.contextmanager
-def _open_one_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
-) -> "Iterator[ResumableOutput | _PlainOutput]":
-    """The output; of several processes, only the first one writes it, and all start after the same line."""
-    from flaxformer_mt.parallel.processes import exchange, is_first
-
-    if not is_first():
-        yield _PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
-        return
-    with _open_output(options, translator, window, inputs=inputs, keep=keep) as output:
-        exchange(str(output.done).encode())
-        yield output
-
-
-@contextlib.contextmanager
-def _open_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
-) -> Iterator[ResumableOutput | _PlainOutput]:
-    if options.output == STANDARD or is_device(options.output):
-        with open_output(options.output) as write:
-            yield _PlainOutput(write)
-        return
-    import jax
-
-    import flaxformer_mt
-    from flaxformer_mt.parallel import local_device_count
-    from flaxformer_mt.parallel.processes import process_count
-
-    form, notes = choose_format(options)
-    origin = {
-        "run": to_url(options.run.resolve()),
-        **translator.describe(),
-        "format": dataclasses.asdict(form),
-        "notes": notes._asdict(),
-        "n_best": options.n_best,
-        "long_lines": options.long_lines,
-        "invalid_utf8": options.invalid_utf8,
-        "inputs": ["input", *inputs],
-        # Devices share batches, so that another number of devices rounds differently.
-        "devices": [process_count(), local_device_count()],
-        # Other versions may compute, round or split lines otherwise.
-        "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
-    }
-    resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
-    with (
-        name_full_disk(options.output),
-        open_resumable(options.output, origin=origin, step=window, **resumed) as output,
-    ):
-        try:
-            yield output
-        except BaseException:
-            if output.done:
-                kept = f"{output.partial} holds the output of the first {output.done:,} lines"
-                print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
-            raise

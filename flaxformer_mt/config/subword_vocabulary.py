@@ -49,3 +49,8 @@ class VocabConfig:
     # Subword regularization: segment training text anew in each epoch, with this rate of merge dropout for
     # bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
     sampling: Annotated[float, between(0, 1)] = 0.0
+
+    @property
+    def size_of_source(self) -> int:
+        """The number of pieces of a source vocabulary of its own."""
+        return self.size if self.source_size is None else self.source_size

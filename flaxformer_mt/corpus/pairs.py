@@ -51,8 +51,8 @@ class RawSplit:
 
     `rows` is a TFDS data source of `{language: bytes}`; `identity` changes whenever the text does; `sides`
     and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
-    report. `languages` are ("", "en") where there is no source. `weights`: of the rows in the loss, float32;
-    None: all count alike.
+    report. `languages` are ("", "en") where there is no source. `tags`, such as (">>fr<<",), are put before
+    each source that is not blank. `weights`: of the rows in the loss, float32; None: all count alike.
     """
 
     name: str
@@ -63,6 +63,7 @@ class RawSplit:
     unit: str
     facts: dict[str, Any] = field(default_factory=dict)
     weights: np.ndarray | None = None
+    tags: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,7 +95,8 @@ class Pairs:
     """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
-    rules. parts: the data sets of a mixture, concatenated in order. has_source: False for a language model,
+    rules, tags. parts: the data sets of a mixture, concatenated in order. languages: the source and target
+    language of each part. tags: all tags that sources begin with. has_source: False for a language model,
     whose pairs are target sentences alone. report: JSON values: for each part the number of pairs read and
     kept, and the problems with their locations. weights: of the pairs in the loss, float32; None: all are 1.
     """
@@ -122,6 +124,8 @@ class Pairs:
             Part(*facts) for facts in zip((s.name for s in splits), sizes, weights, strict=True)
         )
         self.has_source = all(split.has_source for split in splits)
+        self.languages = tuple(split.languages for split in splits)
+        self.tags = tuple(dict.fromkeys(tag for split in splits for tag in split.tags))
         self.fingerprint = fingerprint
         self.report = report
         self.weights = self._gather_weights() if any(s.weights is not None for s in splits) else None
@@ -148,8 +152,13 @@ class Pairs:
         for split, kept, links in zip(
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
         ):
+            # Tags are words before those of the source.
+            shift = np.array([len(split.tags), 0], np.int32)
             for row in range(len(split)) if kept is None else kept:
-                yield nothing if links is None else links.points[links.offsets[row] : links.offsets[row + 1]]
+                if links is None:
+                    yield nothing
+                else:
+                    yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
 
     def __getitem__(self, index: int) -> Pair:
         """The pair at `index`, counted over all parts; negative indices count from the end."""
@@ -170,10 +179,14 @@ class Pairs:
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: list[int] = list(positions) if kept is None else kept[positions.start : positions.stop].tolist()
-        return [
+        pairs = [
             Pair(*(_decode(text, split, row, side) for side, text in enumerate(sides)))
             for row, sides in zip(rows, split.read(rows), strict=True)
         ]
+        if not split.tags:
+            return pairs
+        tags = "".join(f"{tag} " for tag in split.tags)
+        return [pair._replace(source=tags + pair.source) if pair.source.strip() else pair for pair in pairs]
 
 
 def _decode(text: bytes, split: RawSplit, row: int, side: int) -> str:

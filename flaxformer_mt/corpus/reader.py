@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import Member, choose_tags, find_directions, read_members
 from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.store_text import copy_text
@@ -21,36 +23,33 @@ from flaxformer_mt.errors import UserError, find_url, name_full_disk
 
 Split = Literal["train", "valid", "test"]
 
+_LANGUAGE_FIELDS = "data.source_language and data.target_language"
 
-def read_pairs(config: DataConfig, split: Split) -> Pairs:
+
+def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pairs:
     """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
-    splits of the first set alone, so that scores of a mixture are comparable with scores of that set. With an
-    empty `data.source_language` every source is "", and only the target side of the sets is read.
+    splits of the first set alone, so that scores of a mixture are comparable with scores of that set; of
+    several directions, of the first set of each direction that has the split. With an empty
+    `data.source_language` every source is "", and only the target side of the sets is read.
+
+    Args:
+      tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
 
     Raises:
       UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
     """
-    if not config.target_language:
-        raise UserError("data.target_language is empty; set it to the language of the text")
-    if config.source_language == config.target_language:
+    members, weights = _choose_members(config, split), config.weights
+    if split == "train" and weights and len(weights) != len(members):
         raise UserError(
-            f"data.source_language and data.target_language are both {config.source_language}; change one"
-        )
-    names = _names(config)
-    weights = config.weights or (1.0,) * len(names)
-    if len(weights) != len(names):
-        raise UserError(
-            f"data.weights has {len(weights)} numbers for {len(names)} data sets ({config.dataset}); "
+            f"data.weights has {len(weights)} numbers for {len(members)} data sets ({config.dataset}); "
             "give one number for each data set, or none"
         )
-    if split != "train":
-        names, weights = names[:1], (1.0,)
     may_drop = split == "train"
-    splits, kept, reports = [], [], []
-    for name in names:
-        raw = _open(name, config, split)
+    splits, kept, reports, identities = [], [], [], []
+    for member in members:
+        raw = _open(member, config, split)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
@@ -60,23 +59,62 @@ def read_pairs(config: DataConfig, split: Split) -> Pairs:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
             raise UserError(
-                f"{name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
+                f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
                 f"({found or 'the split is empty'}); check the text and data.clean"
             )
-        splits.append(raw)
+        tags = choose_tags(config, member.direction) if tagged else ()
+        splits.append(dataclasses.replace(raw, name=member.name, tags=tags))
         kept.append(rows)
-        reports.append(report)
+        reports.append(report | {"name": member.name})
+        set_name = member.dataset.partition("@")[0]
+        # Sets without tags have the identity that they had before there were any.
+        identities.append([set_name, raw.identity, raw.languages, *([tags] if tags else [])])
+    _check_tables(members, splits)
+    sizes = [report["pairs"] for report in reports]
     rules = dataclasses.asdict(config.clean) if may_drop else None
     return Pairs(
         splits,
         kept,
-        weights=weights,
-        fingerprint=digest(
-            [split, rules, *([raw.name.partition("@")[0], raw.identity, raw.languages] for raw in splits)]
-        ),
-        report={"split": split, "pairs": sum(report["pairs"] for report in reports), "parts": reports},
+        weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
+        fingerprint=digest([split, rules, *identities]),
+        report={"split": split, "pairs": sum(sizes), "parts": reports},
         links=_read_links(splits, config) if split == "train" else (),
     )
+
+
+def _choose_members(config: DataConfig, split: Split) -> list[Member]:
+    """The data sets that a split is read from."""
+    members = read_members(config)
+    for member in members:
+        source, target = member.direction
+        if not target:
+            raise UserError("data.target_language is empty; set it to the language of the text")
+        if source == target:
+            named = member.name != member.dataset
+            where = f"the languages of {member.name}" if named else _LANGUAGE_FIELDS
+            raise UserError(f"{where} are both {source}; change one")
+    if split == "train":
+        return members
+    first = [
+        next(member for member in members if member.direction == direction)
+        for direction in find_directions(config)
+    ]
+    return first if len(first) == 1 else [one for one in first if _has_split(one, config, split)]
+
+
+def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
+    """Refuses a table of two columns in both directions: its columns have no names."""
+    tables = {
+        (member.dataset, member.direction): split.sides[0]
+        for member, split in zip(members, splits, strict=True)
+        if split.sides[0] == split.sides[1] and member.direction.source
+    }
+    for (dataset, (source, target)), file in tables.items():
+        if (dataset, (target, source)) in tables:
+            raise UserError(
+                f"{dataset} is read as {source}-{target} and as {target}-{source}, but {file} does not say "
+                f"which column is which; make a file for each language, as with `cut -f1 {file}`"
+            )
 
 
 def open_train_set(config: DataConfig) -> RawSplit:
@@ -85,18 +123,18 @@ def open_train_set(config: DataConfig) -> RawSplit:
     Raises:
       UserError: there are several data sets, or see `read_pairs`.
     """
-    names = _names(config)
-    if len(names) > 1:
+    members = read_members(config)
+    if len(members) > 1:
         raise UserError(
             f"data.dataset is {config.dataset}, a mixture; give one of its sets, with "
             "--config.data.dataset=SET"
         )
-    return _open(names[0], config, "train")
+    return _open(members[0], config, "train")
 
 
 def find_alignments(config: DataConfig) -> list[Path | None]:
     """The file with the word alignments of each data set, or None."""
-    names = _names(config)
+    names = [member.dataset for member in read_members(config)]
     files = config.alignments * (len(names) if len(config.alignments) == 1 else 1)
     paths = []
     for name, file in zip(names, files or ("",) * len(names), strict=True):
@@ -124,14 +162,20 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Whether the first set of `data.dataset` has the split.
+    """Whether the first set of `data.dataset` has the split; of several directions, that of any of them.
 
     Raises:
       UserError: the data set is missing.
     """
-    name, wanted = _names(config)[0], getattr(config, f"{split}_split")
+    members = _choose_members(config, split)
+    several = len(find_directions(config)) > 1
+    return bool(members) if several else _has_split(members[0], config, split)
+
+
+def _has_split(member: Member, config: DataConfig, split: Split) -> bool:
+    name, wanted = member.dataset, getattr(config, f"{split}_split")
     if name.partition("@")[0] == "parallel_text":
-        return _match_files(_text_folder(name, config), wanted, _languages(config)) is not None
+        return _match_files(_text_folder(name, config), wanted, member.direction) is not None
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import SIZES
@@ -142,22 +186,10 @@ def has_split(config: DataConfig, split: Split) -> bool:
         return has_tfds_split(name, wanted, folder=tfds_dir(config))
 
 
-def _names(config: DataConfig) -> list[str]:
-    names = [name.strip() for name in config.dataset.split(",")]
-    if not all(names):
-        raise UserError(
-            f"data.dataset {config.dataset!r} has an empty name; write toy_de_en, or A,B for a mixture"
-        )
-    return names
-
-
-def _languages(config: DataConfig) -> tuple[str, str]:
-    return config.source_language, config.target_language
-
-
-def _open(name: str, config: DataConfig, split: Split) -> RawSplit:
+def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
     """Opens one data set; imports its builder, and TFDS with it, only here."""
-    wanted, languages = getattr(config, f"{split}_split"), _languages(config)
+    name, wanted = member.dataset, getattr(config, f"{split}_split")
+    languages = (member.direction.source, member.direction.target)
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import open_toy

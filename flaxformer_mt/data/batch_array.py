@@ -105,7 +105,8 @@ def to_array(batch: Batch, *, pad_id: int, bos_id: int) -> BatchArray:
     }
     shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
     if isinstance(batch.source, jax.ShapeDtypeStruct):
-        return BatchArray(jax.ShapeDtypeStruct(shape, np.int32), **facts)
+        only_shape: Any = jax.ShapeDtypeStruct(shape, np.int32)
+        return BatchArray(only_shape, **facts)
     numbers = np.empty(shape, np.int32)
     sides = (
         (batch.source, batch.source_mask, batch.source_positions),

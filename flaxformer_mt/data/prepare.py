@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
@@ -27,6 +28,7 @@ from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocab
 from flaxformer_mt.tracking import announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_tags
+from flaxformer_mt.vocab.tag_pieces import check_language_tags
 
 
 class Prepared(NamedTuple):
@@ -74,10 +76,9 @@ def prepare(
         test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
     with _stage(f"training the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
-        check_tags(vocabs.source, train_pairs.report["parts"])
+        _check_tags(vocabs, train_pairs)
     if run_dir is not None and is_first():
         publish_files(run_dir)
-
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = EpochStores(
             train_pairs,
@@ -95,15 +96,25 @@ def prepare(
         "vocabulary": _describe_vocabs(config, vocabs),
         "batches": _plan_first_epoch(config, train),
     }
+    if len(train_pairs.parts) > 1:
+        report["mixture"] = describe_shares(train_pairs.parts)
     if overlap:
         with _stage("comparing the sets", say):
-            held_out = [("valid", valid_pairs), ("test", test_pairs)]
-            present = {name: pairs for name, pairs in held_out if pairs is not None}
-            report["overlap"] = find_overlap(train_pairs, present, root / "overlap")
+            report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs, root / "overlap")
     if shortlist is not None:
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+
+
+def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
+    check_language_tags(vocabs.source, pairs.tags)
+    check_tags(vocabs.source, pairs.report["parts"])
+
+
+def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None, folder: Path) -> Any:
+    held_out = {"valid": valid, "test": test}
+    return find_overlap(train, {name: pairs for name, pairs in held_out.items() if pairs}, folder)
 
 
 def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:

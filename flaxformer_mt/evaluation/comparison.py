@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
@@ -167,11 +168,14 @@ def translate_compared_systems(
     systems: Sequence[ComparedSystem],
     sources: Sequence[str],
     from_files: Mapping[str, tuple[str, ...]],
+    *,
+    direction: Direction,
     **options: Any,
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
     """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
 
     Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
+    A model of several directions translates in `direction`.
     """
     translations, described = dict[str, tuple[str, ...]](), []
     for system in systems:
@@ -182,7 +186,13 @@ def translate_compared_systems(
             translator = Translator.load(
                 system.run, checkpoint=system.checkpoint, search=system.search, **options
             )
-            texts = tuple(translation.text for translation in translator.translate(sources))
+            languages: dict[str, Any] = {
+                "source_language": direction.source,
+                "target_language": direction.target,
+            }
+            several = len(find_directions(translator.config.data)) > 1
+            translated = translator.translate(sources, **(languages if several else {}))
+            texts = tuple(translation.text for translation in translated)
             translations[system.name] = texts
             search = translator.config.search
             facts |= {

@@ -25,7 +25,8 @@ from flaxformer_mt.evaluation.comparison import (
     save_largest_differences,
     translate_compared_systems,
 )
-from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_set
+from flaxformer_mt.evaluation.direction_scores import describe_directions, join_reports
+from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_sets
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
 from flaxformer_mt.evaluation.metrics import (
     Scores,
@@ -63,6 +64,7 @@ def evaluate_lines(
     lowercase: bool,
     tokenize: str,
     params: Any = None,
+    languages: Mapping[str, Any] | None = None,
     progress: TextIO | None = None,
 ) -> Evaluation:
     """Translates sources and scores the translations against one reference each.
@@ -71,6 +73,7 @@ def evaluate_lines(
       lowercase: ignore case when scoring.
       tokenize: sacreBLEU's tokenizer for BLEU.
       params: parameters to use instead of the translator's own.
+      languages: `source_language` and `target_language`, as `Translator.translate` takes them.
       progress: the stream that shows progress to a human; None: nothing is shown.
 
     Raises:
@@ -83,7 +86,7 @@ def evaluate_lines(
         )
     start = time.monotonic()
     with _show_progress(translator, len(sources), progress):
-        translations = translator.translate(sources, params=params)
+        translations = translator.translate(sources, params=params, **(languages or {}))
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
     search = translator.config.search
@@ -128,6 +131,8 @@ def evaluate_run(
     split: Literal["test", "valid"] = "test",
     source: str | Path | None = None,
     reference: str | Path | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
     checkpoint: str | None = None,
     lowercase: bool | None = None,
     tokenize: str | None = None,
@@ -142,18 +147,20 @@ def evaluate_run(
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
-    and scores by source length; with `resamples` confidence intervals, and with `against` paired tests. For a
-    language model: loss (nats per token, end symbols included) and perplexity instead, and no file.
+    and scores by source length; with `resamples` confidence intervals, and with `against` paired tests. Of
+    several directions it has the means, and all of this under `directions`. For a language model: loss (nats
+    per token, end symbols included) and perplexity instead, and no file.
 
     Args:
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
+      source_language, target_language: the directions to evaluate, or of the files. None: all.
       checkpoint: best, last, average or a step. None: as the run's config says.
-      lowercase, tokenize: ignore case; sacreBLEU's tokenizer for BLEU. None: as the run's config says.
-      search: search options to use instead of those of the run's config.
+      lowercase, tokenize, search: ignore case; sacreBLEU's tokenizer for BLEU; search options. None: as the
+        run's config says.
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
-      resamples: options of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
+      resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       dtype, allow_nonfinite, shortlist: see `Translator.load`; the first two apply to the other runs too.
 
     Raises:
@@ -164,18 +171,49 @@ def evaluate_run(
     compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")
     options: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
-    loading = {"checkpoint": checkpoint, **options}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, loading | {"progress": progress})
-    resamples = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
-    score_options = _choose_score_options(config, lowercase, tokenize)
-    scored = read_set(config, split, source=source, reference=reference)
-    own_split = split if source is None else None
+        options |= {"checkpoint": checkpoint, "progress": progress}
+        return _evaluate_language_model(run_dir, config, split, reference, options)
+    languages = {"source_language": source_language, "target_language": target_language}
+    sets = read_sets(config, split, source=source, reference=reference, languages=languages)
+    shared: dict[str, Any] = {
+        "search": search,
+        "shortlist": shortlist,
+        "compared": compared,
+        "loading": options,
+    }
+    shared |= {"own_split": split if source is None else None, "checkpoint": checkpoint, "progress": progress}
+    shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
+    reports = {}
+    for scored in sets:
+        score_options = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
+        reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, score_options, **shared)
+    return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
+
+
+def _evaluate_set(
+    run_dir: Path,
+    config: Config,
+    scored: ScoredSet,
+    score_options: dict[str, Any],
+    *,
+    search: SearchConfig | None,
+    shortlist: str | Path | None,
+    compared: Sequence[ComparedSystem],
+    own_split: Literal["test", "valid"] | None,
+    checkpoint: str | None,
+    loading: dict[str, Any],
+    resamples: ResamplingOptions,
+    progress: TextIO | None,
+) -> dict[str, Any]:
+    """Evaluates the run and the compared systems on one set."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    loading |= {"search": search, "shortlist": shortlist}
-    named, evaluation = _translate_set(run_dir, scored, loading, progress=progress, **score_options)
-    others, described = translate_compared_systems(compared, scored.sources, from_files, **options)
+    own = loading | {"checkpoint": checkpoint, "search": search, "shortlist": shortlist}
+    named, evaluation = _translate_set(run_dir, scored, own, progress=progress, **score_options)
+    others, described = translate_compared_systems(
+        compared, scored.sources, from_files, direction=scored.direction, **loading
+    )
     if compared:
         lowercase = score_options["lowercase"]
         save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
@@ -184,9 +222,11 @@ def evaluate_run(
     return report | {"by_length": score_by_length(evaluation, **score_options)}
 
 
-def _choose_score_options(config: Config, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
+def _choose_score_options(
+    config: Config, language: str, lowercase: bool | None, tokenize: str | None
+) -> dict[str, Any]:
     """Returns the options of `score_translations`: those that are given, else those of the run's config."""
-    language, train = config.data.target_language, config.train
+    train = config.train
     return {
         "lowercase": train.lowercase if lowercase is None else lowercase,
         "tokenize": choose_tokenizer(language, tokenize or train.bleu_tokenize, warn=warn_user),
@@ -204,6 +244,7 @@ def _translate_set(
     Keeps no parameters: those of compared runs are loaded afterwards.
     """
     translator = Translator.load(run_dir, **loading)
+    options |= {"languages": scored.languages}
     evaluation = evaluate_lines(translator, scored.sources, scored.references, **options)
     save_translations(run_dir, scored.name, evaluation)
     return {"name": scored.name, "checkpoint": translator.checkpoint}, evaluation
@@ -270,6 +311,12 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
 
     `name` is the name of the run, which the tables give with its checkpoint. Returns "" for a language model.
     """
+    if "directions" in result:
+        tables = [
+            f"{direction}\n{describe_evaluation(report, name=name)}"
+            for direction, report in result["directions"].items()
+        ]
+        return "\n\n".join([*tables, describe_directions(result)])
     if "by_length" not in result:
         return ""
     scores = describe_scores(f"{name}@{result['checkpoint']}", result)

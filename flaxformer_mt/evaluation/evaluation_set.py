@@ -4,15 +4,20 @@ Contains the name of the set, the check that each source has one reference, and 
 same set for two runs.
 """
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, DataConfig
+from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.translation_files import read_sentences
 from flaxformer_mt.text_io.lines import STANDARD
+from flaxformer_mt.translation.language_tags import choose_line_tags
 
 Split = Literal["test", "valid"]
 
@@ -25,21 +30,42 @@ class ScoredSet:
     name: str
     sources: tuple[str, ...]
     references: tuple[str, ...]
+    direction: Direction
+    # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
+    # those of the direction if there are several.
+    languages: dict[str, str]
 
 
-def read_set(config: Config, split: Split, *, source: str | None, reference: str | None) -> ScoredSet:
-    """Reads the split of the config's data set, unless files are given.
+def read_sets(
+    config: Config,
+    split: Split,
+    *,
+    source: str | None,
+    reference: str | None,
+    languages: Mapping[str, str | None],
+) -> list[ScoredSet]:
+    """Reads the split of the config's data set in each direction, unless files are given.
+
+    Args:
+      languages: `source_language` and `target_language`, which choose among the directions; None: all.
 
     Raises:
-      UserError: the split or a file is absent, one file is missing, or their numbers of lines differ.
+      UserError: the split or a file is absent, one file is missing, or their numbers of lines differ; the
+        model does not have a language, or it is not said into which language files are to be translated.
     """
+    given = {name: language for name, language in languages.items() if language is not None}
+    tags = choose_line_tags(config.data, **given)
+    chosen = [
+        one
+        for one in find_directions(config.data)
+        if languages.get("source_language") in (None, one.source)
+        and languages.get("target_language") in (None, one.target)
+    ]
     if (source is None) != (reference is None):
         missing = "a reference" if reference is None else "a source"
         raise UserError(f"{source or reference} is given without {missing}; give both files")
     if source is None or reference is None:
-        check_split(config, split, files="--source=FILE --reference=FILE")
-        pairs = list(read_pairs(config.data, split))
-        return ScoredSet(split, tuple(pair.source for pair in pairs), tuple(pair.target for pair in pairs))
+        return _read_split_sets(config, split, chosen, given)
     if source == reference:
         raise UserError(f"source and reference are both {source}; give two files")
     sources, references = read_sentences(source), read_sentences(reference)
@@ -48,7 +74,43 @@ def read_set(config: Config, split: Split, *, source: str | None, reference: str
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
             "line N of the reference must be the translation of line N of the source"
         )
-    return ScoredSet(name_of_file(source), tuple(sources), tuple(references))
+    if len({one.target for one in chosen}) > 1:
+        raise UserError(tags.missing or "--target_language is missing: BLEU depends on the language")
+    direction = chosen[0] if chosen else Direction(given["source_language"], given["target_language"])
+    return [ScoredSet(name_of_file(source), tuple(sources), tuple(references), direction, given)]
+
+
+def _read_split_sets(
+    config: Config, split: Split, chosen: Sequence[Direction], given: dict[str, str]
+) -> list[ScoredSet]:
+    """Reads the split in each of the chosen directions that have it."""
+    files = "--source=FILE --reference=FILE"
+    check_split(config, split, files=files)
+    several, found = len(find_directions(config.data)) > 1, []
+    for direction, pairs in _read_split(config.data, split).items():
+        if direction in chosen:
+            name = f"{split}.{direction.name}" if several else split
+            both = {"source_language": direction.source, "target_language": direction.target}
+            sources, references = (tuple(getattr(pair, side) for pair in pairs) for side in Pair._fields)
+            found.append(ScoredSet(name, sources, references, direction, both if several else given))
+    if not found:
+        raise UserError(
+            f"{config.data.dataset} has no {split} split for {' and '.join(given.values())}; score files "
+            f"with {files}"
+        )
+    return found
+
+
+def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
+    """Reads the pairs of a split, without tags, by their directions."""
+    pairs = read_pairs(data, split, tagged=False)
+    directions = find_directions(data)
+    if len(directions) == 1:
+        return {directions[0]: list(pairs)}
+    rows, found = iter(pairs), dict[Direction, list[Pair]]()
+    for part, languages in zip(pairs.parts, pairs.languages, strict=True):
+        found[Direction(*languages)] = list(itertools.islice(rows, part.size))
+    return found
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
@@ -70,13 +132,16 @@ def check_same_set(split: Split, own: tuple[Path, Config, ScoredSet], other: tup
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (
         f"{run} has the {split} split of {config.data.dataset} ({len(scored.sources)} pairs, "
-        f"{config.data.source_language} to {config.data.target_language})"
+        f"{scored.direction.source} to {scored.direction.target})"
     )
     data = other_config.data
-    languages = f"{data.source_language} to {data.target_language}"
     if not has_split(data, split):
         raise UserError(f"{names}, but {other_run} has {data.dataset}, without a {split} split; {remedy}")
-    pairs = [(pair.source, pair.target) for pair in read_pairs(data, split)]
+    all_pairs = _read_split(data, split)
+    # Of several directions the same one; of a single one whatever its languages are called.
+    own_direction = scored.direction if scored.direction in all_pairs else next(iter(all_pairs))
+    pairs = [(pair.source, pair.target) for pair in all_pairs[own_direction]]
+    languages = f"{own_direction.source} to {own_direction.target}"
     if pairs != list(zip(scored.sources, scored.references, strict=True)):
         raise UserError(
             f"{names}, but {other_run} that of {data.dataset} ({len(pairs)} pairs, {languages}), and the "

@@ -106,12 +106,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """The values that a line shows, formatted, in their order."""
+    """The values that a line shows, formatted, in their order; BLEU of each direction at the end."""
+    directions = [name for name in values if name.startswith("bleu_")]
     return [
         template.format(values[name])
         for name, template in _SHOWN.items()
         if isinstance(values.get(name), int | float) and not values[name] <= _SHOWN_ABOVE.get(name, -math.inf)
-    ]
+    ] + [f"{name.removeprefix('bleu_')} {values[name]:.2f}" for name in directions]
 
 
 class Display(Protocol):

@@ -13,7 +13,9 @@ from typing import Any, TextIO
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import flatten
+from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
@@ -272,13 +274,15 @@ def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tup
 def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
     vocabs, progress = setup.prepared.vocabs, setup.progress
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
-    source, target = config.data.source_language, config.data.target_language
+    directions = ", ".join(direction.name for direction in find_directions(config.data))
     tracker.message(
-        f"{config.data.dataset} {f'{source}-{target}' if source else target}: "
-        f"{len(setup.prepared.train.base):,} {'pairs' if source else 'sentences'}, "
+        f"{config.data.dataset} {directions}: "
+        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
         f"{sizes} {config.vocab.kind} pieces; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
+    if shares := setup.prepared.report.get("mixture"):
+        tracker.message(format_shares(shares))
     tracker.message(setup.attention)
     if frozen := describe_frozen(setup.state.params, config.optim):
         tracker.message(frozen)

@@ -11,6 +11,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.errors import command_line
+from flaxformer_mt.evaluation.direction_scores import describe_directions
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
 from flaxformer_mt.training.train_progress import TrainProgress
@@ -61,7 +62,12 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             )
         evaluate = "  " + command_line("evaluate", f"--run={run_dir}", "--reference=FILE")
         return "\n".join([*lines, "Try next:", evaluate])
-    if test is not None:
+    if test is not None and "directions" in test:
+        lines += [
+            f"test set, {test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}"
+        ]
+        lines += [describe_directions(test), ""]
+    elif test is not None:
         lines += [
             f"test BLEU {test['bleu']:.2f}   {test['signature']}",
             f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",

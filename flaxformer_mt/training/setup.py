@@ -171,19 +171,17 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
         rows = -(-shape.rows // parts) * parts
-        numbers = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
-        packed = config.data.batching == "pack"
-        weights = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
+        numbers: Any = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
+        weights: Any = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
+        links: Any = jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8)
         array = BatchArray(
             numbers,
-            shape.source,
-            packed,
-            vocab.pad_id,
-            vocab.bos_id,
-            None if store.weights is None else weights,
-            None
-            if store.links is None
-            else jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8),
+            source_length=shape.source,
+            packed=config.data.batching == "pack",
+            pad_id=vocab.pad_id,
+            bos_id=vocab.bos_id,
+            target_weights=None if store.weights is None else weights,
+            alignment=None if store.links is None else links,
         )
         batch = parallel.put_shapes(array)
         return batch, step.arguments_of(state, batch)

@@ -40,14 +40,9 @@ class _Totals:
     alignment_sum: float = 0.0
     aligned: float = 0.0
 
-    def add(
-        self, loss_sum: float, weight: float, correct_sum: float, alignment_sum: float, aligned: float
-    ) -> None:
-        self.loss_sum += loss_sum
-        self.weight += weight
-        self.correct_sum += correct_sum
-        self.alignment_sum += alignment_sum
-        self.aligned += aligned
+    def add(self, *numbers: float) -> None:
+        for field, number in zip(dataclasses.fields(self), numbers, strict=True):
+            setattr(self, field.name, getattr(self, field.name) + number)
 
     def means(self, config: TrainConfig) -> dict[str, float]:
         """Mean loss per token, and with `log_accuracy` the share of correct tokens; nan without tokens.
@@ -118,7 +113,7 @@ class _DueLine(NamedTuple):
     step: int
     epoch: int | None
     newest: StepMetrics
-    unread: list[tuple[Any, Any, Any]]
+    unread: list[tuple[Any, Any, Any, Any]]
     end: Callable[[], float]
     idle: Callable[[], float]
     updates: int = 0

@@ -9,9 +9,7 @@ import jax
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.loader import RowShare, valid_batches
 from flaxformer_mt.data.prepare import Prepared
-from flaxformer_mt.errors import warn_user
-from flaxformer_mt.evaluation.evaluate import evaluate_lines
-from flaxformer_mt.evaluation.metrics import choose_tokenizer
+from flaxformer_mt.evaluation.direction_scores import DirectionScorer
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.evaluation.translation_files import Translations
 from flaxformer_mt.model.lora import has_factors, merge_factors
@@ -27,6 +25,7 @@ _SAMPLES = 3
 class Validation:
     """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
 
+    Of several directions, BLEU and chrF are the means over directions, followed by those of each.
     For a language model, which does not translate: loss, accuracy and perplexity.
     """
 
@@ -58,9 +57,7 @@ class Validation:
         if not prepared.valid_pairs.has_source:
             return
         self._sources = [pair.source for pair in prepared.valid_pairs]
-        self._tokenize = choose_tokenizer(
-            config.data.target_language, config.train.bleu_tokenize, warn=warn_user
-        )
+        self._scorer = DirectionScorer(prepared.valid_pairs, config.train)
         self._references = [pair.target for pair in prepared.valid_pairs]
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
@@ -83,20 +80,17 @@ class Validation:
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:
             return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
-        train = self._config.train
-        evaluation = evaluate_lines(
-            self._translator,
-            self._sources,
-            self._references,
-            lowercase=train.lowercase,
-            tokenize=self._tokenize,
-            params=place_parameters(
-                self._unstack(params) if self._config.model.scan_layers else params, self._split or True
-            ),
+        unstacked = self._unstack(params) if self._config.model.scan_layers else params
+        start = time.monotonic()
+        found = self._translator.translate(
+            self._sources, params=place_parameters(unstacked, self._split or True)
+        )
+        seconds = time.monotonic() - start
+        evaluation = Translations(
+            tuple(self._sources), tuple(self._references), tuple(one.text for one in found)
         )
         self.samples = choose_samples(evaluation)
-        scores = {"bleu": evaluation.scores.bleu, "chrf": evaluation.scores.chrf}
-        return values | scores | {"seconds": evaluation.seconds}
+        return values | self._scorer.score(evaluation) | {"seconds": seconds}
 
 
 def choose_samples(translations: Translations) -> list[Sample]:

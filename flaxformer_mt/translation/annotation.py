@@ -84,6 +84,8 @@ class Annotated(NamedTuple):
     ids: np.ndarray
     text: str
     translation: Translation
+    # Number of pieces that `ids` begin with and `text` does not have; nothing is aligned with them.
+    added_pieces: int = 0
 
 
 def annotate(
@@ -130,13 +132,14 @@ def add_attention(
 ) -> Translation:
     """Returns the hypothesis with the alignment and the attention weights that `notes` selects.
 
-    Both are without eos, which is not part of the text.
+    Both are without eos and added pieces, which are not part of the text.
 
     Args:
       attention: weights [T, S] of the tokens of the hypothesis over those of the source.
     """
     source, target = np.asarray(item.ids), np.asarray(hypothesis.tokens, np.int32)
     in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
+    in_source[: item.added_pieces] = False
     weights = attention[in_target][:, in_source]
     if notes.attention:
         hypothesis = dataclasses.replace(hypothesis, attention=tuple(map(tuple, weights.tolist())))

@@ -28,8 +28,10 @@ class FoundLine(NamedTuple):
         return joined
 
     def source_pieces(self, vocab: Vocab) -> list[str]:
-        """Returns the pieces of a line that was translated as one part, without eos."""
-        return vocab.pieces(self.parts[0].ids[:-1]) if len(self.parts) == 1 else []
+        """Returns the pieces of a line that was translated as one part, without eos and added tags."""
+        return (
+            vocab.pieces(self.parts[0].ids[self.parts[0].added_pieces : -1]) if len(self.parts) == 1 else []
+        )
 
 
 # All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
@@ -84,7 +86,10 @@ def join_parts(
     results = [empty] * len(lines)
     pairs = zip(parts, translations, strict=True)
     for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
-        translated = [TranslatedPart(p.part, len(p.ids) - 1, t, p.tag_words, p.tag_pieces) for p, t in group]
+        translated = [
+            TranslatedPart(p.part, len(p.ids) - 1 - p.added_pieces, t, p.tag_words, p.tag_pieces)
+            for p, t in group
+        ]
         results[line] = translated[0].translation
         if translated[0].part.text != lines[line]:
             words = notes.alignments != "pieces"

@@ -5,7 +5,9 @@ does not support. The search that satisfies them is in search/.
 """
 
 import collections
+import dataclasses
 import difflib
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from flaxformer_mt.decoding.engine import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.result import Translation, check_phrases
+from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocab
 
 
@@ -66,6 +69,19 @@ class Constraints(NamedTuple):
                 )
         ends_word = bool(tokenized[0]) and prefix[-1].isspace()
         return Sentence(source, tokenized[0], tuple(tokenized[1:]), prefix_ends_word=ends_word)
+
+    def make_sentences(self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int) -> list[Sentence]:
+        """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
+        count = collections.Counter(part.line for part in parts)
+        sentences: list[Sentence] = []
+        for line, group in itertools.groupby(parts, key=lambda part: part.line):
+            applicable = self if count[line] == 1 else self._replace(required=None)
+            for number, part in enumerate(group):
+                sentence = Sentence(part.ids)
+                if number == 0:
+                    sentence = applicable.make_sentence(part.ids, line, vocab=vocab, first_line=first_line)
+                sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
+        return sentences
 
 
 def mark_unsatisfied(

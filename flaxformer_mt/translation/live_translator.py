@@ -79,8 +79,10 @@ class LiveTranslator:
                 shortest=length,
             )
 
-    def submit(self, name: Hashable, line: str, *, n_best: int = 1, notes: Notes = NO_NOTES) -> None:
-        """Adds a line; `name` identifies it in the results.
+    def submit(
+        self, name: Hashable, line: str, *, n_best: int = 1, notes: Notes = NO_NOTES, tags: str = ""
+    ) -> None:
+        """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
 
         Raises:
           UserError: the line is not valid Unicode.
@@ -91,6 +93,7 @@ class LiveTranslator:
             vocab=translator.vocabs.source,
             longest=translator.config.data.max_source_length,
             long_lines="split",
+            tags=[tags],
         )
         entry = _Line(line, n_best, notes, parts, {})
         if not parts:
@@ -147,7 +150,7 @@ class LiveTranslator:
             raise UserError("the model's scores are not numbers (NaN); try an earlier checkpoint")
         if notes != NO_NOTES and translations:
             pairs = zip(found.parts, translations, strict=True)
-            items = [Annotated(part.ids, part.text, one) for part, one in pairs]
+            items = [Annotated(part.ids, part.text, one, part.added_pieces) for part, one in pairs]
             options: dict[str, Any] = {"models": translator.models, "vocabs": translator.vocabs}
             options |= {"scorer": translator.scorer, "params": translator.all_params}
             # As long as the sources of a lane, so that few programs are compiled.

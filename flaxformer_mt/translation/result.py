@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.alignment import Alignment
 from flaxformer_mt.translation.segmentation import Part, join_translations, separator_before
 
@@ -64,6 +65,16 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
         satisfied=all(phrase.strip() in translation.text for phrase in phrases),
         alternatives=tuple(check_phrases(other, phrases) for other in translation.alternatives),
     )
+
+
+def warn_of_failures(numbers: Sequence[int]) -> list[str]:
+    """Returns a warning that names the lines without a translation, if there are any."""
+    if not numbers:
+        return []
+    return [
+        f"{format_line_numbers(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so the "
+        "translation is empty; try an earlier checkpoint"
+    ]
 
 
 class TranslatedPart(NamedTuple):

@@ -28,6 +28,7 @@ from flaxformer_mt.parallel import SplitParameters, enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 
@@ -195,7 +196,14 @@ class Scorer:
             warn=warn,
         )
 
-    def score(self, sources: Sequence[str] | None, targets: Sequence[str]) -> list[PairScore]:
+    def score(
+        self,
+        sources: Sequence[str] | None,
+        targets: Sequence[str],
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> list[PairScore]:
         """Scores each line of `targets` as the translation of its source, in order.
 
         The vocabulary determines the pieces of the text. A search may write the same text with other pieces,
@@ -203,6 +211,7 @@ class Scorer:
 
         Args:
           sources: None for a language model, which scores the targets alone.
+          source_language, target_language: see `Translator.translate`.
 
         Raises:
           UserError: the numbers of sources and targets differ, a translation model has no sources, a language
@@ -211,13 +220,16 @@ class Scorer:
         self._check_sources(sources)
         if isinstance(sources, str) or isinstance(targets, str):
             raise UserError("score takes lists of lines, but got one string; put the string in a list")
-        return self._score_window(sources, targets, first_line=1)
+        tags = choose_line_tags(self.config.data, source_language, target_language)
+        return self._score_window(sources, targets, tags, first_line=1)
 
     def score_stream(
         self,
         sources: Iterable[str] | None,
         targets: Iterable[str],
         *,
+        source_language: str | None = None,
+        target_language: str | None = None,
         window: int = 2048,
         is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[PairScore]:
@@ -231,11 +243,12 @@ class Scorer:
           UserError: as `score`; if one side has more lines, all complete pairs are scored first.
         """
         self._check_sources(sources)
+        tags = choose_line_tags(self.config.data, source_language, target_language)
         pairs, done = _PairReader(sources, targets), 0
         while chunk := take_window(pairs, window, is_ready):
             source_window = None if sources is None else [source for source, _ in chunk]
             target_window = [target for _, target in chunk]
-            yield from self._score_window(source_window, target_window, first_line=done + 1)
+            yield from self._score_window(source_window, target_window, tags, first_line=done + 1)
             done += len(chunk)
         pairs.check_ended()
 
@@ -261,12 +274,14 @@ class Scorer:
         return self.tokens.score_all(pairs, params=(self._params,))
 
     def _score_window(
-        self, sources: Sequence[str] | None, targets: Sequence[str], *, first_line: int
+        self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
         cut: set[int] = set()
         target_ids = self._tokenize("target", self.vocabs.target, targets, first_line, cut)
         source_ids: list[Any] = [()] * len(targets)
         if sources is not None:
+            if added := tags.find(sources, first_line=first_line):
+                sources = [tag + line for tag, line in zip(added, sources, strict=True)]
             source_ids = self._tokenize("source", self.vocabs.source, sources, first_line, cut)
         if len(source_ids) != len(target_ids):
             _refuse_counts(len(source_ids), len(target_ids))

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.config.directions import LANGUAGE_CODE
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab
 
@@ -60,11 +62,9 @@ _ABBREVIATIONS = frozenset(
     """.split()
 )
 
-# Language tags at the start of a line, which select the target language of a multilingual model: >>fr<<,
-# >>cmn_Hans<<, <2de>, with the white space around them.
-_LANGUAGE_TAGS = re.compile(
-    r"\s*(?:(?:>>{code}<<|<2{code}>)\s*)+".format(code=r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*")
-)
+# Language tags at the start of a line, which select the languages of a multilingual model: >>fr<<,
+# >>cmn_Hans<<, <2de>, <from:en>, with the white space around them.
+_LANGUAGE_TAGS = re.compile(rf"\s*(?:(?:>>{LANGUAGE_CODE}<<|<2{LANGUAGE_CODE}>|<from:{LANGUAGE_CODE}>)\s*)+")
 
 # Initial number of units in the search for the number of units that fit into one part.
 _FIRST_GUESS = 4
@@ -253,10 +253,12 @@ class SourcePart(NamedTuple):
     # The line's language tags, which `ids` begin with although they are not in `part`, and their pieces.
     tag: str = ""
     tag_pieces: int = 0
+    # Number of pieces that `ids` begin with although the line does not have them: tags of given languages.
+    added_pieces: int = 0
 
     @property
     def text(self) -> str:
-        """The text of `ids`: the part with the tags."""
+        """The text of `ids` without added tags: the part with the line's own tags."""
         return self.tag + self.part.text
 
     @property
@@ -266,21 +268,31 @@ class SourcePart(NamedTuple):
 
 
 def read_sources(
-    lines: Sequence[str], *, vocab: Vocab, longest: int, long_lines: LongLines
+    lines: Sequence[str],
+    *,
+    vocab: Vocab,
+    longest: int,
+    long_lines: LongLines,
+    tags: Sequence[str] | None = None,
 ) -> list[SourcePart]:
     """Returns the parts of lines in order: none of a blank line, several of a split line, one of any other.
 
     Args:
       longest: maximum number of tokens of a part, with eos.
       long_lines: split: a longer line is split into several parts; cut: only its beginning is kept.
+      tags: language tags to put before all parts of each line, each followed by a space and one piece of the
+        vocabulary, as in ">>fr<< "; None: none.
     """
+    tags = [""] * len(lines) if tags is None else tags
     nonblank = [index for index, line in enumerate(lines) if line.strip()]
     parts: list[SourcePart] = []
-    for index, ids in zip(nonblank, vocab.tokenize_all([lines[index] for index in nonblank]), strict=True):
+    texts = [tags[index] + lines[index] for index in nonblank]
+    for index, ids in zip(nonblank, vocab.tokenize_all(texts), strict=True):
+        added = len(tags[index].split())
         if len(ids) > longest and long_lines == "split":
-            parts += _split_line(index, lines[index], vocab, longest)
-        elif len(ids) > 1:  # a line that normalization empties has eos alone, and is blank too
-            parts.append(_make_part(index, Part(0, lines[index]), ids, vocab, longest))
+            parts += _split_line(index, lines[index], vocab, longest, tags[index])
+        elif len(ids) > 1 + added:  # a line that normalization empties has eos alone, and is blank too
+            parts.append(_make_part(index, Part(0, lines[index]), ids, vocab, longest, added))
     return parts
 
 
@@ -293,34 +305,44 @@ def find_language_tags(line: str) -> str:
     return match[0] if match and match.end() < len(line) else ""
 
 
-def _split_line(index: int, line: str, vocab: Vocab, longest: int) -> list[SourcePart]:
-    """Splits a line; language tags at its start are repeated before the other parts, which need them too."""
+def _split_line(index: int, line: str, vocab: Vocab, longest: int, added: str) -> list[SourcePart]:
+    """Splits a line; its parts begin with `added`, and repeat the language tags at the line's start."""
     tag = find_language_tags(line)
-    tag_tokens = len(vocab.tokenize(tag))
+    tag_tokens = len(vocab.tokenize(added + tag))
     if tag_tokens >= longest:  # no room for text after the tags
-        tag, tag_tokens = "", 1
+        added, tag, tag_tokens = "", "", 1
+    added_pieces = len(added.split())
 
     def fits(text: str) -> bool:
-        return len(vocab.tokenize(tag + text)) <= longest
+        return len(vocab.tokenize(added + tag + text)) <= longest
 
     parts = [Part(len(tag) + start, text) for start, text in split_text(line[len(tag) :], fits)]
-    all_ids = vocab.tokenize_all([tag + part.text.strip() for part in parts])
+    all_ids = vocab.tokenize_all([added + tag + part.text.strip() for part in parts])
     found: list[SourcePart] = []
     for part, ids in zip(parts, all_ids, strict=True):
         if len(ids) > tag_tokens:  # not blank
-            source = _make_part(index, part, ids, vocab, longest)
+            source = _make_part(index, part, ids, vocab, longest, added_pieces)
             if tag and found:
-                source = source._replace(tag=tag, tag_pieces=tag_tokens - 1)
+                source = source._replace(tag=tag, tag_pieces=tag_tokens - 1 - added_pieces)
             elif tag:  # the first part contains the tags themselves
                 source = source._replace(part=Part(0, line[: part.start] + part.text))
             found.append(source)
     return found
 
 
-def _make_part(index: int, part: Part, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:
-    if len(ids) <= longest:
-        return SourcePart(index, part, ids)
-    return SourcePart(index, part, np.append(ids[: longest - 1], vocab.eos_id), cut=True)
+def _make_part(index: int, part: Part, ids: np.ndarray, vocab: Vocab, longest: int, added: int) -> SourcePart:
+    cut = len(ids) > longest
+    kept = np.append(ids[: longest - 1], vocab.eos_id) if cut else ids
+    return SourcePart(index, part, kept, cut, added_pieces=added)
+
+
+def check_lines(lines: Sequence[str], *, first_line: int) -> None:
+    """Raises UserError for lines that are one string, or are not all strings; counts from `first_line`."""
+    if isinstance(lines, str):
+        raise UserError("translate takes a list of lines, but got one string; put the string in a list")
+    for number, line in enumerate(lines, start=first_line):
+        if not isinstance(line, str):
+            raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
 
 
 def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest: int) -> list[str]:

@@ -32,11 +32,17 @@ from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, ann
 from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
 from flaxformer_mt.translation.inline_markup import translate_marked
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
-from flaxformer_mt.translation.result import FAILED, Translation
+from flaxformer_mt.translation.result import FAILED, Translation, warn_of_failures
 from flaxformer_mt.translation.scorer import TokenScorer
-from flaxformer_mt.translation.segmentation import LongLines, SourcePart, read_sources, warn_of_long_lines
+from flaxformer_mt.translation.segmentation import (
+    LongLines,
+    check_lines,
+    read_sources,
+    warn_of_long_lines,
+)
 from flaxformer_mt.trees import digest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -233,6 +239,8 @@ class Translator:
         required: Sequence[Sequence[str]] | None = None,
         notes: Notes = NO_NOTES,
         markup: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
         params: Any = None,
     ) -> list[Translation]:
         """Translates lines; returns one translation for each, in the same order.
@@ -244,6 +252,8 @@ class Translator:
             translated in parts, they have no effect on the search; the result is only checked for them.
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
+          source_language, target_language: languages of lines that do not begin with a language tag, for a
+            model of several languages (source_language: one with data.source_tags).
           params: parameters that replace the translator's own.
 
         Raises:
@@ -251,9 +261,10 @@ class Translator:
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
+        tags = choose_line_tags(self.config.data, source_language, target_language)
         constraints = Constraints(n_best, prefixes, required)
         notes = notes._replace(markup=markup or notes.markup)
-        return self._translate_window(lines, constraints, notes, first_line=1, params=params)
+        return self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
 
     def translate_stream(
         self,
@@ -263,6 +274,8 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
         notes: Notes = NO_NOTES,
+        source_language: str | None = None,
+        target_language: str | None = None,
         params: Any = None,
         window: int = 2048,
         first_line: int = 1,
@@ -280,6 +293,7 @@ class Translator:
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
+        tags = choose_line_tags(self.config.data, source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
             given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
             Constraints(n_best, *given).check(self.config.search, len(lines), first_line)
@@ -290,7 +304,9 @@ class Translator:
             constraints = Constraints(
                 n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
             )
-            yield from self._translate_window(chunk, constraints, notes, first_line=first_line, params=params)
+            yield from self._translate_window(
+                chunk, constraints, notes, tags, first_line=first_line, params=params
+            )
             first_line += len(chunk)
         for what, remaining in (("prefixes", prefix_lines), ("lists of required phrases", required_lines)):
             if remaining is not None and next(remaining, None) is not None:
@@ -299,22 +315,34 @@ class Translator:
                 )
 
     def _translate_window(
-        self, lines: Sequence[str], constraints: Constraints, notes: Notes, *, first_line: int, params: Any
+        self,
+        lines: Sequence[str],
+        constraints: Constraints,
+        notes: Notes,
+        tags: LineTags,
+        *,
+        first_line: int,
+        params: Any,
     ) -> list[Translation]:
         """Translates one window of lines; returns one translation for each."""
         self._check_call(lines, constraints, first_line)
         notes.check(self.models)
         if notes.markup:
             again = functools.partial(self._translate_window, first_line=first_line, params=params)
-            return translate_marked(lines, notes, lambda plain, inner: again(plain, constraints, inner))
+            return translate_marked(lines, notes, lambda plain, inner: again(plain, constraints, inner, tags))
         params = self._params if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
         all_params, longest = (params, *self._others), self.config.data.max_source_length
-        parts = read_sources(lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines)
+        added = tags.find(lines, first_line=first_line)
+        parts = read_sources(
+            lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines, tags=added
+        )
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
-        sentences = self._make_sentences(parts, constraints, first_line)
+        sentences = constraints.make_sentences(parts, vocab=self.vocabs.target, first_line=first_line)
+        for sentence in sentences:
+            self.search.check(sentence, f"line {sentence.stream[0]}")
         share = own_share(together=self._together)
         numbers = [part.line for part in parts[share]]
         translations = self._search(sentences[share], constraints.n_best, all_params, numbers)
@@ -322,21 +350,15 @@ class Translator:
         self.on_found(lines=len(lines) - len(set(numbers)), tokens=0)
         if notes != NO_NOTES:
             pairs = zip(parts[share], translations, strict=True)
-            items = [Annotated(p.ids, p.text, t) for p, t in pairs]
+            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
             options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
             translations = annotate(items, notes, **options, params=all_params)
         translations = gather_translations(translations, together=self._together)
-        self._warn_of_failures(
-            [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
-        )
-        results = join_parts(
-            lines,
-            parts,
-            translations,
-            n_best=constraints.n_best,
-            notes=notes,
-            eos_id=self.vocabs.target.eos_id,
-        )
+        failed = [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
+        for message in warn_of_failures(failed):
+            self.warn(message)
+        joining: dict[str, Any] = {"n_best": constraints.n_best, "notes": notes}
+        results = join_parts(lines, parts, translations, **joining, eos_id=self.vocabs.target.eos_id)
         results, unsatisfied = mark_unsatisfied(results, constraints, [part.line for part in parts])
         if unsatisfied:
             named = format_line_numbers([first_line + index for index in unsatisfied])
@@ -345,24 +367,6 @@ class Translator:
                 "allow longer translations or a larger beam"
             )
         return results
-
-    def _make_sentences(
-        self, parts: Sequence[SourcePart], constraints: Constraints, first_line: int
-    ) -> list[Sentence]:
-        """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
-        count = collections.Counter(part.line for part in parts)
-        sentences: list[Sentence] = []
-        for line, group in itertools.groupby(parts, key=lambda part: part.line):
-            applicable = constraints if count[line] == 1 else constraints._replace(required=None)
-            for number, part in enumerate(group):
-                sentence = Sentence(part.ids)
-                if number == 0:
-                    sentence = applicable.make_sentence(
-                        part.ids, line, vocab=self.vocabs.target, first_line=first_line
-                    )
-                    self.search.check(sentence, f"line {first_line + line}")
-                sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
-        return sentences
 
     def _search(
         self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...], lines: Sequence[int]
@@ -377,21 +381,10 @@ class Translator:
             self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
         return translations
 
-    def _warn_of_failures(self, numbers: list[int]) -> None:
-        if numbers:
-            self.warn(
-                f"{format_line_numbers(sorted(set(numbers)))}: the model's scores are not numbers (NaN), so "
-                "the translation is empty; try an earlier checkpoint"
-            )
-
     def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
         search = self.config.search
         check_n_best(search, constraints.n_best)
-        if isinstance(lines, str):
-            raise UserError("translate takes a list of lines, but got one string; put the string in a list")
-        for number, line in enumerate(lines, start=first_line):
-            if not isinstance(line, str):
-                raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
+        check_lines(lines, first_line=first_line)
         constraints.check(search, len(lines), first_line)
 
 

@@ -195,6 +195,9 @@ class UnigramSampling(SubwordSampler):
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
         """Returns the last pieces of each prefix of a unit: sums of probabilities, start positions, ids."""
+        whole = self._ids.get(unit)
+        if whole is not None and self._pieces[whole].kind == USER_DEFINED:  # such as a language tag
+            return (*[([], [], [])] * len(unit), ([1.0], [0], [[whole]]))
         totals = [0.0]  # log of the sum over all segmentations of each prefix
         table: list[tuple[list[float], list[int], list[list[int]]]] = [([], [], [])]
         for end in range(1, len(unit) + 1):

@@ -41,7 +41,7 @@ _JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 
 class TextPairs(Protocol):
-    """Sentence pairs to train a vocabulary on: sized, iterable, each pair with `.source` and `.target`."""
+    """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become pieces."""
 
     def __len__(self) -> int:
         """The number of pairs."""
@@ -275,7 +275,7 @@ def make_vocabs(
         vocabs = Vocabs(vocab, vocab, joint=True)
     else:
         vocabs = Vocabs(
-            _load_or_train(dataclasses.replace(config, size=_source_size(config)), pairs, "source"),
+            _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
             _load_or_train(config, pairs, "target"),
             joint=False,
         )
@@ -289,13 +289,9 @@ def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
         raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
     for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
         size = getattr(vocabs, side).size
-        wanted = _source_size(config) if side == "source" else config.size
+        wanted = config.size_of_source if side == "source" else config.size
         if not given and wanted and size != wanted:
             raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
-
-
-def _source_size(config: VocabConfig) -> int:
-    return config.size if config.source_size is None else config.source_size
 
 
 def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
@@ -308,6 +304,7 @@ def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tupl
 
 def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
     lines, model = _Lines(pairs, sides, config.max_sentences), io.BytesIO()
+    tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -323,7 +320,7 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
             bos_id=config.bos_id,
             eos_id=config.eos_id,
             unk_id=config.unk_id,
-            user_defined_symbols=list(config.symbols),
+            user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
             max_sentence_length=_TRAINING_BYTES,
             num_threads=_TRAINING_THREADS,
             minloglevel=_ONLY_FATAL,
@@ -386,7 +383,7 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
         )
     if "(vocab_size) >= (0)" in problem:
         least = 4 + 256 * config.byte_fallback
-        symbols = "special symbols and bytes" if config.byte_fallback else "special symbols"
+        symbols = f"special symbols{' and bytes' * config.byte_fallback}"
         return f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
         return f"the {where} text to train the vocabulary on is empty; check data.dataset"

@@ -372,3 +372,26 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     save_config(config, tmp_path / "config.json")
     assert main(["score", f"--run={tmp_path}", "--source=a", "--target=a"]) == 2
     assert "scores --target without a source; leave out --source" in capfd.readouterr().err
+
+
+def test_a_model_of_several_languages_is_told_the_target(
+    two_way_run, tmp_path, monkeypatch, capfd, one_device
+):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("ba do\n\nfi\n")
+    Path("tagged").write_text(">>yy<< ba do\n\n>>yy<< fi\n")
+    run = f"--run={two_way_run}"
+    unknown = "--target_language is zz, but this model translates to yy and xx (xx-yy, yy-xx)"
+    missing = (
+        "this model translates to yy and xx; give --target_language=yy, or begin each line with its tag, as "
+        "in >>yy<< (line 1 does not)"
+    )
+    for command, files in (("translate", ["--input=in"]), ("score", ["--source=in", "--target=in"])):
+        for flags, message in ((["--target_language=zz"], unknown), ([], missing)):
+            assert main([command, run, *files, *flags]) == 2
+            assert capfd.readouterr().err == f"error: {message}\n"
+    outputs = []
+    for flags in (["--input=in", "--target_language=yy"], ["--input=tagged"]):
+        assert main(["translate", run, "--scores", *flags]) == 0
+        outputs.append(capfd.readouterr().out)
+    assert outputs[0] == outputs[1] and outputs[0].count("\n") == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from flaxformer_mt.config import (
     Config,
@@ -24,12 +25,14 @@ from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention_maps import attention_maps
+from flaxformer_mt.translation.annotation import NO_NOTES
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
+from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -417,3 +420,27 @@ for kind in {kinds}:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     for kind, folder in zip(kinds, with_torch, strict=True):
         assert (tmp_path / kind / "model.bin").read_bytes() == (folder / "model.bin").read_bytes()
+
+
+def test_language_tags_are_single_pieces_there_too(vocabs_of, tmp_path):
+    class Tagged(list):
+        tags = (">>fr<<", "<from:en>")
+
+    special = {"pad_id": 1, "bos_id": 3, "eos_id": 0, "unk_id": 2}
+    config = VocabConfig(size=48, byte_fallback=False, **special)
+    vocabs = make_vocabs(config, Tagged([Pair(*text) for text in TEXT * 5]), tmp_path / "vocab")
+    weights = make_weights({True: vocabs, False: vocabs}, **SHALLOW)
+    folder = export(weights, tmp_path / "out")
+    names = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    spm = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    line = ">>fr<< <from:en> the dog"
+    pieces = spm.encode(line, out_type=str)
+    assert pieces[:2] == ["\u2581>>fr<<", "\u2581<from:en>"]
+    assert [names.index(piece) for piece in pieces] == vocabs.source.tokenize(line)[:-1]
+    batches = LiveBatches(folder)
+    batches.submit("added", "the dog", n_best=1, notes=NO_NOTES, tags=">>fr<< <from:en> ")
+    batches.submit("own", line, n_best=1, notes=NO_NOTES)
+    found = dict(batches.advance())
+    added, own = (batches.finish(found[name]) for name in ("added", "own"))
+    assert (added.text, added.score) == (own.text, own.score)
+    assert batches.source_pieces(found["added"]) == pieces[2:]

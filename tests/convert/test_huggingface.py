@@ -16,6 +16,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
 from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.huggingface.tokenizer_files import write_tokenizer
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.sentencepiece_file import Specials, renumber
 from flaxformer_mt.errors import FlaxformerWarning, UserError
@@ -548,3 +549,21 @@ def test_files_that_are_missing_or_pickles_are_refused(opus, tmp_path):
     (folder / "target.spm").unlink()
     with pytest.raises(UserError, match="target.spm cannot be read: No such file"):
         read(folder, Given())
+
+
+def test_language_tags_are_single_pieces_there_too(tmp_path):
+    class Tagged(list):
+        tags = (">>fr<<", ">>de<<", "<from:en>")
+
+    config = Config(data=DataConfig(dataset="a:en-fr,a:en-de", source_tags=True))
+    vocabs = make_vocabs(VocabConfig(size=320), Tagged(Pairs()), tmp_path / "vocab")
+    (tmp_path / "out").mkdir()
+    write_tokenizer(vocabs, config, tmp_path / "out")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / "out")
+    assert set(tokenizer.supported_language_codes) == {">>fr<<", ">>de<<"}
+    lines = [f"{tags} the dog" for tags in (">>fr<< <from:en>", ">>de<< <from:en>", ">>fr<<", "")]
+    found = tokenizer(lines)["input_ids"]
+    assert found == [vocabs.source.tokenize(line) for line in lines]
+    assert [len(ids) - len(found[3]) for ids in found] == [2, 2, 1, 0]
+    facts = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (facts["source_lang"], facts["target_lang"]) == ("en", "fr+de")

@@ -360,3 +360,48 @@ def test_two_processes_at_once_prepare_one_set(tmp_path):
         assert out == "train.de 1|train.de 2\n", err
     assert len(list(Path(config.cache_dir).rglob("dataset_info.json"))) == 1
     assert not list(Path(config.cache_dir).rglob("incomplete.*"))
+
+
+def test_directions_of_one_corpus_and_their_tags(tmp_path):
+    one = text_config(tmp_path)
+    name = one.dataset
+    many = dataclasses.replace(one, dataset=f"{name}:de-en,{name}:en-de", temperature=5.0)
+    pairs = read_pairs(many, "train")
+    there, back = Pair("train.de 1", "train.en 1"), Pair("train.en 1", "train.de 1")
+    assert pairs[0] == there._replace(source=">>en<< train.de 1")
+    assert pairs[2] == back._replace(source=">>de<< train.en 1")
+    assert pairs.tags == (">>en<<", ">>de<<")
+    assert pairs.languages == (("de", "en"), ("en", "de"))
+    assert [part.name for part in pairs.parts] == [f"{name}:de-en", f"{name}:en-de"]
+    plain = read_pairs(many, "train", tagged=False)
+    assert (plain[0], plain[2], plain.tags) == (there, back, ())
+    assert plain.fingerprint != pairs.fingerprint
+    tagged = dataclasses.replace(one, source_tags=True, target_tags="always")
+    assert read_pairs(tagged, "train")[1].source == ">>en<< <from:de> train.de 2"
+    named = read_pairs(dataclasses.replace(one, dataset=f"{name}:de-en"), "train")
+    assert named.fingerprint == read_pairs(one, "train").fingerprint  # caches of earlier versions are found
+
+
+def test_scored_splits_are_those_of_the_first_set_of_each_direction(tmp_path):
+    config = text_config(tmp_path)
+    name, other = config.dataset, f"parallel_text@{tmp_path / 'other'}"
+    (tmp_path / "other").mkdir()
+    for file in ("train.de", "train.en", "train.fr", "test.en", "test.fr"):
+        (tmp_path / "other" / file).write_text("a\n")
+    mixed = dataclasses.replace(config, dataset=f"{name}:de-en,{other}:de-en,{other}:fr-en")
+    assert [part.name for part in read_pairs(mixed, "valid").parts] == [f"{name}:de-en"]
+    assert [part.name for part in read_pairs(mixed, "test").parts] == [f"{other}:fr-en"]
+    assert len(read_pairs(mixed, "train").parts) == 3
+    assert has_split(mixed, "valid") and has_split(mixed, "test")
+    assert not has_split(dataclasses.replace(mixed, test_split="other"), "test")
+
+
+def test_a_table_is_not_read_in_both_directions(tmp_path):
+    (tmp_path / "train.tsv").write_text("der Hund\tthe dog\n")
+    name = f"parallel_text@{tmp_path}"
+    config = DataConfig(dataset=f"{name}:de-en,{name}:en-de", cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(
+        UserError, match=r"read as en-de and as de-en, but train.tsv|read as de-en and as en-de"
+    ):
+        read_pairs(config, "train")
+    assert read_pairs(dataclasses.replace(config, dataset=f"{name}:de-en"), "train")[0].source == "der Hund"

@@ -137,7 +137,7 @@ def runs(tmp_path, monkeypatch, systems, references):
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
     sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "test" and data.dataset in sets)
-    monkeypatch.setattr(scored_set, "read_pairs", lambda data, split: sets[data.dataset])
+    monkeypatch.setattr(scored_set, "read_pairs", lambda data, split, tagged: sets[data.dataset])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -149,6 +149,7 @@ def test_runs_of_one_character_take_linear_time():
     [
         (">>fr<< der Hund", ">>fr<< "),
         (" >>cmn_Hans<<der Hund", " >>cmn_Hans<<"),
+        (">>fr<< <from:de> der Hund", ">>fr<< <from:de> "),
         ("<2de> >>sr_latn<<\tder Hund", "<2de> >>sr_latn<<\t"),
         (">>Hund<< sagt er", ""),
         ("der >>fr<< Hund", ""),
@@ -170,6 +171,37 @@ def characters(tmp_path_factory):
 
     config = VocabConfig(kind="char", size=99, byte_fallback=False, normalization="identity")
     return make_vocabs(config, [Pair()] * 3, tmp_path_factory.mktemp("vocab")).source
+
+
+def test_given_tags_are_put_before_all_parts_and_belong_to_none(tmp_path):
+    class Tagged(list):
+        tags = (">>fr<<", "<from:de>")
+
+    class Pair:
+        source = target = " ".join(map(chr, range(33, 127)))
+
+    config = VocabConfig(kind="char", size=0, byte_fallback=False, normalization="identity")
+    vocab = make_vocabs(config, Tagged([Pair()] * 3), tmp_path).source
+    lines = ["x y", "Ab cd. Ef gh. Ij kl.", "<2de> Ab cd. Ef gh.", " ", ">>fr<< Ab cd."]
+    added = ">>fr<< <from:de> "
+    tags = [added, added, added, added, ""]
+    found = read_sources(lines, vocab=vocab, longest=17, long_lines="split", tags=tags)
+    assert [(part.line, part.part.text) for part in found[:4]] == [
+        (0, "x y"),
+        (1, "Ab cd. "),
+        (1, "Ef gh. "),
+        (1, "Ij kl."),
+    ]
+    for part in found:
+        assert len(part.ids) <= 17  # the tags count
+        start = 2 if part.line < 4 else 0
+        assert part.added_pieces == start
+        assert vocab.pieces(part.ids[:start]) == ["\u2581>>fr<<", "\u2581<from:de>"][:start]
+        assert vocab.detokenize(part.ids[start:]) == part.text.strip()
+    assert [(part.text, part.tag_pieces) for part in found if part.line == 2] == [
+        ("<2de> Ab cd. ", 0),
+        ("<2de> Ef gh.", 6),
+    ]
 
 
 def test_all_parts_of_a_line_have_its_language_tag(characters):

@@ -20,7 +20,7 @@ from starlette.routing import Route
 import flaxformer_mt
 from flaxformer_mt.commands.server.languages import Pair, list_languages
 from flaxformer_mt.commands.server.measurements import Measurements, resident_bytes
-from flaxformer_mt.commands.server.model_thread import ModelThread, Stopped
+from flaxformer_mt.commands.server.model_thread import PairModel, Stopped, find_threads
 from flaxformer_mt.commands.server.request_fields import (
     Limits,
     Refusal,
@@ -44,7 +44,7 @@ _PAGE_POLICY = (
 
 
 def make_app(
-    models: dict[Pair, ModelThread], *, limits: Limits, keys: Collection[str] = (), log: Log
+    models: dict[Pair, PairModel], *, limits: Limits, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     """Returns the application; it does not stop the models.
 
@@ -70,7 +70,7 @@ class _Server:
     """The functions behind the paths."""
 
     def __init__(
-        self, models: dict[Pair, ModelThread], limits: Limits, keys: frozenset[bytes], log: Log
+        self, models: dict[Pair, PairModel], limits: Limits, keys: frozenset[bytes], log: Log
     ) -> None:
         self._models, self._limits, self._keys, self._log = models, limits, keys, log
         self._translations = Translations(models, limits)
@@ -182,7 +182,7 @@ class _Server:
 
     async def tell_measurements(self, request: Request) -> Response:
         """GET /metrics."""
-        active = sum(model.num_active for model in self._models.values())
+        active = sum(model.num_active for model in find_threads(self._models.values()))
         gauges = {
             "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
             "active_sentences": ("Sentences that are being searched.", active),

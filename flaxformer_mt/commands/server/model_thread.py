@@ -5,7 +5,7 @@ Requests are handled by other threads, which submit lines and receive futures.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -40,8 +40,8 @@ class LineSystem(Protocol):
     def warm_up(self) -> None:
         """Prepares the system so that the first line is as fast as the others."""
 
-    def submit(self, name: Any, line: str, *, n_best: int, notes: Notes) -> None:
-        """Adds a line; raises UserError if it cannot be translated."""
+    def submit(self, name: Any, line: str, *, n_best: int, notes: Notes, tags: str) -> None:
+        """Adds a line, and the tags of its languages; raises UserError if it cannot be translated."""
 
     def cancel(self, name: Any) -> None:
         """Removes a line, if it is not done yet."""
@@ -94,8 +94,8 @@ class ModelThread:
         """Why the thread has ended, if it has."""
         return self._failure
 
-    def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
-        """Adds a line. To cancel the future removes the line from the search.
+    def submit(self, line: str, *, n_best: int, notes: Notes, tags: str = "") -> "Future[Answer]":
+        """Adds a line with the tags of its languages. To cancel the future removes it from the search.
 
         The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
         """
@@ -112,7 +112,8 @@ class ModelThread:
         if self._failure is not None:
             future.set_exception(Stopped(f"the model has stopped: {self._failure}"))
             return future
-        self._arriving.put(lambda: self._enter(number, future, line, n_best, notes))
+        submitted: dict[str, Any] = {"n_best": n_best, "notes": notes, "tags": tags}
+        self._arriving.put(lambda: self._enter(number, future, line, submitted))
         return future
 
     def stop(self) -> None:
@@ -149,12 +150,12 @@ class ModelThread:
             idle = False
         return True
 
-    def _enter(self, number: int, future: "Future[Answer]", line: str, n_best: int, notes: Notes) -> None:
+    def _enter(self, number: int, future: "Future[Answer]", line: str, submitted: dict[str, Any]) -> None:
         if future.cancelled():
             return
-        self._futures[number] = future, notes
+        self._futures[number] = future, submitted["notes"]
         try:
-            self._system.submit(number, line, n_best=n_best, notes=notes)
+            self._system.submit(number, line, **submitted)
         except UserError as error:
             self._fail(number, error)
 
@@ -194,3 +195,34 @@ class ModelThread:
             )
         except Exception as error:  # of this line alone
             future.set_exception(error)
+
+
+class DirectedModel:
+    """One of the directions of a model of several: its lines get the tags of their languages."""
+
+    def __init__(self, model: ModelThread, tags: str) -> None:
+        self.model, self._tags = model, tags
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest number of hypotheses of a line."""
+        return self.model.most_hypotheses
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the thread has ended, if it has."""
+        return self.model.failure
+
+    def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
+        """Adds a line; see `ModelThread.submit`."""
+        return self.model.submit(line, n_best=n_best, notes=notes, tags=self._tags)
+
+
+# What translates the lines of a pair of languages.
+PairModel = ModelThread | DirectedModel
+
+
+def find_threads(models: Iterable[PairModel]) -> list[ModelThread]:
+    """Returns the threads of the models of several pairs, each once."""
+    threads = [one.model if isinstance(one, DirectedModel) else one for one in models]
+    return list(dict.fromkeys(threads))

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import choose_tags, find_directions
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import LineSystem
+    from flaxformer_mt.commands.server.model_thread import LineSystem, ModelThread, PairModel
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -47,17 +49,22 @@ def serve(options: ServeOptions) -> None:
     with contextlib.ExitStack() as stack:
         # Bound first: a port that is taken is known before models are loaded.
         listener = stack.enter_context(_bind(options.host, options.port))
-        models: dict[tuple[str, str], ModelThread] = {}
+        models: dict[tuple[str, str], PairModel] = {}
         for path in options.run:
-            pair, system = _load(open_copy(path), options)
-            if pair in models:
-                raise UserError(f"two of --run translate from {pair[0]} to {pair[1]}; leave one out")
+            data, system = _load(open_copy(path), options)
+            pairs = find_directions(data)
+            if twice := [pair for pair in pairs if pair in models]:
+                raise UserError(
+                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out"
+                )
+            names = ", ".join(pair.name for pair in pairs)
             if options.warm_up:
                 start = time.monotonic()
                 system.warm_up()
-                _say(f"{path}: ready for {'-'.join(pair)} after {time.monotonic() - start:.1f} s of warm-up")
-            models[pair] = ModelThread(system, "-".join(pair))
-            stack.callback(models[pair].stop)
+                _say(f"{path}: ready for {names} after {time.monotonic() - start:.1f} s of warm-up")
+            thread = ModelThread(system, names)
+            stack.callback(thread.stop)
+            models |= direct(thread, data)
         limits = Limits(options.max_characters, options.max_waiting, options.timeout)
         app = make_app(models, limits=limits, keys=keys, log=log)
         config = uvicorn.Config(
@@ -74,6 +81,18 @@ def serve(options: ServeOptions) -> None:
         with _failures_of_uvicorn(), _signals_end_quietly():
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         _say("all requests are answered; the server ends")
+
+
+def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
+    """Returns a model in each of its directions, with the tags of their sources."""
+    from flaxformer_mt.commands.server.model_thread import DirectedModel
+
+    directions = find_directions(data)
+    prefixes = ["".join(f"{tag} " for tag in choose_tags(data, pair)) for pair in directions]
+    return {
+        (pair.source, pair.target): DirectedModel(thread, tags) if tags else thread
+        for pair, tags in zip(directions, prefixes, strict=True)
+    }
 
 
 def log(message: str) -> None:
@@ -135,8 +154,8 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSystem]":
-    """Returns the languages of a model, and the model."""
+def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
+    """Returns the data section of a model's config, which names its languages, and the model."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         if options.shortlist is not None:
@@ -147,8 +166,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSyst
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
         batches = LiveBatches(path, **changes)
-        data = batches.config.data
-        return (data.source_language, data.target_language), batches
+        return batches.config.data, batches
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.translator import Translator
@@ -156,8 +174,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[tuple[str, str], LineSyst
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {"dtype": options.dtype, "shortlist": options.shortlist}
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
-    data = translator.config.data
-    return (data.source_language, data.target_language), LiveTranslator(translator)
+    return translator.config.data, LiveTranslator(translator)
 
 
 @contextlib.contextmanager

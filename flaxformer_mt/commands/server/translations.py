@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
 from flaxformer_mt.commands.server.markup import Template, read_html, read_text
-from flaxformer_mt.commands.server.model_thread import Answer, ModelThread
+from flaxformer_mt.commands.server.model_thread import Answer, PairModel
 from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes
 from flaxformer_mt.translation.result import Translation
@@ -28,7 +28,7 @@ class _Wanted(NamedTuple):
 class Translations:
     """Translates the texts of requests, and counts the lines that are not answered."""
 
-    def __init__(self, models: Mapping[Pair, ModelThread], limits: Limits) -> None:
+    def __init__(self, models: Mapping[Pair, PairModel], limits: Limits) -> None:
         self.models = models
         self.limits = limits
         self.num_waiting = 0
@@ -74,7 +74,7 @@ class Translations:
 
     async def detect(self, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
         """Returns the languages that each text may be in, the most likely first."""
-        choices: dict[str, ModelThread] = {}
+        choices: dict[str, PairModel] = {}
         for (source, _), model in self.models.items():
             choices.setdefault(source, model)
         async with self._reserve(len(texts) * len(choices)):
@@ -97,14 +97,12 @@ class Translations:
         finally:
             self.num_waiting -= lines
 
-    async def _translate_lines(
-        self, model: ModelThread, lines: Sequence[str], wanted: _Wanted
-    ) -> list[Answer]:
+    async def _translate_lines(self, model: PairModel, lines: Sequence[str], wanted: _Wanted) -> list[Answer]:
         return await gather_answers(
             [model.submit(line, n_best=wanted.n_best, notes=wanted.notes) for line in lines]
         )
 
-    async def _detect(self, text: str, choices: Mapping[str, ModelThread]) -> list[dict[str, Any]]:
+    async def _detect(self, text: str, choices: Mapping[str, PairModel]) -> list[dict[str, Any]]:
         """Returns the languages that a text may be in, the most likely first, with confidences in percent.
 
         Of several languages, the most likely is the one whose model is most certain of its translation: the

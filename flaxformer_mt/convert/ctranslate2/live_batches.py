@@ -74,14 +74,15 @@ class LiveBatches:
     def warm_up(self) -> None:
         """Does nothing: there is nothing to compile."""
 
-    def submit(self, name: Hashable, line: str, *, n_best: int, notes: Notes) -> None:
-        """Adds a line; `name` identifies it in the results.
+    def submit(self, name: Hashable, line: str, *, n_best: int, notes: Notes, tags: str = "") -> None:
+        """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
 
         Raises:
           UserError: the line is not valid Unicode.
         """
         longest = self.config.data.max_source_length
-        parts = read_sources([line], vocab=self._vocabs.source, longest=longest, long_lines="split")
+        options: dict[str, Any] = {"longest": longest, "long_lines": "split", "tags": [tags]}
+        parts = read_sources([line], vocab=self._vocabs.source, **options)
         self._waiting[name] = FoundLine(line, n_best, notes, parts, [])
 
     def cancel(self, name: Hashable) -> None:
@@ -157,7 +158,7 @@ class LiveBatches:
         attention = np.zeros((len(translation.tokens), len(part.ids)), np.float32)
         for row, own in zip(attention, weights, strict=False):
             row[: len(own)] = own[: len(row)]
-        item = Annotated(part.ids, part.text, translation)
+        item = Annotated(part.ids, part.text, translation, part.added_pieces)
         return add_attention(item, translation, attention, notes, self._vocabs)
 
     def finish(self, found: FoundLine) -> Translation:

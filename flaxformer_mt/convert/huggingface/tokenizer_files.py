@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
@@ -48,10 +49,11 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
     if not vocabs.joint:
         _write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
     tokens = {f"{symbol}_token": name for symbol, (_, name) in specials[0].items()}
+    directions = find_directions(config.data)
     facts = {
         "tokenizer_class": "MarianTokenizer",
-        "source_lang": config.data.source_language,
-        "target_lang": config.data.target_language,
+        "source_lang": "+".join(dict.fromkeys(one.source for one in directions)),
+        "target_lang": "+".join(dict.fromkeys(one.target for one in directions)),
         **tokens,
         "model_max_length": config.data.max_source_length,
         "separate_vocabs": not vocabs.joint,

@@ -13,6 +13,8 @@ import pytest
 from flaxformer_mt.commands.server.languages import find_models, list_languages
 from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.commands.server.serve import direct
+from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
@@ -148,7 +150,7 @@ class SlowSystem:
     def __len__(self):
         return len(self.lines)
 
-    def submit(self, name, line, *, n_best, notes):
+    def submit(self, name, line, *, n_best, notes, tags):
         self.lines[name] = line
 
     def cancel(self, name):
@@ -261,6 +263,29 @@ def test_keys(serve, slow, slow_thread):
     assert server.translate("one", api_key="secret")[0] == 200
     assert server.ask("/frontend/settings")[1]["keyRequired"] is True
     assert "secret" not in "".join(server.take_log())
+
+
+def test_one_model_serves_several_pairs(serve):
+    system = SlowSystem()
+    system.submit = lambda name, line, *, n_best, notes, tags: system.lines.update({name: f"{tags}|{line}"})
+    system.finish = lambda found: Translation(found, 0.0, -1.0, (1,))
+    system.go.set()
+    thread = ModelThread(system, "many")
+    data = DataConfig(dataset="a:en-de,a:en-fr,a:de-en")
+    server = serve(direct(thread, data))
+    languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
+    assert languages == [("en", ["de", "fr"]), ("de", ["en"])]
+    for source, target in (("en", "fr"), ("en", "de"), ("de", "en")):
+        _, answer = server.translate(">>xx<< a", source=source, target=target)
+        assert answer["translatedText"] == f">>{target}<< |>>xx<< a"
+    assert server.translate("a", source="fr", target="en") == (
+        400,
+        {"error": "no model translates from 'fr' to 'en'; this server has en-de, en-fr, de-en"},
+    )
+    with urllib.request.urlopen(server.url + "/metrics") as response:
+        assert "active_sentences 1\n" in response.read().decode()  # of one thread
+    thread.stop()
+    assert direct(thread, DataConfig()) == {("de", "en"): thread}
 
 
 def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_thread):

@@ -1,0 +1,29 @@
+"""The flags that name the languages of a model of several directions."""
+
+from pathlib import Path
+from typing import Protocol
+
+from flaxformer_mt.config.files import read_config
+
+
+class _Options(Protocol):
+    @property
+    def run(self) -> Path: ...
+    @property
+    def source_language(self) -> str | None: ...
+    @property
+    def target_language(self) -> str | None: ...
+
+
+def read_languages(options: _Options) -> dict[str, str]:
+    """Returns --source_language and --target_language, those that are given.
+
+    Raises:
+      UserError: the model of the run does not have a language.
+    """
+    from flaxformer_mt.translation.language_tags import choose_line_tags
+
+    names = ("source_language", "target_language")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    choose_line_tags(read_config(options.run / "config.json").data, **given)
+    return given

@@ -1,0 +1,121 @@
+"""The output of `translate`: its format, and a file that can be resumed, or a stream that cannot.
+
+Contains the options that must be equal to resume an output file.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from flaxformer_mt.commands.language_flags import read_languages
+from flaxformer_mt.commands.options import TranslateOptions
+from flaxformer_mt.errors import name_full_disk
+from flaxformer_mt.object_store.working_copies import to_url
+from flaxformer_mt.text_io.lines import STANDARD, is_device, open_output
+from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+
+if TYPE_CHECKING:
+    from flaxformer_mt.translation.annotation import Notes
+    from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.translator import Translator
+
+
+def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
+    """The output format of each translation, and the annotations that the format needs."""
+    from flaxformer_mt.translation.annotation import Notes
+    from flaxformer_mt.translation.output_formats import TranslationFormat
+
+    form = TranslationFormat(
+        n_best=options.n_best is not None,
+        scores=options.scores,
+        token_scores=options.token_scores,
+        alignments=options.alignments is not None,
+        json=options.json,
+    )
+    notes = Notes(
+        token_log_probs=options.token_scores or options.json,
+        alignments=options.alignments or ("words" if options.json else None),
+        layer=options.alignment_layer,
+        head=options.alignment_head,
+        markup=options.markup,
+    )
+    return form, notes
+
+
+class PlainOutput:
+    """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
+
+    def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
+        self._write, self.done = write, done
+
+    def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
+        """Returns the lines after those that are done."""
+        return itertools.islice(lines, self.done, None)
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Writes lines, one after the other."""
+        for line in lines:
+            self._write(line)
+
+
+@contextlib.contextmanager
+def open_one_output(
+    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
+) -> Iterator["ResumableOutput | PlainOutput"]:
+    """The output; of several processes, only the first one writes it, and all start after the same line."""
+    from flaxformer_mt.parallel.processes import exchange, is_first
+
+    if not is_first():
+        yield PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+        return
+    with _open_output(options, translator, window, inputs=inputs, keep=keep) as output:
+        exchange(str(output.done).encode())
+        yield output
+
+
+@contextlib.contextmanager
+def _open_output(
+    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
+) -> Iterator[ResumableOutput | PlainOutput]:
+    if options.output == STANDARD or is_device(options.output):
+        with open_output(options.output) as write:
+            yield PlainOutput(write)
+        return
+    import jax
+
+    import flaxformer_mt
+    from flaxformer_mt.parallel import local_device_count
+    from flaxformer_mt.parallel.processes import process_count
+
+    form, notes = choose_format(options)
+    origin = {
+        "run": to_url(options.run.resolve()),
+        **translator.describe(),
+        "format": dataclasses.asdict(form),
+        "notes": notes._asdict(),
+        "n_best": options.n_best,
+        "long_lines": options.long_lines,
+        "invalid_utf8": options.invalid_utf8,
+        "inputs": ["input", *inputs],
+        # Only if given, so that commands of earlier versions can be resumed.
+        **read_languages(options),
+        # Devices share batches, so that another number of devices rounds differently.
+        "devices": [process_count(), local_device_count()],
+        # Other versions may compute, round or split lines otherwise.
+        "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
+    }
+    resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
+    with (
+        name_full_disk(options.output),
+        open_resumable(options.output, origin=origin, step=window, **resumed) as output,
+    ):
+        try:
+            yield output
+        except BaseException:
+            if output.done:
+                kept = f"{output.partial} holds the output of the first {output.done:,} lines"
+                print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
+            raise

@@ -1,0 +1,108 @@
+"""Directions of translation: the members of `data.dataset`, their languages, and the tags of their sources.
+
+A member of a mixture may name its direction, as in parallel_text@DIR:de-en. A tag before the source tells a
+model of several languages which one to write (>>fr<<), or which one it reads (<from:de>).
+"""
+
+import re
+from typing import NamedTuple
+
+from flaxformer_mt.config.schema import DataConfig
+from flaxformer_mt.errors import UserError
+
+# Code of a language in a tag.
+LANGUAGE_CODE = r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*"
+# Code of a language in a direction, where a hyphen separates the two.
+_CODE = r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*"
+_DIRECTED = re.compile(rf"(?P<dataset>.*):(?P<source>{_CODE})-(?P<target>{_CODE})")
+
+
+class Direction(NamedTuple):
+    """A source and a target language, as the data sets name them; the source is "" for a language model."""
+
+    source: str
+    target: str
+
+    @property
+    def name(self) -> str:
+        """The direction as it is written: de-en; for a language model the target alone."""
+        return f"{self.source}-{self.target}" if self.source else self.target
+
+
+class Member(NamedTuple):
+    """A data set of a mixture: its name in the config, the name without a direction, and the direction."""
+
+    name: str
+    dataset: str
+    direction: Direction
+
+
+def read_members(data: DataConfig) -> list[Member]:
+    """Returns the data sets of `data.dataset`; those without a direction have that of the config.
+
+    Raises:
+      UserError: a name is empty.
+    """
+    members = []
+    for name in (name.strip() for name in data.dataset.split(",")):
+        match = _DIRECTED.fullmatch(name)
+        direction = Direction(data.source_language, data.target_language)
+        if match is not None:
+            direction = Direction(match["source"], match["target"])
+        dataset = name if match is None else match["dataset"]
+        if not dataset:
+            raise UserError(
+                f"data.dataset {data.dataset!r} has an empty name; write toy_de_en, or A,B for a mixture"
+            )
+        members.append(Member(name, dataset, direction))
+    return members
+
+
+def find_directions(data: DataConfig) -> list[Direction]:
+    """Returns the directions that a model of this config is trained for, in order, each once."""
+    return list(dict.fromkeys(member.direction for member in read_members(data)))
+
+
+def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
+    """Returns the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>")."""
+    if not direction.source:
+        return ()
+    several = len({one.target for one in find_directions(data)}) > 1
+    tags = []
+    if data.target_tags == "always" or (data.target_tags == "auto" and several):
+        tags.append(f">>{direction.target}<<")
+    if data.source_tags:
+        tags.append(f"<from:{direction.source}>")
+    return tuple(tags)
+
+
+def find_direction_problems(data: DataConfig) -> list[str]:
+    """Returns what is wrong with the directions and tags of a config, one line for each problem."""
+    members, problems = read_members(data), []
+    for member in members:
+        source, target = member.direction
+        if member.name != member.dataset and source == target:
+            problems.append(
+                f"data.dataset: {member.name} translates from {source} to itself; change one language"
+            )
+    named = [member.name for member in members if member.name != member.dataset]
+    if named and not data.source_language:
+        problems.append(
+            f"data.dataset: {named[0]} names a direction, but data.source_language is empty, which means a "
+            "language model; set data.source_language, or leave out the directions"
+        )
+    if not data.source_language and (data.source_tags or data.target_tags == "always"):
+        field = "source_tags" if data.source_tags else "target_tags"
+        problems.append(
+            f"data.{field} is {getattr(data, field)}, but a language model has no sources to put tags before "
+            "(data.source_language is empty); leave it out"
+        )
+    for direction in dict.fromkeys(member.direction for member in members):
+        for tag in choose_tags(data, direction):
+            code = tag.strip("<>").removeprefix("from:")
+            if not re.fullmatch(LANGUAGE_CODE, code):
+                problems.append(
+                    f"{code!r} cannot be the language of a tag; a tag has a code such as fr, zh or zh_Hant: "
+                    "give the files or the language such a name"
+                )
+    return list(dict.fromkeys(problems))

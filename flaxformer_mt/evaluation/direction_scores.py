@@ -1,0 +1,96 @@
+"""Scores of a model of several directions: those of each direction, and their means.
+
+BLEU of different target languages counts different tokens, so that the scores of all sentences together would
+say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config import TrainConfig
+from flaxformer_mt.config.directions import Direction
+from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.errors import warn_user
+from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_translations
+from flaxformer_mt.evaluation.translation_files import Translations
+
+
+class _Rows(NamedTuple):
+    """The sentences of one direction, and the tokenizer of its BLEU."""
+
+    direction: Direction
+    start: int
+    stop: int
+    tokenize: str
+
+
+class DirectionScorer:
+    """Scores translations of the pairs of a set, each direction by itself."""
+
+    def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
+        """Chooses the tokenizer of each target language, with a warning for one that is not installed."""
+        self._lowercase, self._rows, start = config.lowercase, list[_Rows](), 0
+        for part, languages in zip(pairs.parts, pairs.languages, strict=True):
+            direction = Direction(*languages)
+            tokenize = choose_tokenizer(direction.target, config.bleu_tokenize, warn=warn_user)
+            self._rows.append(_Rows(direction, start, start + part.size, tokenize))
+            start += part.size
+
+    def score(self, translations: Translations) -> dict[str, float]:
+        """Returns the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        found = {}
+        for direction, start, stop, tokenize in self._rows:
+            found[direction.name] = score_translations(
+                translations.hypotheses[start:stop],
+                translations.references[start:stop],
+                lowercase=self._lowercase,
+                tokenize=tokenize,
+            )
+        values = {
+            "bleu": _mean([scores.bleu for scores in found.values()]),
+            "chrf": _mean([scores.chrf for scores in found.values()]),
+        }
+        if len(found) > 1:
+            for name, scores in found.items():
+                values |= {f"bleu_{name}": scores.bleu, f"chrf_{name}": scores.chrf}
+        return values
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the report of several directions: means, sums, and the report of each under `directions`."""
+    first = next(iter(reports.values()))
+    means = {metric: _mean([report[metric] for report in reports.values()]) for metric in _METRICS}
+    sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
+    same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
+    return {
+        "name": name,
+        **same,
+        **means,
+        **sums | {"seconds": round(sums["seconds"], 1)},
+        "directions": dict(reports),
+    }
+
+
+_METRICS = ("bleu", "chrf", "ter")
+_SUMS = ("sentences", "truncated", "seconds")
+
+
+def describe_directions(report: Mapping[str, Any]) -> str:
+    """Formats the scores of each direction, and their means, as a table.
+
+    direction  sentences    BLEU    chrF     TER
+    en-de            500   30.10   52.20   55.00
+    en-fr            500   34.30   56.40   50.00
+    mean                   32.20   54.30   52.50
+    """
+    width = max(len("direction"), *map(len, report["directions"]))
+    lines = [f"{'direction':<{width}}  sentences    BLEU    chrF     TER"]
+    rows = [*report["directions"].items(), ("mean", {**report, "sentences": ""})]
+    for name, scores in rows:
+        numbers = "".join(f"{scores[metric]:>8.2f}" for metric in _METRICS)
+        lines.append(f"{name:<{width}}  {scores['sentences']:>9}{numbers}")
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""Tags of given languages: as if the lines had them, but invisible in alignments; unknown languages."""
+
+import copy
+import dataclasses
+
+import pytest
+
+from flaxformer_mt.config import DataConfig, VocabConfig
+from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.scorer import Scorer
+from flaxformer_mt.vocab import make_vocabs
+
+MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
+
+
+def test_the_languages_choose_the_tags():
+    known = (">>de<<", ">>fr<<", ">>en<<")
+    assert choose_line_tags(MANY, target_language="fr") == LineTags(">>fr<< ", known)
+    assert choose_line_tags(MANY, "de").added == ">>en<< "  # the only language that German goes to
+    assert choose_line_tags(MANY, "de", "fr").added == ">>fr<< "  # without an example in training
+    assert choose_line_tags(DataConfig(), "de", "en") == LineTags("")
+    always = dataclasses.replace(DataConfig(), target_tags="always", source_tags=True)
+    assert choose_line_tags(always).added == ">>en<< <from:de> "
+    both = dataclasses.replace(MANY, source_tags=True)
+    assert choose_line_tags(both, "en", "fr").added == ">>fr<< <from:en> "
+    assert (
+        "give --source_language=en"
+        in choose_line_tags(
+            dataclasses.replace(DataConfig(), dataset="a:en-de,b:fr-de", source_tags=True)
+        ).missing
+    )
+
+
+def test_a_missing_or_unknown_language_is_named_with_the_known_ones():
+    for options, expected in (
+        (
+            {"target_language": "it"},
+            r"--target_language is it, but .* to de and fr and en \(en-de, en-fr, de",
+        ),
+        ({"source_language": "fr"}, "--source_language is fr, but this model translates from en and de"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            choose_line_tags(MANY, **options)
+    with pytest.raises(UserError, match="target_language is fr, but this model translates to en"):
+        choose_line_tags(DataConfig(), target_language="fr")
+    tags = choose_line_tags(MANY)
+    assert tags.find([" ", ">>fr<< a", " >>de<< b"]) == ["", "", ""]
+    expected = r"to de and fr and en; give --target_language=de, or begin .* in >>de<< \(line 8 does not\)"
+    with pytest.raises(UserError, match=expected) as refused:
+        tags.find([">>fr<< a", "b"], first_line=7)
+    assert "\n" not in str(refused.value)
+
+
+class Tagged(list):
+    """Pairs with tags."""
+
+    tags = (">>de<<", ">>fr<<", ">>en<<")
+
+
+def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator, tmp_path, monkeypatch):
+    pairs = Tagged(Pair(f">>fr<< the dog {'ab' * i} sees", f"le chien {'ba' * i} voit") for i in range(9))
+    vocabs = make_vocabs(VocabConfig(size=320), pairs * 3, tmp_path)
+    # A vocabulary of the same size: the programs are those of the other tests.
+    translator = copy.copy(shared_translator)
+    data = dataclasses.replace(MANY, max_source_length=12, max_target_length=12)
+    translator.config = dataclasses.replace(translator.config, data=data)
+    translator.vocabs, translator.warn = vocabs, lambda text: None
+    lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
+    tagged = [f">>fr<< {line}" if line and line[0] != ">" else line for line in lines]
+    notes = Notes(alignments="words", attention=True)
+    given = translator.translate(lines, target_language="fr", notes=notes)
+    own = translator.translate(tagged, notes=notes)
+    for one, other in zip(given, own, strict=True):
+        assert (one.text, one.tokens, one.parts) == (other.text, other.tokens, other.parts)
+        assert one.score == other.score or not one.tokens
+    assert given[5].parts > 1
+    assert {i for i, _ in given[0].alignment} <= {0, 1}  # words of the line
+    assert len(given[0].attention[0]) == len(own[0].attention[0]) - 1
+    with pytest.raises(UserError, match="line 1 does not"):
+        next(translator.translate_stream(["the dog"]))
+
+    scorer = Scorer(translator.config, {}, vocabs)
+    read = []
+    monkeypatch.setattr(scorer.tokens, "score_all", lambda pairs, params: read.extend(pairs) or [])
+    scorer.score(["the dog"], ["le chien"], target_language="fr")
+    list(scorer.score_stream(["the dog"], ["le chien"], target_language="fr"))
+    scorer.score([">>fr<< the dog"], ["le chien"])
+    assert read[0].source.tolist() == read[1].source.tolist() == read[2].source.tolist()
+    with pytest.raises(UserError, match="to de and fr and en"):
+        list(scorer.score_stream(["the dog"], ["le chien"]))
