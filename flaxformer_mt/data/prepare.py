@@ -80,14 +80,8 @@ def prepare(
     if run_dir is not None and is_first():
         publish_files(run_dir)
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
-        train = EpochStores(
-            train_pairs,
-            vocabs,
-            root / "tokens",
-            sampling=config.vocab.sampling,
-            seed=config.seed,
-            own_root=own_store,
-        )
+        drawing: dict[str, Any] = {"sampling": config.vocab.sampling, "seed": config.seed}
+        train = EpochStores(train_pairs, vocabs, root / "tokens", own_root=own_store, **drawing)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     report = {
         "train": train_pairs.report,
