@@ -30,7 +30,8 @@ _COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Operations whose `-start` has its operands in its result, before the results proper.
+# Operations whose `-start` has its operands in its result, before the results proper. (Compilers for GPUs
+# write them as a tuple of their own, also for other operations.)
 _REPEATS_OPERANDS = ("all-gather-start", "collective-permute-start")
 
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
@@ -256,7 +257,7 @@ class Program:
         types = self._results[run.computation]
         operands = sum(bytes_of(types.get(name, "")) for name in run.instruction.operands)
         result = bytes_of(run.instruction.result)
-        if run.instruction.opcode in _REPEATS_OPERANDS:
+        if run.instruction.opcode in _REPEATS_OPERANDS or run.instruction.result.startswith("(("):
             result -= operands
         return max(operands, result)
 

@@ -191,6 +191,18 @@ def test_a_device_sends_all_but_its_own_part(header, groups, devices):
     assert sent == {"all-gather": 96 - own, "all-reduce": 2 * (96 - own), "collective-permute": 96}
 
 
+def test_operands_in_the_result_of_a_start_do_not_count():
+    """As compilers for GPUs write it."""
+    program = Program(
+        "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n"
+        "  %p = f32[24]{0} parameter(0)\n"
+        "  %s = ((f32[24]{0}), f32[24]{0}) all-reduce-start(%p), to_apply=%add\n"
+        "  %d = f32[24]{0} all-reduce-done(%s)\n}\n"
+    )
+    assert program.collectives() == {"all-reduce": Traffic(1, 96)}
+    assert program.collectives()["all-reduce"].sent == 2 * 72
+
+
 def test_a_text_without_a_program_has_nothing():
     program = Program("HloModule nothing\n")
     assert program.collectives() == {} and program.cycles == 0 and not program.executions
