@@ -10,7 +10,8 @@ from flaxformer_mt.config import Config
 class ExperimentOptions:
     """Options of all commands that start from a config."""
 
-    # Run directory: config, checkpoints and results. Without --config, the config of an existing run is used.
+    # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
+    # an existing run is used.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)

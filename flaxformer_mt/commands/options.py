@@ -19,7 +19,7 @@ BARE_FLAGS = {"--alignments": "words"}
 class SearchOptions:
     """Options of all commands that search for translations."""
 
-    # Run directory of a trained model.
+    # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
@@ -239,7 +239,7 @@ class TranslateOptions(ProcessOptions, SearchOptions):
 class ScoreOptions:
     """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
-    # Run directory of a trained model.
+    # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # File of the translations to score, one a line (for a language model, the text). `-`: standard input.
     target: str
@@ -326,7 +326,7 @@ class GenerateOptions:
 class AverageOptions:
     """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 
-    # Run directory of a trained model.
+    # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Number of newest checkpoints to average.
     last: int
@@ -338,7 +338,7 @@ class AverageOptions:
 class ExportOptions:
     """Writes a trained model in the format of another system and checks that its outputs agree."""
 
-    # Run directory of a trained model.
+    # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, marian, hf-pre-norm
     # or ctranslate2.

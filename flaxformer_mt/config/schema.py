@@ -37,7 +37,7 @@ class DataConfig:
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
     source_tags: bool = False
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
-    # train.en, or SPLIT.tsv with source and target columns; each also as .gz.
+    # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or s3://.
     text_dir: str = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.

@@ -69,6 +69,8 @@ class ObjectStore:
     def list(self, folder: str = "") -> dict[str, str]:
         """The names of all objects, or of those below a folder, each with a text that names its version."""
         found = self._call("listed", self._files.find, self._path(folder), detail=True)
+        if list(found.values()) == [{}]:  # one object of that very name, in some stores without its facts
+            found = {path: self._call("listed", self._files.info, path) for path in found}
         objects = {}
         for path, facts in found.items():
             name = path[len(self._base) + 1 :]

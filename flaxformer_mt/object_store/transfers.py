@@ -59,7 +59,8 @@ def fetch_files(
     versions = {name: version for name, version in objects.items() if wanted is None or name in wanted}
     # The files that this call is about, of which some may no longer have an object.
     for name in list(before):
-        if not (name in wanted if wanted is not None else name.startswith(below)):
+        inside = not below or name == below or name.startswith(f"{below}/")
+        if not (name in wanted if wanted is not None else inside):
             continue
         if versions.get(name) != before[name]:
             (folder / name).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.runs import new_run
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_named
 from flaxformer_mt.training.initial_model import adopt_network, map_pieces, move_pieces, start_run
@@ -117,7 +118,9 @@ def test_the_network_is_that_of_the_other_run(tiny_run, tiny_config, tmp_path):
 def test_a_killed_start_leaves_no_run(tiny_run, tiny_config, tmp_path, monkeypatch):
     run = tmp_path / "run"
     with monkeypatch.context() as context:
-        context.setattr(Checkpoints, "save", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        context.setattr(
+            new_run, "write_checkpoint", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             start_run(tiny_config, run, str(tiny_run))
     assert not run.exists()

@@ -1,6 +1,7 @@
 """`fit` and the commands on runs and text in an object store: the same bits as on a local disk."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from test_loop import assert_same_run
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.training.initial_model import start_run
@@ -43,28 +46,20 @@ def same_bits(left, right) -> bool:
     )
 
 
-def test_training_goes_on_elsewhere_after_a_failed_upload(
+def test_training_goes_on_elsewhere_after_a_kill(
     bucket, tiny_config, tiny_run, tiny_text, monkeypatch, tmp_path
 ):
-    """The second checkpoint fails at one of its objects; another machine trains to the same bits."""
+    """The last checkpoint is in the store in part; another machine trains to the same bits."""
     upload(tiny_text, f"{bucket}/text")
     run = f"{bucket}/runs/x"
     config = change(tiny_config, data={"text_dir": f"{bucket}/text"})
-    write = ObjectStore.write
-
-    def refuse(self, name, content):
-        if name.startswith("checkpoints/32/opt_state"):
-            raise UserError(f"{self.url} cannot be written (test)")
-        write(self, name, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "write", refuse)
-        with pytest.raises(UserError, match=rf"^{run} cannot be written"):
-            fit(config, run)
-    stored = objects(run)
-    assert "checkpoints/16/manifest.json" in stored and "checkpoints/32/manifest.json" not in stored
-    assert any(name.startswith("checkpoints/32/") for name in stored)
-    assert not ObjectStore(run).list(".lease"), "a process that ends in order gives its lease back"
+    copy = shutil.copytree(tiny_run, tmp_path / "run")
+    for name in ("report.json", "checkpoints/48/manifest.json", "checkpoints/48/params/manifest.ocdbt"):
+        (copy / name).unlink()
+    (copy / "checkpoints/48/params/d").mkdir(exist_ok=True)
+    (copy / "checkpoints/48/params/d/left over").write_text("x")
+    save_config(config, copy / "config.json")
+    upload(copy, run)
     move_to_machine(monkeypatch, tmp_path / "machine 1")
     # While it trains, nobody else may.
     taken, refused = working_copies.Lease.acquire, []
@@ -82,16 +77,35 @@ def test_training_goes_on_elsewhere_after_a_failed_upload(
     assert json.loads(stored["report.json"]) == report
     steps = {name.split("/")[1] for name in stored if name.startswith("checkpoints/")}
     assert steps == {"16", "32", "48"} and not [name for name in stored if "/." in name or name[0] == "."]
-    assert (
-        len(json.loads(stored["checkpoints/32/manifest.json"])["files"])
-        == sum(name.startswith("checkpoints/32/") for name in stored) - 1
-    ), "nothing is left of the attempt that failed"
+    files = json.loads(stored["checkpoints/48/manifest.json"])["files"]
+    assert len(files) == sum(name.startswith("checkpoints/48/") for name in stored) - 1
     move_to_machine(monkeypatch, tmp_path / "machine 2")
     copy = open_copy(run)
     for step in (16, 32, 48):  # as a reader would
         working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
     assert_same_run(copy, tiny_run)
     assert fit(config, run) == report, "a finished run"
+
+
+def test_a_failed_upload_ends_training_and_keeps_the_checkpoints_before(bucket, tiny_run, monkeypatch):
+    run = f"{bucket}/x"
+    upload(tiny_run, run)
+    checkpoints = Checkpoints(open_copy(run))
+    write = ObjectStore.write
+
+    def refuse(self, name, content):
+        if name == "checkpoints/50/progress.json":
+            raise UserError(f"{self.url} cannot be written (test)")
+        write(self, name, content)
+
+    monkeypatch.setattr(ObjectStore, "write", refuse)
+    checkpoints.save(50, {"params": {"a": np.arange(5.0)}}, {"step": 50})
+    with pytest.raises(UserError, match=rf"^{run} cannot be written"):
+        checkpoints.wait()
+    assert Checkpoints(open_copy(run)).steps() == [16, 32, 48]
+    checkpoints.save(51, {"params": {"a": np.arange(5.0)}}, {"step": 51})
+    checkpoints.wait()
+    assert Checkpoints(open_copy(run)).newest_undamaged() == 51
 
 
 def test_readers_get_the_same_bits_or_a_line(bucket, tiny_run, monkeypatch, tmp_path, capsys):
