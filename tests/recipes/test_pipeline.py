@@ -163,7 +163,7 @@ def describe(folder):
             continue
         content = path.read_bytes()
         if name.startswith("scores/"):
-            content = {key: value for key, value in json.loads(content).items() if "second" not in key}
+            content = without_times(json.loads(content))
         found[name] = content
     for run in ("reverse", "teacher", "student"):
         from flaxformer_mt.runs.load_run import load_named
@@ -172,5 +172,9 @@ def describe(folder):
         params = flatten_tree(load_named(str(folder / run)).params)
         found |= {f"{run} {name}": np.asarray(leaf).tobytes() for name, leaf in params.items()}
         report = json.loads((folder / run / "report.json").read_text())
-        found[run] = {key: report[key] for key in ("step", "test")}
+        found[run] = {"step": report["step"], "test": without_times(report["test"])}
     return found
+
+
+def without_times(values):
+    return {key: value for key, value in values.items() if "second" not in key}
