@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, CorpusOptions, DistilOptions
@@ -32,7 +33,7 @@ TRANSLATIONS = "translations.txt"
 
 def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     """Runs the command `backtranslate`; returns the report, or None in all processes but the first."""
-    _check(options)
+    options = dataclasses.replace(options, output=_check(options))
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
     if options.backend == "ctranslate2":
@@ -50,7 +51,7 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Runs the command `distil`; returns the report, or None in all processes but the first."""
-    _check(options)
+    options = dataclasses.replace(options, output=_check(options))
     n_best = _check_targets(options)
     _translate(options, n_best=n_best)
     if not _is_first():
@@ -64,12 +65,14 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     return _write(options, zip(sources, chosen, strict=True))
 
 
-def _check(options: CorpusOptions) -> None:
-    """Raises UserError for flags that are wrong by themselves, and makes the output folder."""
+def _check(options: CorpusOptions) -> Path:
+    """Raises UserError for flags that are wrong by themselves; makes the output folder and returns it."""
     if options.input == STANDARD:
         raise UserError("--input is read twice, so that it cannot be standard input; give a file")
     with open_input(options.input):
         pass
+    if options.window is not None and options.window < 1:
+        raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
     weight = options.weight
     if weight is not None and not SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT:
         raise UserError(
@@ -91,6 +94,7 @@ def _check(options: CorpusOptions) -> None:
             f"{finished} exists; give --resume to keep it, --overwrite to start over, or another --output"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _check_targets(options: DistilOptions) -> int | None:

@@ -82,7 +82,7 @@ def write_table(
     """
     counts = dict.fromkeys(("lines", "pairs"), 0)
     dropped = dict.fromkeys(_PROBLEMS, 0)
-    column = "" if weight is None else f"\t{weight:g}"
+    column = "" if weight is None else f"\t{weight!r}"
     prefix = f"{tag} " if tag else ""
     partial = folder / f"{TABLE}.partial"
     with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:

@@ -141,6 +141,7 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         (["backtranslate", "--run=absent", "--input=in", "--output=out"], "absent"),
         ([*COMMAND, "--output=in"], "--output=in is a file"),
         ([*COMMAND, "--output=out", "--tag=a b"], "--tag is 'a b'; a tag is one symbol"),
+        ([*COMMAND, "--output=out", "--window=0"], "--window is 0; it must be at least 1"),
         ([*COMMAND, "--output=out", "--weight=-1"], "--weight is -1.0; it must be"),
         ([*COMMAND, "--output=out", "--weight=nan"], "--weight is 'nan', which is not a number"),
         ([*COMMAND, "--output=out", "--max_length_ratio=0.5"], "--max_length_ratio is 0.5"),

@@ -81,14 +81,19 @@ def with_dropout(rate: float) -> Config:
 
 
 def make_batch(seed: int) -> Batch:
-    """Eight parts of 7 rows of 6, 1, 3, 0, 6, 6, 2 and 4 target tokens: no two halves have the same to do."""
+    """Eight parts of 7 rows of 6, 1, 3, 0, 6, 6, 2 and 4 target tokens: no two halves have the same to do.
+
+    The tokens have weights, which differ between rows.
+    """
     generator = np.random.default_rng(seed)
     source, target = (generator.integers(4, V, (ROWS, n)).astype(np.int32) for n in (5, 6))
     source_lengths = np.repeat([5, 2, 3, 1, 4, 5, 1, 2], PART)
     target_lengths = np.repeat([6, 1, 3, 0, 6, 6, 2, 4], PART)
     source_mask = np.arange(5)[None] < source_lengths[:, None]
     target_mask = np.arange(6)[None] < target_lengths[:, None]
-    return Batch(source, np.roll(target, 1, axis=1), target, source_mask, target_mask)
+    weights = (target_mask * generator.choice([0.5, 1, 3], (ROWS, 1))).astype(np.float32)
+    batch = Batch(source, np.roll(target, 1, axis=1), target, source_mask, target_mask)
+    return batch._replace(target_weights=weights)
 
 
 class Run(NamedTuple):
