@@ -40,6 +40,7 @@ def evaluate(options: EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         search=search,
+        comet=options.comet,
         dtype=options.dtype,
         allow_nonfinite=options.allow_nonfinite,
         shortlist=options.shortlist,
@@ -74,7 +75,7 @@ def _check_text_options(options: EvaluateOptions) -> None:
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
         *("source_language", "target_language", "lowercase", "bleu_tokenize"),
-        *("bootstrap", "against", "paired", "trials", "shortlist"),
+        *("bootstrap", "against", "paired", "trials", "comet", "shortlist"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:

@@ -145,6 +145,9 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
+    # Checkpoint (.ckpt) of a COMET model, for this learned metric too; needs the program comet-score. None:
+    # no COMET.
+    comet: str | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
     # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or

@@ -14,6 +14,7 @@ from flaxformer_mt.config import Config, Dtype, SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -139,6 +140,7 @@ def evaluate_run(
     search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
+    comet: str | Path | None = None,
     dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     shortlist: str | Path | None = None,
@@ -161,10 +163,11 @@ def evaluate_run(
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
+      comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
       dtype, allow_nonfinite, shortlist: see `Translator.load`; the first two apply to the other runs too.
 
     Raises:
-      UserError: something named is absent, numbers of lines or splits differ, or an option has no effect.
+      UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
     run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
@@ -182,13 +185,14 @@ def evaluate_run(
         "shortlist": shortlist,
         "compared": compared,
         "loading": options,
+        "comet_model": None if comet is None else check_comet(comet),
     }
     shared |= {"own_split": split if source is None else None, "checkpoint": checkpoint, "progress": progress}
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
     for scored in sets:
-        score_options = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
-        reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, score_options, **shared)
+        scoring = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
+        reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
 
@@ -196,11 +200,12 @@ def _evaluate_set(
     run_dir: Path,
     config: Config,
     scored: ScoredSet,
-    score_options: dict[str, Any],
+    scoring: dict[str, Any],
     *,
     search: SearchConfig | None,
     shortlist: str | Path | None,
     compared: Sequence[ComparedSystem],
+    comet_model: Any,
     own_split: Literal["test", "valid"] | None,
     checkpoint: str | None,
     loading: dict[str, Any],
@@ -210,16 +215,15 @@ def _evaluate_set(
     """Evaluates the run and the compared systems on one set."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
     own = loading | {"checkpoint": checkpoint, "search": search, "shortlist": shortlist}
-    named, evaluation = _translate_set(run_dir, scored, own, progress=progress, **score_options)
+    named, evaluation = _translate_set(run_dir, scored, own, progress=progress, **scoring)
     others, described = translate_compared_systems(
         compared, scored.sources, from_files, direction=scored.direction, **loading
     )
     if compared:
-        lowercase = score_options["lowercase"]
-        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=lowercase)
-    report = named | _report_scores(evaluation, **score_options)
-    report |= _resample(evaluation, others, described, resamples, **score_options)
-    return report | {"by_length": score_by_length(evaluation, **score_options)}
+        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=scoring["lowercase"])
+    report = named | _report_scores(evaluation, **scoring) | _report_comet(comet_model, evaluation)
+    report |= _resample(evaluation, others, described, resamples, **scoring)
+    return report | {"by_length": score_by_length(evaluation, **scoring)}
 
 
 def _choose_score_options(
@@ -270,6 +274,15 @@ def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) ->
         "length_penalty": evaluation.length_penalty,
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
+    }
+
+
+def _report_comet(model: Path | None, own: Translations) -> dict[str, Any]:
+    if model is None:
+        return {}
+    return {
+        "comet": score_comet(model, own.sources, own.hypotheses, own.references),
+        "comet_model": str(model),
     }
 
 

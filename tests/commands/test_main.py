@@ -200,7 +200,7 @@ def fail(capfd, *arguments) -> str:
         (["translate", "--run=gone", "--scoers"], "unknown flag --scoers; did you mean --scores?"),
         (
             ["translate", "--run=gone", "--method=bean"],
-            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample)",
+            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)",
         ),
         (["doctor", "--run=x"], "unknown flag --run; --help lists all flags"),
     ],
