@@ -113,7 +113,8 @@ def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]
 
 def _present(folder: Path, wanted: str) -> str:
     """Describes what the folder holds instead: files with similar names, else the first ten."""
-    present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    names = (path.name for path in folder.iterdir() if path.is_file())
+    present = sorted(name for name in names if not name.startswith("."))
     near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
     return f"it has {', '.join(near)}" if near else "it is empty"
 
