@@ -157,9 +157,8 @@ def evaluate_run(
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
       source_language, target_language: the directions to evaluate, or of the files. None: all.
-      checkpoint: best, last, average or a step. None: as the run's config says.
-      lowercase, tokenize, search: ignore case; sacreBLEU's tokenizer for BLEU; search options. None: as the
-        run's config says.
+      checkpoint, lowercase, tokenize, search: best, last, average or a step; ignore case; sacreBLEU's
+        tokenizer for BLEU; options of the search. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
@@ -174,23 +173,16 @@ def evaluate_run(
     compared = [parse_compared_system(other) for other in against]
     config = read_config(run_dir / "config.json")
     options: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
+    shared: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        options |= {"checkpoint": checkpoint, "progress": progress}
-        return _evaluate_language_model(run_dir, config, split, reference, options)
+        return _evaluate_language_model(run_dir, config, split, reference, options | shared)
     languages = {"source_language": source_language, "target_language": target_language}
-    sets = read_sets(config, split, source=source, reference=reference, languages=languages)
-    shared: dict[str, Any] = {
-        "search": search,
-        "shortlist": shortlist,
-        "compared": compared,
-        "loading": options,
-        "comet_model": None if comet is None else check_comet(comet),
-    }
-    shared |= {"own_split": split if source is None else None, "checkpoint": checkpoint, "progress": progress}
+    shared |= {"search": search, "shortlist": shortlist, "compared": compared, "loading": options}
+    shared |= {"comet_model": comet and check_comet(comet), "own_split": None if source else split}
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
-    for scored in sets:
+    for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
         scoring = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
         reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
