@@ -41,6 +41,7 @@ from flaxformer_mt.commands.options import (
     ScoreOptions,
     TranslateOptions,
 )
+from flaxformer_mt.commands.run_report_command import ReportOptions, report
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.commands.store_paths import run_locally
@@ -230,6 +231,7 @@ COMMANDS = {
     "export": _Command(ExportOptions, _export),
     "import": _Command(ImportOptions, _import),
     "plot": _Command(PlotOptions, _plot),
+    "report": _Command(ReportOptions, report),
     "serve": _Command(ServeOptions, serve),
     "doctor": _Command(DoctorOptions, _doctor),
 }

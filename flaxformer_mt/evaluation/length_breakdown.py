@@ -22,14 +22,8 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
         {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,
          "hypothesis_length": 8.2, "reference_length": 8.4}
     """
-    edges = [*_LONGEST, None]
-    starts = [0, *(longest + 1 for longest in _LONGEST)]
-    lengths = [len(source.split()) for source in translations.sources]
     rows = []
-    for start, end in zip(starts, edges, strict=True):
-        indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
-        if not indices:
-            continue
+    for (start, end), indices in _find_buckets(translations.sources):
         hypotheses = [translations.hypotheses[index] for index in indices]
         references = [translations.references[index] for index in indices]
         scores = score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
@@ -45,6 +39,26 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
             }
         )
     return rows
+
+
+def group_by_length(sources: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the indices of the sources of each bucket that has any, by its range: "6-10", "101 or more"."""
+    return {
+        f"{start} or more" if end is None else f"{start}-{end}": indices
+        for (start, end), indices in _find_buckets(sources)
+    }
+
+
+def _find_buckets(sources: Sequence[str]) -> list[tuple[tuple[int, int | None], list[int]]]:
+    """The shortest and the longest source of each bucket, and the indices of its sources."""
+    lengths = [len(source.split()) for source in sources]
+    starts = [0, *(longest + 1 for longest in _LONGEST)]
+    found = []
+    for start, end in zip(starts, [*_LONGEST, None], strict=True):
+        indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
+        if indices:
+            found.append(((start, end), indices))
+    return found
 
 
 def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from flaxformer_mt.config.files import flatten
 from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.data.loader import Position, train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
+from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -126,6 +127,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
     report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
     if is_first():
+        report_training(run_dir, report)
         write_report(run_dir, report)
     return report
 

@@ -4,6 +4,7 @@ Contains what report.json holds and its summary for humans.
 """
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,28 @@ def make_report(
         "hardware": hardware,
         "python": platform.python_version(),
         "best": {"step": progress.best_step, config.train.best_metric: progress.best_value},
+        "data": {split: _count_pairs(prepared.report[split]) for split in ("train", "valid", "test")},
     }
     if prepared.test_pairs is not None:
         report["test"] = evaluate_run(run_dir, split="test")
     return report
+
+
+def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What became of the pairs of a split, without examples; None if there is no such split."""
+    if split is None:
+        return None
+    parts = [
+        {
+            **{field: part[field] for field in ("name", "read", "pairs")},
+            "problems": {
+                problem: {"count": found["count"], "action": found["action"]}
+                for problem, found in part["problems"].items()
+            },
+        }
+        for part in split["parts"]
+    ]
+    return {"parts": parts}
 
 
 def describe_report(report: dict[str, Any], run_dir: Path) -> str:

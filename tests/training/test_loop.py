@@ -130,6 +130,7 @@ def test_training_learns_and_writes_its_directory(base, reference):
         "metrics.jsonl",
         "translations",
         "report.json",
+        "report.html",
     }
     assert read_config(run_dir / "config.json") == base
     assert Checkpoints(run_dir).steps() == [16, 32, 48]

@@ -1,0 +1,1 @@
+"""The page about one or several runs: `report_runs` reads what the runs have written, and writes HTML."""

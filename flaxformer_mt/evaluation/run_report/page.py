@@ -1,0 +1,134 @@
+"""The page: one HTML file with everything in it, which makes no request and needs no script."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.evaluation.length_breakdown import group_by_length
+from flaxformer_mt.evaluation.run_report import sections
+from flaxformer_mt.evaluation.run_report.attention_tables import find_attention, make_attention
+from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.evaluation.run_report.sections import escape
+
+_STYLE = Path(__file__).with_name("page.css")
+
+# Bootstrap samples of the intervals.
+SAMPLES = 1000
+_SAMPLES_IN_TRAINING = 200
+
+_NO_TRANSLATIONS = (
+    "<p>No run has translations of this set; <code>evaluate</code> writes them to RUN/translations/.</p>"
+)
+
+
+def report_runs(
+    run_dirs: Sequence[str | Path],
+    output: str | Path,
+    *,
+    name: str = "test",
+    attention: Sequence[int] = (),
+    samples: int = SAMPLES,
+) -> dict[str, Any]:
+    """Writes a page about runs, from the files that training and `evaluate` have written; returns its facts.
+
+    Only the attention of sentences needs a model, that of the first run with translations.
+
+    Args:
+      output: the HTML file.
+      name: of the set of translations, RUN/translations/NAME.hypothesis.
+      attention: numbers of the sentences, from 1, whose attention is shown.
+      samples: bootstrap samples of the intervals.
+
+    Raises:
+      UserError: a run cannot be read, `output` is a folder, or there are no such sentences.
+    """
+    output = Path(output).expanduser()
+    if output.is_dir():
+        raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
+    runs = gather_facts([Path(run).expanduser() for run in run_dirs], name)
+    parts = make_parts(runs, name=name, attention=attention, samples=samples)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _write(output, make_page(runs, parts))
+    return {"output": str(output), "runs": [run.name for run in runs], "sections": list(parts)}
+
+
+def report_training(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """Writes RUN/report.html, from the files of the run and the report that training is about to write."""
+    (run,) = gather_facts([run_dir], "test")
+    runs = [dataclasses.replace(run, report=report)]
+    _write(
+        run_dir / "report.html",
+        make_page(runs, make_parts(runs, name="test", attention=(), samples=_SAMPLES_IN_TRAINING)),
+    )
+
+
+def _write(output: Path, text: str) -> None:
+    """Writes a file at once, or into a device or a pipe."""
+    partial = output if output.exists() and not output.is_file() else output.with_name(f".{output.name}.tmp")
+    with name_full_disk(output):
+        partial.write_text(text, encoding="utf-8", errors="replace")
+    if partial != output:
+        os.replace(partial, output)
+
+
+def make_parts(
+    runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
+) -> dict[str, str]:
+    """Returns the sections that have something to show, by their headings."""
+    numbers = {run.name: number for number, run in enumerate(runs)}
+    compared = share_a_set(runs)
+    if attention and not compared:
+        raise UserError(
+            f"no run has translations of {name}, whose attention is asked for; translate them with evaluate"
+        )
+    scored: dict[str, Any] = {"all": {}}
+    lengths = quality = shown = ""
+    if compared:
+        scored = sections.score_groups(compared, samples)
+        sources = compared[0].translations.sources  # type: ignore[union-attr]
+        sizes = {label: len(found) for label, found in group_by_length(sources).items()}
+        lengths = sections.make_length_scores(compared, scored, sizes, numbers)
+        quality = sections.make_sentences(compared)
+    if attention:
+        found = find_attention(compared[0].run_dir, compared[0].translations, attention)  # type: ignore[arg-type]
+        shown = f"<p>Model: {escape(compared[0].name)}.</p>{make_attention(found)}"
+    left_out = [run.name for run in runs if run.translations is not None and run not in compared]
+    note = f"<p>Other sentences than the others have: {escape(', '.join(left_out))}.</p>" if left_out else ""
+    parts = {
+        "Summary": sections.make_summary(runs, scored["all"]) + note,
+        "Training": sections.make_curves(runs),
+        f"Scores by source length ({name})": lengths or _NO_TRANSLATIONS,
+        "Scores by direction": sections.make_directions(runs),
+        f"Sentences ({name})": quality,
+        "Config": sections.make_config_differences(runs),
+        "Data": sections.make_data(runs),
+        "Attention": shown,
+    }
+    return {heading: content for heading, content in parts.items() if content}
+
+
+def make_page(runs: Sequence[RunFacts], parts: dict[str, str]) -> str:
+    """Returns the page as HTML."""
+    title = " · ".join(run.name for run in runs)
+    links = "".join(
+        f'<li><a href="#part{number}">{escape(heading)}</a></li>' for number, heading in enumerate(parts)
+    )
+    body = "".join(
+        f'<section id="part{number}" aria-labelledby="heading{number}"><h2 id="heading{number}">'
+        f"{escape(heading)}</h2>{content}</section>"
+        for number, (heading, content) in enumerate(parts.items())
+    )
+    places = ", ".join(escape(run.run_dir) for run in runs)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'; img-src data:\">\n"
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
+        f'<header><h1>{escape(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
+        f"<main>{body}</main>\n<footer>{places}</footer>\n</body>\n</html>\n"
+    )

@@ -1,0 +1,83 @@
+"""What a run directory tells about its run: config, metrics, report and translations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.translation_files import Translations, load_translations
+from flaxformer_mt.runs.run_directory import read_report
+from flaxformer_mt.tracking import read_metrics
+
+# The color scheme has as many colors.
+MOST_RUNS = 6
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run, as far as it has been trained and evaluated."""
+
+    # The last part of its path, or as many parts as tell it from the other runs.
+    name: str
+    run_dir: Path
+    config: Config
+    # report.json; empty before the end of training.
+    report: Mapping[str, Any]
+    # The records of metrics.jsonl.
+    metrics: Sequence[Mapping[str, Any]]
+    # The translations of the set that the page compares; None if the run has none.
+    translations: Translations | None
+
+
+def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
+    """Reads the files of all runs.
+
+    Args:
+      name: of the set of translations, RUN/translations/NAME.hypothesis.
+
+    Raises:
+      UserError: a run is absent or named twice, a file of it is damaged, or there are too many.
+    """
+    if not 1 <= len(run_dirs) <= MOST_RUNS:
+        raise UserError(f"a page shows 1 to {MOST_RUNS} runs, but {len(run_dirs)} are given; leave some out")
+    places = [run_dir.resolve() for run_dir in run_dirs]
+    if twice := [str(run_dirs[i]) for i, place in enumerate(places) if place in places[:i]]:
+        raise UserError(f"{twice[0]} is given twice; name each run once")
+    names = name_apart(places)
+    return [_read(run_dir, own, name) for run_dir, own in zip(run_dirs, names, strict=True)]
+
+
+def name_apart(places: Sequence[Path]) -> list[str]:
+    """Returns the ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
+    length = 1
+    while len({place.parts[-length:] for place in places}) < len(places):
+        length += 1
+    return ["/".join(place.parts[-length:]) for place in places]
+
+
+def _read(run_dir: Path, own_name: str, name: str) -> RunFacts:
+    config = read_config(run_dir / "config.json")
+    has_metrics = (run_dir / "metrics.jsonl").is_file()
+    translated = (run_dir / "translations" / f"{name}.hypothesis").is_file()
+    return RunFacts(
+        name=own_name,
+        run_dir=run_dir,
+        config=config,
+        report=read_report(run_dir) or {},
+        metrics=read_metrics(run_dir) if has_metrics else [],
+        translations=load_translations(run_dir, name) if translated else None,
+    )
+
+
+def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Returns the runs whose translations are of the sentences of the first run that has any."""
+    found = [run for run in runs if run.translations is not None]
+    if not found:
+        return []
+    first = found[0].translations
+    assert first is not None
+    same = first.sources, first.references
+    return [run for run in found if (run.translations.sources, run.translations.references) == same]  # type: ignore[union-attr]

@@ -1,0 +1,176 @@
+"""The page about runs: complete in itself, readable by programs and people, with the numbers of the runs."""
+
+import dataclasses
+import html.parser
+import re
+import shutil
+
+import numpy as np
+import pytest
+from tiny_experiment import change
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.evaluation.metrics import score_translations, score_with_intervals
+from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.run_report.page import report_runs
+from flaxformer_mt.evaluation.run_report.run_facts import name_apart
+from flaxformer_mt.evaluation.run_report.sections import mark_words
+from flaxformer_mt.evaluation.translation_files import load_translations, save_translations
+
+# What the made-up text has.
+REPEATED = {"duplicates": {"count": 5, "action": "keep"}}
+
+VOID = {"meta", "link", "br", "img", "input"}
+
+
+class Outline(html.parser.HTMLParser):
+    """The elements of a page; all of them are closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements = [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+
+@pytest.fixture(scope="module")
+def two_runs(tiny_run, tmp_path_factory):
+    """The tiny run, and a copy of it with another config, in which two translations differ."""
+    other = tmp_path_factory.mktemp("runs") / "other"
+    other.mkdir()
+    for name in ("metrics.jsonl", "report.json"):
+        shutil.copy(tiny_run / name, other)
+    config = read_config(tiny_run / "config.json")
+    save_config(change(config, model={"dropout_rate": 0.3}), other / "config.json")
+    found = load_translations(tiny_run, "test")
+    changed = ("<b>x & y</b>", "zz", *found.hypotheses[2:])
+    save_translations(other, "test", dataclasses.replace(found, hypotheses=changed))
+    return tiny_run, other
+
+
+def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys):
+    first, other = two_runs
+    output = tmp_path / "new" / "page.html"
+    assert main(["report", f"--run={first}", f"--run={other}", f"--output={output}"]) == 0
+    assert '"Training"' in capsys.readouterr().out
+    page = output.read_text(encoding="utf-8")
+    outline = Outline(page)
+    tags = [tag for tag, _ in outline.elements]
+    assert not re.search(r"https?:|@import|url\(|<script", page)
+    assert "default-src 'none'" in page
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids)) and {"h1", "h2", "h3", "nav", "main", "caption"} <= set(tags)
+    links = [a["href"] for tag, a in outline.elements if tag == "a"]
+    assert {link.removeprefix("#") for link in links} <= set(ids) and len(links) == tags.count("h2") >= 6
+    charts = [a for tag, a in outline.elements if tag == "svg" and a.get("class") == "chart"]
+    assert len(charts) >= 4 and all(a["role"] == "img" and a["aria-label"] for a in charts)
+    found = [load_translations(run, "test") for run in two_runs]
+    for one in found:
+        score = score_translations(one.hypotheses, one.references)
+        assert re.search(rf"{score.bleu:.2f} ± \d", page) and re.search(rf"{score.chrf:.2f} ± \d", page)
+    assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page and "2 of 6 translations differ" in page
+    assert "model.dropout_rate" in page and "model.model_dim" not in page
+    assert "64</td>" in page  # pairs that were read
+
+
+def test_training_writes_a_page_about_its_run(tiny_run, tiny_report):
+    page = (tiny_run / "report.html").read_text(encoding="utf-8")
+    Outline(page)
+    assert "The lowest chrF" in page and "data.text_dir" in page
+    (part,) = tiny_report["data"]["train"]["parts"]
+    assert part == {"name": "parallel_text", "read": 64, "pairs": 64, "problems": REPEATED}
+
+
+def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path, one_device):
+    output = tmp_path / "page.html"
+    report_runs([tiny_run], output, attention=[2], samples=0)
+    page = output.read_text(encoding="utf-8")
+    Outline(page)
+    (table,) = re.findall(r'<table class="heat">.*?</table>', page)
+    rows = [list(map(float, re.findall(r'title="([\d.]+)"', row))) for row in table.split("<tr>")[2:]]
+    assert len(rows) > 1 and len({len(row) for row in rows}) == 1
+    assert all(0 < sum(row) < 1.05 for row in rows)  # the end symbol of the source has the rest
+
+
+def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
+    first, other = two_runs
+    page = tmp_path / "page.html"
+    for flags, message in (
+        (["--run=/nowhere"], "/nowhere is not a run directory"),
+        ([f"--run={first}", f"--run={first}"], "is given twice"),
+        ([f"--run={first}", f"--output={tmp_path}"], "is a folder, but the page is a file"),
+        ([f"--run={first}", "--attention=7"], "--attention names sentence 7, but there are 6"),
+        ([f"--run={first}", "--attention=1", "--name=none"], "no run has translations of none"),
+    ):
+        output = [] if any(flag.startswith("--output") for flag in flags) else [f"--output={page}"]
+        assert main(["report", *output, *flags]) == 2
+        (line,) = capsys.readouterr().err.strip().split("\n")
+        assert line.startswith("error: ") and message in line, line
+    assert not page.exists()
+
+
+def test_differing_words_are_marked():
+    assert mark_words("a b c", "a x c d") == "a <del>b</del> <ins>x</ins> c <ins>d</ins>"
+    assert mark_words("", "<a>") == "<ins>&lt;a&gt;</ins>" and mark_words("a", "a") == "a"
+
+
+def test_runs_are_named_apart(tmp_path):
+    assert name_apart([tmp_path / "a/x", tmp_path / "b/y"]) == ["x", "y"]
+    assert name_apart([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
+
+
+def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
+    points = [(step, 10 / (step + 1)) for step in range(5000)]
+    svg = draw_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
+    (path,) = re.findall(r'points="([^"]+)"', svg)
+    places = np.array([tuple(map(float, place.split(","))) for place in path.split()])
+    assert len(places) == 300 and np.all(np.diff(places[:, 0]) > 0) and "a&lt;b" in svg
+    assert 0 <= places.min() and places[:, 0].max() <= 420 and places[:, 1].max() <= 240
+    assert draw_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == ""
+    bars = draw_bars({"1-5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}, title="BLEU", x_name="words")
+    heights = [float(height) for height in re.findall(r'height="([\d.]+)"', bars)]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and bars.count("whisker") == 1
+    assert draw_bars({}, title="", x_name="") == ""
+
+
+def test_intervals_are_those_of_the_bootstrap():
+    found = score_with_intervals(
+        ["a b c d e", "a b", "x y z w v"], ["a b c d e", "a c", "x y z w"], samples=50
+    )
+    assert found["bleu"][1] > 0 and found["chrf"][1] > 0
+    assert score_with_intervals(["a b"], ["a b"], samples=50)["bleu"] == (pytest.approx(0), None)
+
+
+def read_colors(css):
+    return {name: value for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css)}
+
+
+def luminance(color):
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_colors_have_enough_contrast(tiny_run):
+    """By WCAG 2.2: 4.5 for text, 3 for lines; in the light and in the dark style."""
+    page = (tiny_run / "report.html").read_text(encoding="utf-8")
+    light, dark = page.split("@media (prefers-color-scheme: dark)")[:2]
+    for colors in (read_colors(light), read_colors(dark)):
+        pairs = [(ink, back, 4.5) for ink in ("ink", "soft", "accent") for back in ("back", "paper")]
+        pairs += [("added-ink", "added", 4.5), ("gone-ink", "gone", 4.5)]
+        pairs += [(f"run{number}", "paper", 3) for number in range(6)]
+        for ink, back, least in pairs:
+            high, low = sorted((luminance(colors[ink]), luminance(colors[back])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= least, (ink, back)
