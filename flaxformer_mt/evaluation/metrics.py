@@ -93,7 +93,7 @@ def score_with_intervals(
         return {name: (float(score), None) for name, score in zip(metrics, scores, strict=True)}
     test = PairedTest([("", hypotheses)], metrics, [references], test_type="bs", n_samples=samples)
     signatures, columns = test()
-    results = (columns[name][0] for name in signatures)
+    results: list[Any] = [columns[name][0] for name in signatures]
     return {name: (float(one.score), float(one.ci)) for name, one in zip(metrics, results, strict=True)}
 
 

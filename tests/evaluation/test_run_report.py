@@ -10,12 +10,14 @@ import pytest
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.evaluation.direction_scores import join_reports
 from flaxformer_mt.evaluation.metrics import score_translations, score_with_intervals
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import report_runs
-from flaxformer_mt.evaluation.run_report.run_facts import name_apart
-from flaxformer_mt.evaluation.run_report.sections import mark_words
+from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, name_apart
+from flaxformer_mt.evaluation.run_report.sections import make_directions, mark_words
 from flaxformer_mt.evaluation.translation_files import load_translations, save_translations
 
 # What the made-up text has.
@@ -124,6 +126,17 @@ def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
 def test_differing_words_are_marked():
     assert mark_words("a b c", "a x c d") == "a <del>b</del> <ins>x</ins> c <ins>d</ins>"
     assert mark_words("", "<a>") == "<ins>&lt;a&gt;</ins>" and mark_words("a", "a") == "a"
+
+
+def test_directions_have_rows_of_their_own(tmp_path):
+    one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
+    one |= {"checkpoint": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
+    test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
+    facts = RunFacts("x", tmp_path, Config(), {"test": test}, [], None)
+    rows = re.findall(r"<tr>(.*?)</tr>", make_directions([facts]), re.DOTALL)
+    texts = [re.sub("<[^>]*>", " ", row).split() for row in rows]
+    assert texts[1:] == [["en-de", "x", "1,500", "30.00", "52.50"], ["en-fr", "x", "1,500", "34.00", "52.50"]]
+    assert make_directions([dataclasses.replace(facts, report={"test": one})]) == ""
 
 
 def test_runs_are_named_apart(tmp_path):

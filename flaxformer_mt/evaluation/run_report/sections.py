@@ -178,8 +178,7 @@ def make_directions(runs: Sequence[RunFacts]) -> str:
     """The scores of each direction that the reports of runs with several languages have."""
     rows = []
     for number, run in enumerate(runs):
-        for found in run.report.get("test", {}).get("by_direction", []):
-            name = found.get("direction", f"{found.get('source', '?')}-{found.get('target', '?')}")
+        for name, found in ((run.report.get("test") or {}).get("directions") or {}).items():
             cells = [f"{found[metric]:.2f}" if metric in found else "–" for metric in ("bleu", "chrf")]
             rows.append([escape(name), name_run(number, run), _number(found.get("sentences")), *cells])
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
