@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from flaxformer_mt.config.bounds import between
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MbrConfig:
     """Minimum Bayes risk: the candidate that is most like the others is chosen."""
 

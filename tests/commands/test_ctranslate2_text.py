@@ -35,7 +35,8 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     for path in Path("whole").iterdir():
         assert (Path("out") / path.name).read_bytes() == path.read_bytes()
     texts = Path("whole/translations.txt").read_text().split("\n")
-    assert len(texts) == 42 and texts[0] == "" and all(texts[1:41])
+    assert len(texts) == 42 and texts[0] == ""
+    assert sum(map(bool, texts)) > 30, "a model of 48 updates may say nothing to a line"
     capfd.readouterr()
     for flags, message in (
         (["--method=sample"], "--method=sample needs --backend=jax"),

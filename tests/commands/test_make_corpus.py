@@ -23,7 +23,7 @@ class Reversing(Translator):
     def __init__(self, search):
         self.config = dataclasses.replace(Config(), search=search)
 
-    def _translate_window(self, lines, constraints, notes, *, first_line, params):
+    def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         if Reversing.windows == Reversing.last:
             raise KeyboardInterrupt
         Reversing.windows += 1

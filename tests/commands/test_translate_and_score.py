@@ -193,7 +193,7 @@ class Shouting(Translator):
     def __init__(self):
         self.config, self.windows = Config(), []
 
-    def _translate_window(self, lines, constraints, notes, *, first_line, params):
+    def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         self.windows.append(len(lines))
         return [Translation(line.upper(), -1.0, -1.0, (5, 2)) for line in lines]
 

@@ -170,7 +170,7 @@ def test_every_layout_trains_as_one_device_does(runs, name):
     np.testing.assert_allclose(other.losses, one.losses, rtol=1e-5)
     for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
         np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
-    assert one.metrics[0].weight == other.metrics[0].weight == 28 * PART
+    assert one.metrics[0].weight == other.metrics[0].weight == make_batch(0).target_weights.sum()
 
 
 def test_parts_of_a_batch_train_as_the_batch_does(runs):
