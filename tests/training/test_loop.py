@@ -52,6 +52,7 @@ REPORT_KEYS = {
     "hardware",
     "python",
     "best",
+    "data",
     "test",
 }
 

@@ -125,7 +125,7 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
 def test_pairs_are_scored_when_their_input_pauses(scorer, monkeypatch):
     windows, ready = [], iter([True, False, True, True])
 
-    def score_window(sources, targets, *, first_line):
+    def score_window(sources, targets, tags, *, first_line):
         windows.append((sources, targets, first_line))
         return targets
 
