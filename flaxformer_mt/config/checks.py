@@ -293,6 +293,9 @@ def _training_problems(config: Config) -> Iterator[str]:
         )
     if not optim.lora.rank and optim.lora != LoraConfig():
         yield "optim.lora.rank is 0, so other settings of optim.lora have no effect; give a rank, such as 8"
+    for flag in config.parallel.xla_flags:
+        if not re.fullmatch(r"xla_\w+=\S+", flag):
+            yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
     if train.average_last > train.keep_checkpoints:
         yield (
             f"train.average_last {train.average_last} is more than train.keep_checkpoints "

@@ -290,6 +290,9 @@ class ParallelConfig:
     fsdp: Annotated[int, at_least(1)] = 1
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
     tensor: Annotated[int, at_least(1)] = 1
+    # Flags of XLA for the programs of training, each xla_NAME=VALUE. Those named for another platform
+    # (xla_tpu_... on a GPU) have no effect.
+    xla_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

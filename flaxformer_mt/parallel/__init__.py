@@ -11,6 +11,7 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.backend import Parallel
+from flaxformer_mt.parallel.compiler_options import check_compiler_options, read_compiler_options
 from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
 from flaxformer_mt.parallel.devices import (
     choose_dtype,
@@ -38,6 +39,7 @@ __all__ = [
     "DeviceLayout",
     "Parallel",
     "SplitParameters",
+    "check_compiler_options",
     "choose_dtype",
     "choose_layout",
     "compile_by_rows",
@@ -66,4 +68,6 @@ def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None
         config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
     )
     used = devices[: layout.device_count]
-    return PmapParallel(layout, used) if layout.backend == "pmap" else MeshParallel(layout, used)
+    options = read_compiler_options(config.parallel.xla_flags, devices[0].platform)
+    backend = PmapParallel if layout.backend == "pmap" else MeshParallel
+    return backend(layout, used, options)

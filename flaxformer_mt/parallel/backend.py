@@ -4,7 +4,8 @@ The backends decide how parameters are split and how programs are compiled.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -25,8 +26,15 @@ class Parallel(ABC):
     several processes, all processes make the same calls in the same order.
     """
 
-    def __init__(self, layout: DeviceLayout, devices: Sequence[jax.Device]) -> None:
+    def __init__(
+        self,
+        layout: DeviceLayout,
+        devices: Sequence[jax.Device],
+        compiler_options: Mapping[str, str | bool] = MappingProxyType({}),
+    ) -> None:
         self.layout = layout
+        # Options of XLA for the programs that `compile` makes.
+        self.compiler_options = dict(compiler_options)
         shape = (layout.data, layout.fsdp, layout.tensor)
         self.mesh = Mesh(np.asarray(devices).reshape(shape), ("data", "fsdp", "tensor"))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())

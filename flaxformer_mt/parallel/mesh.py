@@ -161,7 +161,7 @@ class MeshParallel(Parallel):
             shardings = self.partial_shardings(results) if partial else self.shardings(results)
             return jax.lax.with_sharding_constraint(results, shardings)
 
-        return jax.jit(sharded, donate_argnums=donate)
+        return jax.jit(sharded, donate_argnums=donate, compiler_options=self.compiler_options)
 
     def _map_parts(self, function: Callable[..., Any], arguments: tuple[Any, ...], batch: int) -> Any:
         """Apply a function to the rows of each index of the axis data: results [data, ...]."""

@@ -67,7 +67,13 @@ class PmapParallel(Parallel):
         split, whole = PartitionSpec(_AXIS), PartitionSpec()
         results = split if partial else whole
         if batch is None:
-            return jax.jit(function, donate_argnums=donate, out_shardings=NamedSharding(self.mesh, results))
+            whole_results = NamedSharding(self.mesh, results)
+            return jax.jit(
+                function,
+                donate_argnums=donate,
+                out_shardings=whole_results,
+                compiler_options=self.compiler_options,
+            )
 
         def on_device(*arguments: Any) -> Any:
             own = jax.tree.map(lambda x: x[0], arguments[batch])
@@ -81,7 +87,7 @@ class PmapParallel(Parallel):
                 on_device, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False
             )(*arguments)
 
-        return jax.jit(on_all, donate_argnums=donate)
+        return jax.jit(on_all, donate_argnums=donate, compiler_options=self.compiler_options)
 
     def describe_parameters(self, params: Any) -> list[str]:
         """Return no lines, since parameters are replicated."""
