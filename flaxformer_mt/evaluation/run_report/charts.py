@@ -52,11 +52,14 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> str:
 
 
 def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> str:
-    """Returns groups of bars, one of each run, with whiskers for their intervals, as SVG; "" without any."""
+    """Returns groups of bars, one of each run, with whiskers for their intervals, as SVG; "" without any.
+
+    Values are scores of at most 100.
+    """
     bars = [bar for group in groups.values() for _, bar in group]
     if not bars:
         return ""
-    y_ticks = _ticks(0, max(bar.value + (bar.interval or 0) for bar in bars))
+    y_ticks = _ticks(0, min(100.0, max(bar.value + (bar.interval or 0) for bar in bars)))
     scale = _Scale((0, len(groups)), (0, y_ticks[-1]))
     parts = [*_draw_axes(scale, [], y_ticks, x_name)]
     for number, (label, group) in enumerate(groups.items()):
