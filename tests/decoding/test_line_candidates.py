@@ -75,11 +75,14 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(
     ("fields", "constraints", "architecture"),
     [
-        ({"min_length_ratio": 0.7}, {}, "encoder_decoder"),
-        ({"no_repeat_ngram": 2, "ensemble_mean": "probs"}, {"required": ((17, 9), (5,))}, "encoder_decoder"),
+        (
+            {"min_length_ratio": 0.7, "no_repeat_ngram": 2, "ensemble_mean": "probs"},
+            {"required": ((17, 9), (5,))},
+            "encoder_decoder",
+        ),
         ({"method": "sample", "min_length_ratio": 0.7}, {}, "decoder_only"),
     ],
-    ids=["beam", "constraints of an ensemble", "samples"],
+    ids=["constraints of an ensemble", "samples"],
 )
 def test_translations_are_those_of_a_model_without_other_tokens(
     fields, constraints, architecture, one_device
