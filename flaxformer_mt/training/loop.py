@@ -127,8 +127,8 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
     report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
     if is_first():
-        report_training(run_dir, report)
         write_report(run_dir, report)
+        report_training(run_dir, report)  # last: training is complete without a page
     return report
 
 

@@ -56,7 +56,7 @@ def report_runs(
 
 
 def report_training(run_dir: Path, report: Mapping[str, Any]) -> None:
-    """Writes RUN/report.html, from the files of the run and the report that training is about to write."""
+    """Writes RUN/report.html, from the files of a run and the report that training has written."""
     (run,) = gather_facts([run_dir], "test")
     runs = [dataclasses.replace(run, report=report)]
     _write(
