@@ -179,7 +179,10 @@ def evaluate_run(
         return _evaluate_language_model(run_dir, config, split, reference, options | shared)
     languages = {"source_language": source_language, "target_language": target_language}
     shared |= {"search": search, "shortlist": shortlist, "compared": compared, "loading": options}
-    shared |= {"comet_model": comet and check_comet(comet), "own_split": None if source else split}
+    shared |= {
+        "comet_model": None if comet is None else check_comet(comet),
+        "own_split": None if source else split,
+    }
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
     for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
@@ -197,7 +200,7 @@ def _evaluate_set(
     search: SearchConfig | None,
     shortlist: str | Path | None,
     compared: Sequence[ComparedSystem],
-    comet_model: Any,
+    comet_model: Path | None,
     own_split: Literal["test", "valid"] | None,
     checkpoint: str | None,
     loading: dict[str, Any],

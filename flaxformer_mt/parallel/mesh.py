@@ -81,8 +81,8 @@ class _MeshActivations:
         # A spec names one mesh axis as a string, several as a tuple.
         names = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
         return tuple(
-            size // math.prod(self._sizes[axis] for axis in axes)
-            for size, axes in zip(shape, names, strict=True)
+            size // math.prod(self._sizes[axis] for axis in split)
+            for size, split in zip(shape, names, strict=True)
         )
 
     def map_devices(
