@@ -142,11 +142,12 @@ def _host_memory_gib() -> float | None:
 
 def _describe_bfloat16() -> str:
     """Whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
-    from flaxformer_mt.parallel.devices import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
+    from flaxformer_mt.parallel.devices import bfloat16_instructions, slow_bfloat16_reason
 
-    if found := bfloat16_instructions():
-        return f"on this CPU models run in the dtype of their training, since it has {' and '.join(found)}"
-    return f"on this CPU models run in float32, since it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
+    if reason := slow_bfloat16_reason():
+        return f"on this CPU models run in float32, since {reason}"
+    found = " and ".join(bfloat16_instructions())
+    return f"on this CPU models run in the dtype of their training, since it has {found}"
 
 
 def _check_cache() -> tuple[dict[str, Any], list[str]]:

@@ -179,10 +179,7 @@ def evaluate_run(
         return _evaluate_language_model(run_dir, config, split, reference, options | shared)
     languages = {"source_language": source_language, "target_language": target_language}
     shared |= {"search": search, "shortlist": shortlist, "compared": compared, "loading": options}
-    shared |= {
-        "comet_model": None if comet is None else check_comet(comet),
-        "own_split": None if source else split,
-    }
+    shared |= {"comet_model": check_comet(comet) if comet else None, "own_split": None if source else split}
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
     for scored in read_sets(config, split, source=source, reference=reference, languages=languages):

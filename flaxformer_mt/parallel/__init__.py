@@ -19,6 +19,7 @@ from flaxformer_mt.parallel.devices import (
     default_device_kind,
     default_platform,
     enable_compilation_cache,
+    slow_bfloat16_reason,
 )
 from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
@@ -41,6 +42,7 @@ __all__ = [
     "SplitParameters",
     "check_compiler_options",
     "choose_dtype",
+    "slow_bfloat16_reason",
     "choose_layout",
     "compile_by_rows",
     "core_count",

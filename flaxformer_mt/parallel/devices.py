@@ -65,12 +65,23 @@ def bfloat16_instructions() -> list[str]:
     return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
 
 
+def slow_bfloat16_reason() -> str | None:
+    """Return why this processor multiplies bfloat16 no faster than float32, or None if it is faster."""
+    found = bfloat16_instructions()
+    if not found:
+        return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
+    if found == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
+        # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
+        return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
+    return None
+
+
 def choose_dtype(trained: str) -> str:
     """Return the dtype in which a trained model is run unless the user names one: that of its training.
 
-    A CPU without bfloat16 instructions converts bfloat16 numbers before each product; float32 is faster.
+    On a CPU that multiplies bfloat16 no faster than float32 it is float32.
     """
-    return "float32" if default_platform() == "cpu" and not bfloat16_instructions() else trained
+    return "float32" if default_platform() == "cpu" and slow_bfloat16_reason() else trained
 
 
 def describe_processor() -> list[str]:

@@ -29,6 +29,7 @@ from flaxformer_mt.parallel import (
     check_compiler_options,
     enable_compilation_cache,
     make_parallel,
+    slow_bfloat16_reason,
 )
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -126,6 +127,7 @@ def set_up_training(
     )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     warn_of_short_training(config)
+    warn_of_slow_dtype(config, parallel.platform)
     optimizer = make_optimizer(config.optim, schedule)
     if config.optim.freeze or config.optim.lora.rank:
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(config.seed)))
@@ -204,6 +206,17 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
         config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
     )
     return f"attention: {kernel} ({reason})"
+
+
+def warn_of_slow_dtype(config: Config, platform: str) -> None:
+    """Warns in the first process if this CPU computes faster in float32 than in the chosen dtype."""
+    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
+        return
+    if reason := slow_bfloat16_reason():
+        warn_user(
+            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
+            "--config.model.dtype=float32 is more exact"
+        )
 
 
 def warn_of_short_training(config: Config) -> None:

@@ -804,6 +804,9 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
     monkeypatch.setattr(devices, "_read_processor_facts", lambda: {"flags": "avx avx2"})
     assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
+    intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
+    monkeypatch.setattr(devices, "_read_processor_facts", lambda: intel)
+    assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):

@@ -14,13 +14,14 @@ from optax import contrib
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import devices
 from flaxformer_mt.training.optimizers import (
     _muon_dimensions,
     make_optimizer,
     make_schedule,
     warmup_updates,
 )
-from flaxformer_mt.training.setup import warn_of_short_training
+from flaxformer_mt.training.setup import warn_of_short_training, warn_of_slow_dtype
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
@@ -85,6 +86,18 @@ def test_a_shortened_warmup_is_said():
     with pytest.warns(FlaxformerWarning, match=r"warmup_steps 4 .*train\.steps 4,.*shortened to 2 updates"):
         warn_of_short_training(config)
     warn_of_short_training(dataclasses.replace(config, train=TrainConfig(steps=5)))
+
+
+def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
+    facts = {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}
+    monkeypatch.setattr(devices, "_read_processor_facts", lambda: facts)
+    config = Config(model=ModelConfig(dtype="bfloat16"))
+    with pytest.warns(FlaxformerWarning, match=r"model\.dtype bfloat16 is no faster .*avx512_bf16 of Intel"):
+        warn_of_slow_dtype(config, "cpu")
+    warn_of_slow_dtype(config, "gpu")
+    warn_of_slow_dtype(Config(), "cpu")
+    facts["flags"] = "avx512_bf16 amx_bf16"
+    warn_of_slow_dtype(config, "cpu")
 
 
 @functools.cache

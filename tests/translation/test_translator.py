@@ -433,11 +433,18 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     exact = translator.scorer.score_all(pairs, params=(translator._params,))
     for one, two in zip(found, exact, strict=True):
         assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.02)
-    # The default: the dtype of the training, but float32 on a processor that does not multiply bfloat16.
+    # The default: the dtype of the training, but float32 on a processor that is no faster in bfloat16.
     trained = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     save_config(trained, run_dir / "config.json")
-    for flags, expected in (("avx2 avx512_bf16 fma", "bfloat16"), ("avx2 fma", "float32")):
-        monkeypatch.setattr(devices, "_read_processor_facts", lambda flags=flags: {"flags": flags})
+    processors = (
+        ("AuthenticAMD", "avx2 avx512_bf16 fma", "bfloat16"),
+        ("GenuineIntel", "avx2 avx512_bf16 fma", "float32"),
+        ("GenuineIntel", "avx2 avx512_bf16 amx_bf16", "bfloat16"),
+        ("AuthenticAMD", "avx2 fma", "float32"),
+    )
+    for vendor, flags, expected in processors:
+        facts = {"vendor_id": vendor, "flags": flags}
+        monkeypatch.setattr(devices, "_read_processor_facts", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 
