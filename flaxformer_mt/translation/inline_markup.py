@@ -108,6 +108,23 @@ def take_out(line: str) -> MarkedLine:
     return MarkedLine(text + html.unescape(line[last:]), tuple(root.children), escaped)
 
 
+def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
+    """Takes off the elements around a whole line, which need no alignment.
+
+    Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" has `<p><b>`, a and
+    `</b></p>`.
+    """
+    before = after = ""
+    text = marked.text
+    while len(marked.items) == 1 and text == text.strip():
+        (item,) = marked.items
+        if item.closing is None or (item.start, item.end) != (0, len(text)):
+            break
+        before, after = before + item.opening, item.closing + after
+        marked = replace(marked, items=tuple(item.children))
+    return before, marked, after
+
+
 def _make_point(item: _Item, parent: _Item) -> None:
     """Makes an element without a closing tag a point; what it contains belongs to the element around it."""
     place = parent.children.index(item)

@@ -4,7 +4,11 @@ import html
 import html.parser
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+from flaxformer_mt.translation.inline_markup import MarkedLine, peel, put_back, take_out
+from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language.
 _VERBATIM = frozenset({"script", "style", "code", "kbd", "samp", "textarea"})
@@ -12,97 +16,204 @@ _VERBATIM = frozenset({"script", "style", "code", "kbd", "samp", "textarea"})
 # Elements without an end tag.
 _VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
 
+# Elements inside a line of text; all others end it.
+_INLINE = frozenset(
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q s samp small "
+    "span strike strong sub sup time tt u var wbr".split()
+)
+
+
+class Line(NamedTuple):
+    """A line to translate."""
+
+    text: str
+    # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1` ... of `kept`.
+    marked: MarkedLine | None = None
+    kept: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def needs_alignment(self) -> bool:
+        """Whether the translation must have an alignment of words, which its tags are placed by."""
+        return self.marked is not None and bool(self.marked.items)
+
+    def fill(self, translation: Translation) -> str:
+        """Returns a translation of the line, as it stands in the document."""
+        if self.marked is None:
+            return translation.text
+        text = put_back(self.marked, translation.text, translation.alignment or ())
+        return _restore(text, self.kept)
+
 
 class Template(NamedTuple):
     """The lines to translate, and the fixed text before each of them and after the last."""
 
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
     # One more than lines.
     between: tuple[str, ...]
-    # Whether the translations are escaped as text of HTML.
-    escape: bool = False
 
-    def fill(self, translations: Sequence[str]) -> str:
+    def fill(self, translations: Sequence[Translation]) -> str:
         """Returns the document with a translation in the place of each line."""
         filled = [self.between[0]]
-        for translation, after in zip(translations, self.between[1:], strict=True):
-            filled += [html.escape(translation, quote=False) if self.escape else translation, after]
+        for line, translation, after in zip(self.lines, translations, self.between[1:], strict=True):
+            filled += [line.fill(translation), after]
         return "".join(filled)
 
 
 def read_text(text: str) -> Template:
     """Returns the lines of a text: "a\\nb" has the lines a and b."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return Template(tuple(lines), ("", *["\n"] * (len(lines) - 1), ""))
+    return Template(tuple(map(Line, lines)), ("", *["\n"] * (len(lines) - 1), ""))
 
 
 def read_html(text: str) -> Template:
-    """Returns the texts between the tags of a document: "<b>a</b> b" has the lines a and b.
+    """Returns the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
 
-    Tags, comments, white space around texts, and the contents of script, style, code and of elements with
+    Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
+    as {0}. Comments, white space around lines, and the contents of script, style, code and of elements with
     translate="no" stay as they are.
     """
     parser = _Parser()
     parser.feed(text)
     parser.close()
-    parser.end_text()
-    return Template(tuple(parser.lines), (*parser.between, parser.fixed), escape=True)
+    parser.end_line()
+    return Template(tuple(parser.lines), (*parser.between, parser.fixed))
 
 
 class _Parser(html.parser.HTMLParser):
-    """Collects the texts between tags and everything else."""
+    """Collects the lines and everything else."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.lines: list[str] = []
+        self.lines: list[Line] = []
         self.between: list[str] = []
         self.fixed = ""
-        self._text = ""
-        # The open elements inside of the outermost one that is not translated.
+        # The line so far: its text, escaped, with tags named by their place in `_kept`; the same as it was.
+        self._line = self._raw = ""
+        self._has_text = False
+        self._kept: list[tuple[str, str]] = []
+        # The open elements of the line: names, and places in `_kept`.
+        self._open: list[tuple[str, int]] = []
+        # The open elements inside of the outermost one that is not translated, and its text so far.
         self._verbatim: list[str] = []
+        self._verbatim_text = ""
 
-    def end_text(self) -> None:
-        """Adds the text so far as a line."""
-        text, self._text = self._text, ""
-        core = text.strip()
-        if not core or self._verbatim:
-            raw = "".join(self._verbatim[-1:]) in ("script", "style")
-            self.fixed += text if raw else html.escape(text, quote=False)
+    def end_line(self) -> None:
+        """Adds what was read since the last line: as a line if it has text, else as fixed text."""
+        if self._verbatim:  # the document ends inside
+            self._verbatim.clear()
+            self._keep(self._verbatim_text)
+        line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
+        self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
+        if not has_text:
+            self.fixed += raw
             return
-        start = text.index(core)
-        self.between.append(self.fixed + text[:start])
-        self.lines.append(re.sub(r"\s+", " ", core))
-        self.fixed = text[start + len(core) :]
+        before, marked, after = peel(take_out(re.sub(r"\s+", " ", line.strip())))
+        self.between.append(self.fixed + raw[: len(raw) - len(raw.lstrip())] + _restore(before, kept))
+        self.lines.append(Line(marked.text, replace(marked, escaped=True), kept))
+        self.fixed = _restore(after, kept) + raw[len(raw.rstrip()) :]
 
-    def _add(self, markup: str) -> None:
-        self.end_text()
-        self.fixed += markup
+    def _keep(self, raw: str) -> None:
+        """Adds something to the line that stays as it is."""
+        self._line += f"<x-{len(self._kept)}/>"
+        self._raw += raw
+        self._kept.append((raw, raw))
+
+    def _end_line_with(self, raw: str) -> None:
+        self.end_line()
+        self.fixed += raw
 
     def handle_data(self, data: str) -> None:
-        self._text += data
+        # What is inside script and style is no text with entities.
+        raw = (
+            data
+            if self._verbatim and self._verbatim[-1] in ("script", "style")
+            else html.escape(data, quote=False)
+        )
+        if self._verbatim:
+            self._verbatim_text += raw
+            return
+        self._line += raw
+        self._raw += raw
+        self._has_text = self._has_text or bool(data.strip())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add(self.get_starttag_text() or "")
-        if tag not in _VOID and (self._verbatim or tag in _VERBATIM or ("translate", "no") in attrs):
-            self._verbatim.append(tag)
+        raw = self.get_starttag_text() or ""
+        if self._verbatim:
+            self._verbatim_text += raw
+            if tag not in _VOID:
+                self._verbatim.append(tag)
+        elif tag not in _VOID and (tag in _VERBATIM or ("translate", "no") in attrs):
+            if tag not in _INLINE:
+                self.end_line()
+            self._verbatim, self._verbatim_text = [tag], raw
+        elif tag not in _INLINE:
+            self._end_line_with(raw)
+        elif tag in _VOID:
+            self._keep(raw)
+        else:
+            self._open.append((tag, len(self._kept)))
+            self._line += f"<x-{len(self._kept)}>"
+            self._raw += raw
+            self._kept.append((raw, f"</{tag}>"))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add(self.get_starttag_text() or "")
+        raw = self.get_starttag_text() or ""
+        if self._verbatim:
+            self._verbatim_text += raw
+        elif tag in _INLINE:
+            self._keep(raw)
+        else:
+            self._end_line_with(raw)
 
     def handle_endtag(self, tag: str) -> None:
-        self._add(f"</{tag}>")
-        if tag in self._verbatim:
-            while self._verbatim.pop() != tag:
-                pass
+        raw = f"</{tag}>"
+        if self._verbatim:
+            self._end_verbatim(tag, raw)
+        elif tag not in _INLINE:
+            self._end_line_with(raw)
+        elif tag not in dict(self._open):
+            self._keep(raw)
+        else:
+            name, number = self._open.pop()
+            while name != tag:
+                name, number = self._open.pop()
+            self._line += f"</x-{number}>"
+            self._raw += raw
+
+    def _end_verbatim(self, tag: str, raw: str) -> None:
+        """Ends an element in one that is not translated; the end of the outermost is back in the text."""
+        self._verbatim_text += raw
+        if tag not in self._verbatim:
+            return
+        outermost = self._verbatim[0]
+        while self._verbatim.pop() != tag:
+            pass
+        if self._verbatim:
+            return
+        if outermost in _INLINE:
+            self._keep(self._verbatim_text)
+        else:
+            self.fixed += self._verbatim_text
+
+    def _add_other(self, raw: str) -> None:
+        if self._verbatim:
+            self._verbatim_text += raw
+        else:
+            self._keep(raw)
 
     def handle_comment(self, data: str) -> None:
-        self._add(f"<!--{data}-->")
+        self._add_other(f"<!--{data}-->")
 
     def handle_decl(self, decl: str) -> None:
-        self._add(f"<!{decl}>")
+        self._add_other(f"<!{decl}>")
 
     def handle_pi(self, data: str) -> None:
-        self._add(f"<?{data}>")
+        self._add_other(f"<?{data}>")
 
     def unknown_decl(self, data: str) -> None:
-        self._add(f"<![{data}]>")
+        self._add_other(f"<![{data}]>")
+
+
+def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:
+    """Returns a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
+    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: kept[int(tag[2])][tag[1] == "/"], text)

@@ -128,6 +128,8 @@ def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
     """
     texts, several = read_texts(fields, limits)
     n_best = fields.get("n_best")
+    if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
+        raise Refusal(400, "the field alignments is pieces; with format html it must be words")
     return TextRequest(
         texts=texts,
         several=several,

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
-from flaxformer_mt.commands.server.markup import Template, read_html, read_text
+from flaxformer_mt.commands.server.markup import Line, Template, read_html, read_text
 from flaxformer_mt.commands.server.model_thread import Answer, PairModel
 from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes
@@ -97,9 +97,19 @@ class Translations:
         finally:
             self.num_waiting -= lines
 
-    async def _translate_lines(self, model: PairModel, lines: Sequence[str], wanted: _Wanted) -> list[Answer]:
+    async def _translate_lines(
+        self, model: PairModel, lines: Sequence[Line], wanted: _Wanted
+    ) -> list[Answer]:
+        for_markup = wanted.notes._replace(alignments="words", for_markup=True)
         return await gather_answers(
-            [model.submit(line, n_best=wanted.n_best, notes=wanted.notes) for line in lines]
+            [
+                model.submit(
+                    line.text,
+                    n_best=wanted.n_best,
+                    notes=for_markup if line.needs_alignment else wanted.notes,
+                )
+                for line in lines
+            ]
         )
 
     async def _detect(self, text: str, choices: Mapping[str, PairModel]) -> list[dict[str, Any]]:
@@ -112,7 +122,10 @@ class Translations:
             return [{"confidence": 100.0, "language": language} for language in choices]
         sample = " ".join(text.split())[:_SAMPLE]
         answers = await asyncio.gather(
-            *(self._translate_lines(model, [sample], _Wanted(1, NO_NOTES)) for model in choices.values())
+            *(
+                self._translate_lines(model, [Line(sample)], _Wanted(1, NO_NOTES))
+                for model in choices.values()
+            )
         )
         means = [
             math.exp(answer.translation.log_prob / max(1, len(answer.translation.tokens)))
@@ -142,12 +155,12 @@ def most_likely(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _answer_text(template: Template, answers: Sequence[Answer], request: TextRequest) -> dict[str, Any]:
     """Returns the fields of the answer to one text."""
-    fields: dict[str, Any] = {"translatedText": template.fill([one.translation.text for one in answers])}
+    fields: dict[str, Any] = {"translatedText": template.fill([one.translation for one in answers])}
     if request.alternatives:
         # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
         count = max((len(one.translation.alternatives) for one in answers), default=0)
         fields["alternatives"] = [
-            template.fill([_choose(one.translation, rank).text for one in answers])
+            template.fill([_choose(one.translation, rank) for one in answers])
             for rank in range(1, min(count, request.alternatives) + 1)
         ]
     if request.describes:

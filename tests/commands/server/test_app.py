@@ -45,8 +45,13 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     assert answer["translatedText"] == [f"{first}\n\n{second}", whole, ""]
     assert answer["detectedLanguage"] == [{"confidence": 100.0, "language": "xx"}] * 3
     assert serving.translate([]) == (200, {"translatedText": []})
-    _, answer = serving.translate("<p>ba do <b>gu</b></p>", format="html")
-    assert answer == {"translatedText": f"<p>{first} <b>{second}</b></p>"}
+    _, answer = serving.translate("<p><i>ba do</i><br>gu</p>", format="html")
+    assert answer == {"translatedText": f"<p><i>{first}</i><br>{second}</p>"}
+    marked = "ba <b>do fi</b> gu"
+    (expected,) = translator.translate([marked], n_best=2, notes=Notes(markup=True))
+    _, answer = serving.translate(f"<p>{marked}", format="html", alternatives=1)
+    assert answer["translatedText"] == f"<p>{expected.text}" and "<b>" in expected.text
+    assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
 
 
 def test_alternatives_scores_alignments_and_attention(serving, translator):

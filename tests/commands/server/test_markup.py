@@ -1,22 +1,66 @@
-"""Documents: what is translated are the texts, and everything else stays."""
+"""Documents: lines are translated with their tags, and everything else stays."""
 
-from flaxformer_mt.commands.server.markup import read_html, read_text
+import pytest
+
+from flaxformer_mt.commands.server.markup import Template, read_html, read_text
+from flaxformer_mt.translation.result import Translation
+
+
+def fill(template: Template, *texts: str, links: list[tuple[int, int]] | None = None) -> str:
+    """The document with these translations, whose words are aligned one by one, or as given."""
+    alignments = [links or [(n, n) for n in range(len(text.split()))] for text in texts]
+    return template.fill(
+        [
+            Translation(text, 0.0, 0.0, (1,), alignment=tuple(alignment))
+            for text, alignment in zip(texts, alignments, strict=True)
+        ]
+    )
 
 
 def test_lines_of_a_text():
     template = read_text("a\r\n\nb\n")
-    assert template.lines == ("a", "", "b", "")
-    assert template.fill(["A", "", "B <&", ""]) == "A\n\nB <&\n"
+    assert [line.text for line in template.lines] == ["a", "", "b", ""]
+    assert not any(line.needs_alignment for line in template.lines)
+    assert fill(template, "A", "", "B <&", "") == "A\n\nB <&\n"
 
 
-def test_texts_of_a_document():
+def test_lines_of_a_document():
     document = (
-        "<!DOCTYPE html><!-- c --><p class='x &amp; y'>Ein <b>Hund</b>,\n zwei &lt; drei<br/>"
-        "<script>if (a < b) c();</script><code>x &lt; y</code><i translate=no>Name <b>N</b></i> Ende</p>"
+        "<!DOCTYPE html><!-- c --><p class='x &amp; y'>\n Ein <b>Hund</b>,\n zwei &lt; drei <br/>"
+        "<script>if (a < b) c();</script>"
+        "Lies <code>x &lt; y</code> <i translate=no>Name <b>N</b></i> {0} Ende</p>"
+        "<h1><a href='?a=1&amp;b=2'><em>Kopf</em></a></h1>\n"
     )
     template = read_html(document)
-    assert template.lines == ("Ein", "Hund", ", zwei < drei", "Ende")
-    assert template.fill(["One", "dog", ", two < three", "end"]) == document.replace("Ein", "One").replace(
-        "Hund", "dog"
-    ).replace(",\n zwei &lt; drei", ", two &lt; three").replace("Ende", "end")
-    assert read_html("").fill([]) == "" and read_html("a < b").lines == ("a < b",)
+    lines = ["Ein Hund, zwei < drei", "Lies Ende", "Kopf"]
+    assert [line.text for line in template.lines] == lines
+    assert [line.needs_alignment for line in template.lines] == [True, True, False]
+    assert fill(template, *lines) == document.replace("\n zwei", " zwei")
+    dog = fill(template, "two < three, a dog", "end read", "head & shoulders", links=[(0, 3), (1, 4)])
+    assert "<p class='x &amp; y'>\n two &lt; three, a <b>dog</b> <br/>" in dog
+    assert "<h1><a href='?a=1&amp;b=2'><em>head &amp; shoulders</em></a></h1>\n" in dog
+    assert dog.count("<code>x &lt; y</code>") == dog.count("<i translate=no>Name <b>N</b></i>") == 1
+    assert dog.count("{0}") == dog.count("<script>if (a < b) c();</script>") == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ("", []),
+        ("<b> </b><!-- only -->\n<code>x</code>", []),
+        ("a < b", ["a < b"]),
+        ("&lt;x-0&gt; <b>c</b>", ["<x-0> c"]),
+        ("<b><p>a <i>b</i></p></b>", ["a b"]),
+        ("<p>a <b>b <i>c</b> d</i> e</p>", ["a b c d e"]),
+        ("<p>a <b>b</p><p>c</b> d</p>", ["a b", "c d"]),
+        ("a <code>b <i>c", ["a"]),
+        ("<textarea>a</textarea>b<style>p > a {}</style>c", ["b", "c"]),
+        ("</b>a <img src='i'><wbr/> b", ["a b"]),
+        ("a <!-- c\nd --> <?pi?> b", ["a b"]),
+        ("<ul><li>a</li><li><b>b</b> c</li></ul>", ["a", "b c"]),
+    ],
+)
+def test_odd_documents_keep_everything(document, lines):
+    template = read_html(document)
+    assert [line.text for line in template.lines] == lines
+    assert "".join(fill(template, *lines).split()) == "".join(document.replace("a < b", "a &lt; b").split())

@@ -77,6 +77,7 @@ def test_fields_that_are_refused():
         (400, "from 1", {"n_best": 0}),
         (400, "words or pieces", {"alignments": "letters"}),
         (400, "true or false", {"scores": 3}),
+        (400, "alignments is pieces", {"format": "html", "alignments": "pieces"}),
     ]:
         fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
         with pytest.raises(Refusal, match=named) as refused:
