@@ -10,15 +10,15 @@ import pytest
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.direction_scores import join_reports
 from flaxformer_mt.evaluation.metrics import score_translations, score_with_intervals
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import report_runs
-from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, name_apart
+from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
 from flaxformer_mt.evaluation.run_report.sections import make_directions, mark_words
-from flaxformer_mt.evaluation.translation_files import load_translations, save_translations
+from flaxformer_mt.evaluation.translation_files import Translations, load_translations, save_translations
 
 # What the made-up text has.
 REPEATED = {"duplicates": {"count": 5, "action": "keep"}}
@@ -132,11 +132,42 @@ def test_directions_have_rows_of_their_own(tmp_path):
     one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
     one |= {"checkpoint": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
     test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
-    facts = RunFacts("x", tmp_path, Config(), {"test": test}, [], None)
-    rows = re.findall(r"<tr>(.*?)</tr>", make_directions([facts]), re.DOTALL)
-    texts = [re.sub("<[^>]*>", " ", row).split() for row in rows]
-    assert texts[1:] == [["en-de", "x", "1,500", "30.00", "52.50"], ["en-fr", "x", "1,500", "34.00", "52.50"]]
-    assert make_directions([dataclasses.replace(facts, report={"test": one})]) == ""
+    facts = RunFacts("x", tmp_path, Config(), {"test": test}, [], None, "de")
+
+    def read_rows(page):
+        rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+        return [re.sub("<[^>]*>", " ", row).split() for row in rows][1:]
+
+    page = make_directions([facts], "test", 0)
+    assert read_rows(page) == [
+        ["en-de", "x", "1,500", "30.00", "52.50"],
+        ["en-fr", "x", "1,500", "34.00", "52.50"],
+    ]
+    assert "BLEU by direction" in page
+    assert make_directions([facts], "valid", 0) == ""
+    assert make_directions([dataclasses.replace(facts, report={"test": one})], "test", 0) == ""
+
+
+def test_directions_with_translations_have_intervals(tmp_path):
+    texts = ("a b c d e", "b c d e f", "c d e f a", "d e x f a b")
+    data = DataConfig(dataset="parallel_text:en-de,parallel_text:en-zh")
+    save_config(Config(data=data), tmp_path / "config.json")
+    for name, hypotheses in (("en-de", texts[::-1]), ("en-zh", texts)):
+        save_translations(tmp_path, f"test.{name}", Translations(texts, texts, hypotheses))
+    report_runs([tmp_path], tmp_path / "page.html", samples=20)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    Outline(page)
+    rows = {
+        name: re.search(f'<tr><th scope="row">{name}</th>.*?</tr>', page)[0] for name in ("en-de", "en-zh")
+    }
+    expected = score_with_intervals(texts[::-1], texts, samples=20)["bleu"]
+    assert f"{expected[0]:.2f} ± {expected[1]:.2f}" in rows["en-de"] and "100.00 ± 0.00" in rows["en-zh"]
+    assert "report --name=test.en-de" in page
+    # The page of one direction, with the tokenizer of its target language.
+    report_runs([tmp_path], tmp_path / "page.html", name="test.en-zh", samples=0)
+    assert "BLEU by source length" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (facts,) = gather_facts([tmp_path], "test.en-zh")
+    assert facts.language == "zh" and not facts.by_direction
 
 
 def test_runs_are_named_apart(tmp_path):

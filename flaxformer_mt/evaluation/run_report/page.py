@@ -22,6 +22,7 @@ _SAMPLES_IN_TRAINING = 200
 _NO_TRANSLATIONS = (
     "<p>No run has translations of this set; <code>evaluate</code> writes them to RUN/translations/.</p>"
 )
+_BY_DIRECTION = "<p>Each direction has translations of its own: <code>report --name={}</code> shows them.</p>"
 
 
 def report_runs(
@@ -100,14 +101,20 @@ def make_parts(
     parts = {
         "Summary": sections.make_summary(runs, scored["all"]) + note,
         "Training": sections.make_curves(runs),
-        f"Scores by source length ({name})": lengths or _NO_TRANSLATIONS,
-        "Scores by direction": sections.make_directions(runs),
+        f"Scores by source length ({name})": lengths or _explain_absence(runs, name),
+        f"Scores by direction ({name})": sections.make_directions(runs, name, samples),
         f"Sentences ({name})": quality,
         "Config": sections.make_config_differences(runs),
         "Data": sections.make_data(runs),
         "Attention": shown,
     }
     return {heading: content for heading, content in parts.items() if content}
+
+
+def _explain_absence(runs: Sequence[RunFacts], name: str) -> str:
+    """Returns why no translations can be compared."""
+    directions = [direction for run in runs for direction in run.by_direction]
+    return _BY_DIRECTION.format(escape(f"{name}.{directions[0].name}")) if directions else _NO_TRANSLATIONS
 
 
 def make_page(runs: Sequence[RunFacts], parts: dict[str, str]) -> str:

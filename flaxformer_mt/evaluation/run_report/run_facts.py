@@ -1,11 +1,12 @@
 """What a run directory tells about its run: config, metrics, report and translations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.translation_files import Translations, load_translations
@@ -30,6 +31,10 @@ class RunFacts:
     metrics: Sequence[Mapping[str, Any]]
     # The translations of the set that the page compares; None if the run has none.
     translations: Translations | None
+    # The language of their references.
+    language: str
+    # Those of each direction, of a model of several.
+    by_direction: Mapping[Direction, Translations] = field(default_factory=dict)
 
 
 def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
@@ -61,15 +66,27 @@ def name_apart(places: Sequence[Path]) -> list[str]:
 def _read(run_dir: Path, own_name: str, name: str) -> RunFacts:
     config = read_config(run_dir / "config.json")
     has_metrics = (run_dir / "metrics.jsonl").is_file()
-    translated = (run_dir / "translations" / f"{name}.hypothesis").is_file()
+    directions = find_directions(config.data)
+    own = [direction for direction in directions if name.endswith(f".{direction.name}")]
     return RunFacts(
         name=own_name,
         run_dir=run_dir,
         config=config,
         report=read_report(run_dir) or {},
         metrics=read_metrics(run_dir) if has_metrics else [],
-        translations=load_translations(run_dir, name) if translated else None,
+        translations=_find_translations(run_dir, name),
+        language=own[0].target if own else config.data.target_language,
+        by_direction={
+            direction: found
+            for direction in (directions if len(directions) > 1 else [])
+            if (found := _find_translations(run_dir, f"{name}.{direction.name}")) is not None
+        },
     )
+
+
+def _find_translations(run_dir: Path, name: str) -> Translations | None:
+    translated = (run_dir / "translations" / f"{name}.hypothesis").is_file()
+    return load_translations(run_dir, name) if translated else None
 
 
 def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:

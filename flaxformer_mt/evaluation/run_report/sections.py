@@ -10,6 +10,7 @@ from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_sentences_chrf, score_with_intervals
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts
+from flaxformer_mt.evaluation.translation_files import Translations
 
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
 # Of each set, the most sentences that are shown.
@@ -130,16 +131,23 @@ def score_groups(runs: Sequence[RunFacts], samples: int) -> dict[str, dict[str, 
         scored[label] = {}
         for run in runs:
             assert run.translations is not None
-            train, language = run.config.train, run.config.data.target_language
-            found = score_with_intervals(
-                [run.translations.hypotheses[i] for i in indices],
-                [first.references[i] for i in indices],
-                samples=samples,
-                lowercase=train.lowercase,
-                tokenize=choose_tokenizer(language, train.bleu_tokenize, warn=lambda message: None),
-            )
-            scored[label][run.name] = {metric: Bar(*pair) for metric, pair in found.items()}
+            scored[label][run.name] = _score(run, run.translations, indices, run.language, samples)
     return scored
+
+
+def _score(
+    run: RunFacts, translations: Translations, indices: Sequence[int], language: str, samples: int
+) -> dict[str, Bar]:
+    """Scores some sentences, whose references are in a language, as the run's config says."""
+    train = run.config.train
+    found = score_with_intervals(
+        [translations.hypotheses[i] for i in indices],
+        [translations.references[i] for i in indices],
+        samples=samples,
+        lowercase=train.lowercase,
+        tokenize=choose_tokenizer(language, train.bleu_tokenize, warn=lambda message: None),
+    )
+    return {metric: Bar(*pair) for metric, pair in found.items()}
 
 
 def make_length_scores(
@@ -174,16 +182,39 @@ def make_length_scores(
     return f'<div class="charts">{"".join(charts)}</div>{table}'
 
 
-def make_directions(runs: Sequence[RunFacts]) -> str:
-    """The scores of each direction that the reports of runs with several languages have."""
-    rows = []
+def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> str:
+    """A chart and a table of the scores of each direction, of runs of several.
+
+    They have intervals if the run has translations of the direction; without them, those of the test set are
+    the scores of its report.
+
+    Args:
+      name: of the set.
+    """
+    rows, bars = [], dict[str, list[tuple[int, Bar]]]()
     for number, run in enumerate(runs):
-        for name, found in ((run.report.get("test") or {}).get("directions") or {}).items():
-            cells = [f"{found[metric]:.2f}" if metric in found else "–" for metric in ("bleu", "chrf")]
-            rows.append([escape(name), name_run(number, run), _number(found.get("sentences")), *cells])
+        test = run.report.get("test") or {}
+        found = {
+            direction: (
+                report.get("sentences"),
+                {metric: Bar(report[metric], None) for metric in ("bleu", "chrf") if metric in report},
+            )
+            for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
+        }
+        for direction, own in run.by_direction.items():
+            size = len(own.sources)
+            found[direction.name] = size, _score(run, own, range(size), direction.target, samples)
+        for direction_name, (size, scores) in found.items():
+            cells = [write_bar(scores.get(metric)) for metric in ("bleu", "chrf")]
+            rows.append([escape(direction_name), name_run(number, run), _number(size), *cells])
+            if "bleu" in scores:
+                bars.setdefault(direction_name, []).append((number, scores["bleu"]))
+    if not rows:
+        return ""
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
-    caption = "Scores of the test set by direction"
-    return make_table(heading, rows, caption=caption, numbers=(2, 3, 4)) if rows else ""
+    caption = "Scores by direction, with 95% intervals where there are translations"
+    chart = draw_bars(bars, title="BLEU by direction", x_name="direction")
+    return f'<div class="charts">{chart}</div>{make_table(heading, rows, caption=caption, numbers=(2, 3, 4))}'
 
 
 def mark_words(old: str, new: str) -> str:
