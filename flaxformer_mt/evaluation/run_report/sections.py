@@ -211,6 +211,8 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> str:
                 bars.setdefault(direction_name, []).append((number, scores["bleu"]))
     if not rows:
         return ""
+    order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
+    rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
     caption = "Scores by direction, with 95% intervals where there are translations"
     chart = draw_bars(bars, title="BLEU by direction", x_name="direction")
