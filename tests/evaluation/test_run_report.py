@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from browser import Browser, missing_programs
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
@@ -104,6 +105,31 @@ def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path, one_device):
     rows = [list(map(float, re.findall(r'title="([\d.]+)"', row))) for row in table.split("<tr>")[2:]]
     assert len(rows) > 1 and len({len(row) for row in rows}) == 1
     assert all(0 < sum(row) < 1.05 for row in rows)  # the end symbol of the source has the rest
+
+
+@pytest.mark.skipif(
+    bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
+)
+def test_a_reader_with_a_phone_sees_everything_and_requests_nothing(two_runs, tmp_path):
+    report_runs(two_runs, tmp_path / "page.html", samples=10)
+    colors = []
+    for dark in (False, True):
+        browser = Browser(width=390, height=844, dark=dark)
+        try:
+            browser.open((tmp_path / "page.html").as_uri())
+            assert browser.run("document.documentElement.scrollWidth") <= 390
+            assert browser.run("performance.getEntriesByType('resource').length") == 0
+            assert browser.messages() == []
+            widths = (
+                "[...document.querySelectorAll('svg.chart')].map(one => one.getBoundingClientRect().width)"
+            )
+            assert len(browser.run(widths)) > 3 and all(300 < width < 390 for width in browser.run(widths))
+            texts = "[...document.querySelectorAll('caption, p, dd')]"
+            assert max(browser.run(f"{texts}.map(one => one.getBoundingClientRect().right)")) <= 390
+            colors.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+        finally:
+            browser.close()
+    assert colors[0] != colors[1]
 
 
 def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
