@@ -136,7 +136,11 @@ def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
     else:
         encoder = source * block + work.source_by_source * pair
         cross = (target + source) * projection + work.target_by_source * pair
-        decoder = target * block + work.target_by_target * pair + cross
+        if model.decoder_self_attention == "ssru":
+            recurrence = 2 * model.model_dim**2  # in place of the four projections, and no pairs
+            decoder = target * (block - 2 * projection + recurrence) + cross
+        else:
+            decoder = target * block + work.target_by_target * pair + cross
         stacks = model.num_encoder_layers * encoder + model.num_decoder_layers * decoder
     return 3 * 2 * (stacks + work.predictions * model.model_dim * target_size)
 

@@ -281,6 +281,8 @@ def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
             "encoder": (TokenAxis("source", source), TokenAxis("source", source)),
             "decoder": (TokenAxis("last input piece", read), TokenAxis("translation so far", read)),
         }
+        if not maps.decoder:  # a recurrence in place of self-attention
+            del sides["decoder"]
         boundary = None
     else:
         row = TokenAxis("source, then translation", [*source, *read])

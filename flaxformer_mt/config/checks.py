@@ -173,6 +173,11 @@ def _architecture_problems(config: Config) -> Iterator[str]:
             f"train.best_metric is {config.train.best_metric}, but a language model has no translations to "
             "score (data.source_language is empty); set train.best_metric=loss"
         )
+    if decoder_only and model.decoder_self_attention != "attention":
+        yield (
+            f"model.decoder_self_attention is {model.decoder_self_attention}, but a decoder_only model reads "
+            "its source by self-attention; set it to attention, or set model.architecture=encoder_decoder"
+        )
     if decoder_only and model.tying == "embeddings":
         yield "model.tying embeddings needs two embeddings, but decoder_only has one; use none or all"
     if decoder_only and data.source_language and not vocab.joint:

@@ -94,6 +94,9 @@ class ModelConfig:
     num_encoder_layers: Annotated[int, at_least(0)] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, of the single stack.
     num_decoder_layers: Annotated[int, at_least(1)] = 6
+    # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
+    # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length. Not in decoder_only.
+    decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
     model_dim: Annotated[int, at_least(1)] = 512
     # Number of attention heads in each layer.

@@ -15,7 +15,7 @@ class AttentionMaps(NamedTuple):
     """Attention weights, one array [B, H, Q, M] per layer from the first to the last; rows sum to 1.
 
     encoder [B, H, S, S], decoder [B, H, T, T], cross [B, H, T, S]. A decoder-only model has only decoder
-    maps, over source and target concatenated: [B, H, S + T, S + T].
+    maps, over source and target concatenated: [B, H, S + T, S + T]. A recurrent decoder has no decoder maps.
     """
 
     encoder: list[Array]

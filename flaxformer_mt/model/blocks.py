@@ -12,6 +12,7 @@ from flaxformer_mt.model.attention import MultiHeadAttention
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
 from flaxformer_mt.model.masks import MaskRule
+from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence
 from flaxformer_mt.shapes import Array
 
 
@@ -101,12 +102,15 @@ class DecoderBlock(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
-        self.self_attention_residual = Residual(self.config)
+        self._setup_target()
         self.cross_attention = MultiHeadAttention(self.config)
         self.cross_attention_residual = Residual(self.config)
         self.feedforward = FeedForward(self.config)
         self.feedforward_residual = Residual(self.config)
+
+    def _setup_target(self) -> None:
+        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention_residual = Residual(self.config)
 
     def __call__(
         self,
@@ -119,18 +123,23 @@ class DecoderBlock(nn.Module):
     ) -> Array:
         """Map x [B, T, D] to [B, T, D], with cross-attention to memory [B, S, D]."""
 
-        def attend_self(y: Array) -> Array:
-            return self.self_attention(y, y, mask=self_mask, positions=positions, deterministic=deterministic)
-
         def attend_memory(y: Array) -> Array:
             self.cross_attention.store_head(y, memory)
             return self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
 
-        x = self.self_attention_residual(x, attend_self, deterministic=deterministic)
+        x = self._read_target(x, self_mask, positions, deterministic)
         x = self.cross_attention_residual(x, attend_memory, deterministic=deterministic)
         return self.feedforward_residual(
             x, lambda y: self.feedforward(y, deterministic=deterministic), deterministic=deterministic
         )
+
+    def _read_target(self, x: Array, mask: Any, positions: Array | None, deterministic: bool) -> Array:
+        """Run the first sublayer, which reads the earlier target tokens."""
+
+        def attend(y: Array) -> Array:
+            return self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
+
+        return self.self_attention_residual(x, attend, deterministic=deterministic)
 
     def project_memory(self, memory: Array) -> dict[str, Array]:
         """Project the memory to the keys and values of cross-attention, once per source."""
@@ -149,19 +158,14 @@ class DecoderBlock(nn.Module):
         index: Array,
         cross_mask: Array | None,
         positions: Array | None,
-        ancestry_mask: Array,
+        ancestry: Array | Continuation,
     ) -> tuple[Array, dict[str, Any]]:
-        """Run one token per beam, x [B, W, D]; return the output and the updated cache."""
-        updated: dict[str, Any] = {}
+        """Run one token per beam, x [B, W, D]; return the output and the updated cache.
 
-        def attend_self(y: Array) -> Array:
-            attended, new_cache = self.self_attention.step(
-                y, cache, index, positions=positions, ancestry_mask=ancestry_mask
-            )
-            updated.update(new_cache)
-            return attended
-
-        x = self.self_attention_residual(x, attend_self, deterministic=True)
+        Args:
+          ancestry: which cached tokens belong to each hypothesis, as its first sublayer reads them.
+        """
+        x, updated = self._step_target(x, cache, index, positions, ancestry)
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend_memory(y, memory, mask=cross_mask), deterministic=True
         )
@@ -169,3 +173,47 @@ class DecoderBlock(nn.Module):
             x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
         )
         return x, updated
+
+    def _step_target(
+        self, x: Array, cache: dict[str, Array], index: Array, positions: Array | None, ancestry: Any
+    ) -> tuple[Array, dict[str, Any]]:
+        updated: dict[str, Any] = {}
+
+        def attend(y: Array) -> Array:
+            attended, new_cache = self.self_attention.step(
+                y, cache, index, positions=positions, ancestry_mask=ancestry
+            )
+            updated.update(new_cache)
+            return attended
+
+        return self.self_attention_residual(x, attend, deterministic=True), updated
+
+
+class RecurrentDecoderBlock(DecoderBlock):
+    """Decoder block whose first sublayer is a recurrence (SSRU) instead of causal self-attention.
+
+    It gets the starts of sentences in place of a mask, and uses no positions.
+    """
+
+    def _setup_target(self) -> None:
+        self.recurrence = SimplerRecurrence(self.config)
+        self.recurrence_residual = Residual(self.config)
+
+    def _read_target(self, x: Array, mask: Any, positions: Array | None, deterministic: bool) -> Array:
+        return self.recurrence_residual(x, lambda y: self.recurrence(y, mask), deterministic=deterministic)
+
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
+        """Make the recurrent states before the first token, whatever `max_length`."""
+        return self.recurrence.empty_cache(batch, beams)
+
+    def _step_target(
+        self, x: Array, cache: dict[str, Array], index: Array, positions: Array | None, ancestry: Any
+    ) -> tuple[Array, dict[str, Any]]:
+        updated: dict[str, Any] = {}
+
+        def recur(y: Array) -> Array:
+            output, new_cache = self.recurrence.step(y, cache, ancestry)
+            updated.update(new_cache)
+            return output
+
+        return self.recurrence_residual(x, recur, deterministic=True), updated

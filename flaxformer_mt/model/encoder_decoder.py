@@ -12,10 +12,11 @@ from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
-from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock
+from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock, RecurrentDecoderBlock
 from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_padding_mask
+from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix, find_starts
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
@@ -39,7 +40,8 @@ class EncoderDecoder(nn.Module):
             self.source_embedding = make_embedding(config, self.source_size)
             self.target_embedding = make_embedding(config, self.target_size)
         self.encoder = Stack(config, config.num_encoder_layers, EncoderBlock, deterministic_argument=4)
-        self.decoder = Stack(config, config.num_decoder_layers, DecoderBlock, deterministic_argument=6)
+        block = RecurrentDecoderBlock if self._is_recurrent else DecoderBlock
+        self.decoder = Stack(config, config.num_decoder_layers, block, deterministic_argument=6)
         initializers = make_initializers(config)
         if config.tying in ("none", "embeddings"):
             self.output_kernel = self.param(
@@ -64,9 +66,8 @@ class EncoderDecoder(nn.Module):
             source_rule = MaskRule(batch.source_segments, batch.source_segments)
             self_rule = MaskRule(batch.target_segments, batch.target_segments, causal=True)
         source_mask = self._mask(source_rule, batch.source.shape[1])
-        self_mask, cross_mask = (
-            self._mask(rule, batch.target_in.shape[1]) for rule in (self_rule, cross_rule)
-        )
+        cross_mask = self._mask(cross_rule, batch.target_in.shape[1])
+        self_mask = self._target_mask(self_rule, batch.target_in.shape[1])
         memory = self._encode(
             batch.source,
             batch.source_mask,
@@ -108,7 +109,7 @@ class EncoderDecoder(nn.Module):
         x = self._decode(
             target_in,
             memory,
-            self_mask=self._mask(MaskRule(causal=True), target_in.shape[1]),
+            self_mask=self._target_mask(MaskRule(causal=True), target_in.shape[1]),
             cross_mask=self._mask(self._padding_rule(source_mask), target_in.shape[1]),
             positions=None,
             deterministic=True,
@@ -134,10 +135,12 @@ class EncoderDecoder(nn.Module):
 
         With the output layer of `common` tokens, the logits are those of shortlists (`add_shortlists`).
         """
-        length = cache.per_beam[0]["keys"].shape[3] // tokens.shape[1]
-        mask = make_ancestry_mask(cache, beams=tokens.shape[1], length=length)
+        beams, length = tokens.shape[1], self._capacity(cache, tokens.shape[1])
+        ancestry_of = continue_beams if self._is_recurrent else make_ancestry_mask
+        ancestry = ancestry_of(cache, beams=beams, length=length)
         slot = cache.index % length
-        hidden, per_beam = self._step(tokens, cache, cache.prefix_lengths(), mask, slot=slot, length=length)
+        positions = cache.prefix_lengths()
+        hidden, per_beam = self._step(tokens, cache, positions, ancestry, slot=slot, length=length)
         if common is None:
             logits = self.logits(hidden)
         else:
@@ -158,14 +161,42 @@ class EncoderDecoder(nn.Module):
 
         The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
         """
-        length, capacity = tokens.shape[1], cache.per_beam[0]["keys"].shape[3]
-        positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
+        length, capacity = tokens.shape[1], self._capacity(cache, 1)
+        ancestry: Array | Continuation
+        positions, ancestry = make_prefix_inputs(cache, length=length, capacity=capacity)
+        if self._is_recurrent:
+            ancestry = continue_prefix(cache, length=length)
         # The slots of P tokens of one beam are those of one token of P beams: a single step writes them.
-        hidden, per_beam = self._step(tokens, cache, positions, mask, slot=cache.index, length=length)
+        hidden, per_beam = self._step(tokens, cache, positions, ancestry, slot=cache.index, length=length)
         return self.logits(hidden), cache._replace(per_beam=per_beam, index=cache.index + length)
 
+    @property
+    def _is_recurrent(self) -> bool:
+        return self.config.decoder_self_attention == "ssru"
+
+    def _capacity(self, cache: Cache, beams: int) -> int:
+        """Return the number of target tokens that a cache is made for."""
+        if cache.ancestors is not None:
+            return cache.ancestors.shape[2]
+        if self._is_recurrent:
+            raise ValueError("a recurrent decoder needs Cache.ancestors, as `start_cache` makes them")
+        return cache.per_beam[0]["keys"].shape[3] // beams
+
+    def _target_mask(self, rule: MaskRule, length: int) -> Array | MaskRule | None:
+        """Make the mask of self-attention; for a recurrence, the starts of sentences, of packed rows only."""
+        if self._is_recurrent:
+            return find_starts(rule.query_segments)
+        return self._mask(rule, length)
+
     def _step(
-        self, tokens: Array, cache: Cache, positions: Array, mask: Array, *, slot: Array, length: int
+        self,
+        tokens: Array,
+        cache: Cache,
+        positions: Array,
+        ancestry: Array | Continuation,
+        *,
+        slot: Array,
+        length: int,
     ) -> tuple[Array, list[Any]]:
         """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
         x = self.decoder.start(self._embed_target(tokens), positions, length=length, deterministic=True)
@@ -181,7 +212,7 @@ class EncoderDecoder(nn.Module):
                 index=slot,
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
-                ancestry_mask=mask,
+                ancestry=ancestry,
             )
             per_beam.append(updated)
         return self._finish(x), per_beam

@@ -29,6 +29,8 @@ RULES: tuple[tuple[str, Axes], ...] = (
     (r"(self|cross)_attention/(query|key|value)/bias", ("tensor", None)),  # [H, K]
     (r"(self|cross)_attention/output/kernel", ("tensor", None, "fsdp")),  # [H, E, D]
     (r"(self|cross)_attention/output/bias", (None,)),  # [D]
+    (r"recurrence/(input|forget)/kernel", ("fsdp", "tensor")),  # [D, D]
+    (r"recurrence/forget/bias", ("tensor",)),  # [D]
     (r"feedforward/(input|gate)/kernel", ("fsdp", "tensor")),  # [D, F]
     (r"feedforward/(input|gate)/bias", ("tensor",)),  # [F]
     (r"feedforward/output/kernel", ("tensor", "fsdp")),  # [F, D]

@@ -86,6 +86,7 @@ TORCH_CASES = {
     "rotary": Case(TORCH, ROTARY, is_joint=False),
     "learned": Case(TORCH, LEARNED),
     "one_vector": Case(TORCH, {"positions": "one_vector", "max_positions": 5, "activation": "silu"}),
+    "recurrent": Case(TORCH, {"num_decoder_layers": 2, "decoder_self_attention": "ssru"}),
     "one_stack": Case(TORCH, ONE_STACK | LEARNED | {"tying": "all", "padding_mask": "both"}),
     "one_stack_rotary": Case(TORCH, ONE_STACK | ROTARY),
     "language_model": Case(TORCH, ONE_STACK | {"padding_mask": "none"}, source_language=""),
@@ -435,6 +436,7 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     ("field", "value"),
     [
         ("architecture", "decoder_only"),
+        ("decoder_self_attention", "ssru"),
         ("activation", "swiglu"),
         ("norm", "rms"),
         ("norm_affine", False),

@@ -31,6 +31,7 @@ VOCAB = 24
 MODEL = ModelConfig(
     model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, output_bias=True
 )
+RECURRENT = dataclasses.replace(MODEL, positions="rotary", decoder_self_attention="ssru")
 FEW = {"max_length_ratio": 1.0, "max_length_offset": 4}
 AT_ONCE = 1_000_000
 
@@ -95,8 +96,8 @@ def assert_same_translations(found, expected):
 
 
 def test_sentences_of_an_ensemble_in_several_sizes_are_translated_as_if_alone():
-    """Of a model with sinusoidal and one with rotary positions, with a coverage penalty."""
-    models = [MODEL, dataclasses.replace(MODEL, positions="rotary")]
+    """Of a model with self-attention and one with a recurrence and rotary positions; a coverage penalty."""
+    models = [MODEL, RECURRENT]
     options = SearchConfig(beam_size=3, coverage_penalty=0.3, **FEW)
     searcher = Searcher(models, options, longest_source=11)
     sentences = make_sentences([11, 6, 6, 10, 6, 5, 6, 6, 5, 6])
@@ -156,7 +157,7 @@ def step_by_step(self, params, ids, mask, lines, *, n_best):
     ids=["ensemble", "samples"],
 )
 def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, required, monkeypatch):
-    models = [MODEL] if "method" in options else [MODEL, dataclasses.replace(MODEL, positions="rotary")]
+    models = [RECURRENT] if "method" in options else [MODEL, RECURRENT]
     sentences = make_sentences([4, 8, 3, 8, 6, 7], required=required)
     prefixes = [(), (4,), (5, 6, 7), tuple(range(3, 18)), (9, 5, 6), (8, 17)]
     sentences = [

@@ -73,6 +73,14 @@ VARIANTS = {
         "ffn_layer": "convolution",
         "activation": "silu",
     },
+    "recurrent": {
+        "decoder_self_attention": "ssru",
+        "num_decoder_layers": 2,
+        "positions": "rotary",
+        "key_dim": 4,
+        "padding_mask": "both",
+        "tying": "none",
+    },
     "decoder_only": {
         "architecture": "decoder_only",
         "norm_position": "post",
@@ -291,17 +299,19 @@ def test_one_vector_tells_no_positions_apart():
 
 
 def test_cache_leaves_are_where_search_expects_them():
-    model, params = build("modern")
     batch = make_rows([0, 1, 2])
 
-    def start() -> Any:
+    def start(model: Model, params: Any) -> Any:
         memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
         return model.apply({"params": params}, memory, batch.source_mask, 2, 9, method="start_cache")
 
-    cache = jax.eval_shape(start)
+    cache = jax.eval_shape(functools.partial(start, *build("modern")))
     assert {leaf.shape for leaf in jax.tree.leaves(cache.per_beam)} == {(3, 2, 4, 18), (3, 2, 18, 7)}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(cache.shared)} == {3}
     assert len(jax.tree.leaves(cache.per_beam)) == 4  # keys and values of two layers
+
+    states = jax.tree.leaves(jax.eval_shape(functools.partial(start, *build("recurrent"))).per_beam)
+    assert [leaf.shape for leaf in states] == [(3, 2, 12)] * 2  # one vector per layer, whatever the length
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -446,6 +456,20 @@ def test_parameter_paths_are_an_interface():
     }
     rms = {path for path in paths | final if not path.endswith("norm/bias")}
     assert set(gated) == rms | gates | {"source_embedding/embedding", "target_embedding/embedding"}
+
+
+def test_a_recurrence_takes_the_place_of_self_attention_in_the_decoder():
+    plain = parameter_shapes(TINY)
+    recurrent = parameter_shapes(dataclasses.replace(TINY, decoder_self_attention="ssru"))
+    kept = {path: shape for path, shape in plain.items() if "decoder/layers_0/self_attention" not in path}
+    layer = "decoder/layers_0/recurrence"
+    assert recurrent == kept | {
+        f"{layer}/input/kernel": (12, 12),
+        f"{layer}/forget/kernel": (12, 12),
+        f"{layer}/forget/bias": (12,),
+        f"{layer}_residual/norm/scale": (12,),
+        f"{layer}_residual/norm/bias": (12,),
+    }
 
 
 def test_the_papers_base_model_has_its_63_million_parameters():

@@ -46,6 +46,7 @@ MODELS = {
         TINY, num_encoder_layers=2, num_decoder_layers=1, norm_position="post", tying="none"
     ),
     "packed": dataclasses.replace(TINY, positions="rotary", norm="rms", activation="swiglu"),
+    "recurrent, packed": dataclasses.replace(TINY, decoder_self_attention="ssru"),
     "decoder_only": dataclasses.replace(TINY, architecture="decoder_only", positions="learned"),
 }
 
@@ -74,7 +75,13 @@ def make_batch(packed: bool) -> Batch:
 
 
 # For each model, the values of model.remat that its loop over layers is tested with.
-REMAT = {"pre": ["full"], "post": ["dots"], "packed": ["none"], "decoder_only": ["none", "full", "dots"]}
+REMAT = {
+    "pre": ["full"],
+    "post": ["dots"],
+    "packed": ["none"],
+    "recurrent, packed": ["full"],
+    "decoder_only": ["none", "full", "dots"],
+}
 
 
 @functools.cache

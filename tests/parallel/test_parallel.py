@@ -33,6 +33,7 @@ from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 from flaxformer_mt.translation import scorer, translator
+from flaxformer_mt.trees import flatten_tree
 
 V, STEPS = 24, 20
 # No size of the model has the factor 7: a dimension that ROWS divides carries the rows of a whole batch.
@@ -211,6 +212,31 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
 
 def test_dropout_is_at_work_in_these_tests(runs, plain):
     assert abs(runs["one"].losses[1] - plain.losses[1]) > 1e-3
+
+
+def test_a_recurrent_decoder_is_split_as_others_are():
+    """Its gradients, of a batch on one device, on eight with pmap and split over three axes, are the same."""
+    config = dataclasses.replace(
+        CONFIG, model=dataclasses.replace(CONFIG.model, decoder_self_attention="ssru")
+    )
+    model = make_model(config.model, source_size=V, target_size=V)
+    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
+    train_step = jax.jit(make_train_step(model, optimizer, config), static_argnames="reduce")
+    found = {}
+    for name in ("one", "pmap 8", "2 x 2 x 2"):
+        parallel = make_parallel(on(name, config))
+        state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), optimizer, ema=True))
+        state, metrics = parallel.compile(train_step, batch=1, donate=(0,))(
+            state, parallel.put(make_batch(3))
+        )
+        found[name] = flatten_tree(parallel.fetch(state).params), float(parallel.fetch(metrics).gradient_norm)
+        if name == "2 x 2 x 2":
+            kernel = state.params["decoder"]["layers_0"]["recurrence"]["forget"]["kernel"]
+            assert kernel.addressable_shards[0].data.shape == (8, 8)
+    for name, (params, norm) in found.items():
+        assert norm == pytest.approx(found["one"][1], rel=1e-4), name
+        for path, leaf in params.items():
+            np.testing.assert_allclose(leaf, found["one"][0][path], atol=2e-5, err_msg=f"{name} {path}")
 
 
 def bytes_on_first_device(tree: Any) -> int:

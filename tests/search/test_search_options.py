@@ -411,10 +411,13 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
 # ---- beams that stay where they are ----
 
 
-@pytest.mark.parametrize(("architecture", "seed"), [("encoder_decoder", 3), ("decoder_only", 11)])
-def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(architecture, seed):
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("encoder_decoder", 3), ("encoder_decoder, ssru", 49), ("decoder_only", 11)]
+)
+def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, seed):
     config = ModelConfig(
-        architecture=architecture,
+        architecture=kind.partition(",")[0],
+        decoder_self_attention="ssru" if "ssru" in kind else "attention",
         num_encoder_layers=1,
         num_decoder_layers=2,
         model_dim=8,

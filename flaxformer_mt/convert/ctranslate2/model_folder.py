@@ -72,6 +72,7 @@ def _problems(config: Config) -> list[str]:
     return unsupported_fields(
         config,
         {
+            "model.decoder_self_attention": ("attention",),
             "model.positions": ("sinusoidal", "learned", "rotary"),
             "model.embedding_bias": (False,),
             "model.padding_mask": ("source", "both"),

@@ -42,6 +42,7 @@ from flaxformer_mt.vocab import Vocabs
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
     "model.activation": ("relu",),
     "model.norm_position": ("post",),
     "model.norm": ("layer",),

@@ -24,6 +24,7 @@ _SOURCE, _TARGET = "src_embedding", "tgt_embedding"
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
     "model.activation": ("relu",),
     "model.norm_position": ("post",),
     "model.norm": ("layer",),

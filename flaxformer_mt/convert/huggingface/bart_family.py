@@ -71,6 +71,7 @@ _ROWS = half_split(SAME, 1)
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
     "model.norm": ("layer",),
     "model.norm_epsilon": (1e-5,),
     "model.embedding_norm": (False,),

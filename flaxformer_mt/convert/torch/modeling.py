@@ -1,12 +1,10 @@
 """A Transformer for translation in PyTorch, in one file that needs nothing but PyTorch.
 
-Contains the network that `export --format=torch` wrote into the folder of this file, the loading of that
-folder, and greedy translation.
+Contains the network, the loading of the folder that `export` wrote, and greedy translation.
 
     model = Transformer.load("folder")
     logits = model(source, target_in)                # ids [B, S] and [B, T] -> [B, T, V]
     ids = model.greedy(source, max_length=50)        # [B, at most 50], each row ends in eos, then padding
-
     python modeling.py < text > translations         # with the package sentencepiece
     python modeling.py --ids < ids > ids             # without it: lines of ids that end in eos
 
@@ -19,6 +17,7 @@ Names in model.safetensors, all float32; matrices are [out, in], as in torch.nn.
     STACK.embedding_norm, STACK.final_norm     .weight and .bias [D]; both norms are optional
     STACK.layers.N.self_attention              .{query,key,value,output}.{weight,bias}; heads are contiguous
     decoder.layers.N.cross_attention           likewise; not in decoder_only
+    decoder.layers.N.recurrence                .{input,forget}.weight, .forget.bias; not with self_attention
     STACK.layers.N.feedforward                 .{input,gate,output}.{weight,bias}; gate: swiglu only
     STACK.layers.N.SUBLAYER_norm               .{weight,bias}: self_attention_norm, feedforward_norm, ...
 
@@ -70,8 +69,8 @@ class Transformer(nn.Module):
             table = self.target_embedding if tied else _Table(sizes["source"], m.model_dim, m.embedding_bias)
             self.source_embedding = table
             self.encoder = _Stack(m, m.num_encoder_layers, has_cross=False)
-            if tied:
-                self.ties = {f"source_embedding.{n}": f"target_embedding.{n}" for n in table.state_dict()}
+            names = table.state_dict() if tied else ()
+            self.ties = {f"source_embedding.{n}": f"target_embedding.{n}" for n in names}
         self.decoder = _Stack(m, m.num_decoder_layers, has_cross=not m.decoder_only)
         self.output = nn.Linear(m.model_dim, sizes["target"], bias=m.output_bias)
         if m.tying in ("all", "target_output") or m.decoder_only and m.tying != "none":
@@ -123,8 +122,7 @@ class Transformer(nn.Module):
     def greedy(self, source: Tensor, source_mask: Any = None, max_length: int | Tensor = 100) -> Tensor:
         """Greedy search: ids [B, T] without bos; each row ends in eos, then padding.
 
-        max_length limits the length including eos: one number, or one per source [B]. The keys and values of
-        earlier tokens are cached, so that each token is computed once.
+        max_length limits the length including eos: one number, or one per source [B].
         """
         pad, bos = self.special.pad, self.special.bos
         limits = torch.as_tensor(max_length, device=source.device).expand(len(source))
@@ -173,6 +171,7 @@ def _set_defaults(model: dict[str, Any]) -> SimpleNamespace:
     rates = {n: model["dropout_rate"] for n in model if n.endswith("dropout_rate") and model[n] is None}
     m = SimpleNamespace(**model | rates)
     m.decoder_only = m.architecture == "decoder_only"
+    m.recurrent = model.get("decoder_self_attention") == "ssru"  # older configs have no such field
     m.key_dim = m.key_dim or m.model_dim // m.num_heads
     m.value_dim = m.value_dim or m.model_dim // m.num_heads
     m.final_norm = m.norm_position == "pre" if m.final_norm is None else m.final_norm
@@ -193,13 +192,12 @@ class _Table(nn.Embedding):
         self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = super().forward(ids)
-        return rows if self.bias is None else rows + self.bias
+        return super().forward(ids) + (0 if self.bias is None else self.bias)
 
     def one_vector(self) -> Tensor:
         """The sum [D] of all rows, each multiplied by its index."""
         total = torch.arange(len(self.weight)).to(self.weight) @ self.weight
-        return total if self.bias is None else total + self.bias
+        return total + (0 if self.bias is None else self.bias)
 
 
 class _Stack(nn.Module):
@@ -231,7 +229,8 @@ class _Stack(nn.Module):
         elif m.positions == "one_vector":
             x = x + self.positions.one_vector()
         else:
-            angles = _angles(positions, m.key_dim)
+            rates = 10000.0 ** (torch.arange(0, -m.key_dim, -2, dtype=torch.float64) / m.key_dim)
+            angles = positions[:, None, :, None].float() * rates.to(positions.device, torch.float32)
         x = self.embedding_norm(self.dropout(x))
         for layer, cache in zip(self.layers, caches or [{} for _ in self.layers], strict=True):
             x = layer(x, mask, angles, memory, cache)
@@ -244,7 +243,12 @@ class _Layer(nn.Module):
     def __init__(self, m: SimpleNamespace, has_cross: bool) -> None:
         super().__init__()
         self.pre_norm = m.norm_position == "pre"
-        self.self_attention, self.self_attention_norm = _Attention(m), _norm(m)
+        self.recurrent = has_cross and m.recurrent
+        if self.recurrent:
+            maps = {n: nn.Linear(m.model_dim, m.model_dim, bias=n == "forget") for n in ("input", "forget")}
+            self.recurrence, self.recurrence_norm = nn.ModuleDict(maps), _norm(m)
+        else:
+            self.self_attention, self.self_attention_norm = _Attention(m), _norm(m)
         if has_cross:
             self.cross_attention, self.cross_attention_norm = _Attention(m), _norm(m)
         self.feedforward, self.feedforward_norm = _FeedForward(m), _norm(m)
@@ -257,12 +261,21 @@ class _Layer(nn.Module):
             cache["self"] = new if old is None else tuple(map(lambda *p: torch.cat(p, dim=2), old, new))
             return self.self_attention(y, *cache["self"], mask, angles)
 
+        def recur(y: Tensor) -> Tensor:  # SSRU: ReLU of c_t = f_t * c_{t-1} + (1 - f_t) * input(y_t)
+            forget = self.recurrence["forget"](y).sigmoid()
+            states = [cache.get("state", torch.zeros_like(y[:, 0]))]
+            for f, new in zip(forget.unbind(1), self.recurrence["input"](y).unbind(1), strict=True):
+                states.append(f * states[-1] + (1 - f) * new)
+            cache["state"] = states[-1]
+            return functional.relu(torch.stack(states[1:], dim=1))
+
         def attend_memory(y: Tensor) -> Tensor:
             if "memory" not in cache:
                 cache["memory"] = self.cross_attention.project(memory[0])
             return self.cross_attention(y, *cache["memory"], memory[1])
 
-        x = self._residual(x, attend_self, self.self_attention_norm)
+        norm = self.recurrence_norm if self.recurrent else self.self_attention_norm
+        x = self._residual(x, recur if self.recurrent else attend_self, norm)
         if memory is not None:
             x = self._residual(x, attend_memory, self.cross_attention_norm)
         return self._residual(x, self.feedforward, self.feedforward_norm)
@@ -277,9 +290,8 @@ class _Attention(nn.Module):
     def __init__(self, m: SimpleNamespace) -> None:
         super().__init__()
         self.heads, bias = m.num_heads, m.attention_bias
-        self.query = nn.Linear(m.model_dim, m.num_heads * m.key_dim, bias=bias)
-        self.key = nn.Linear(m.model_dim, m.num_heads * m.key_dim, bias=bias)
-        self.value = nn.Linear(m.model_dim, m.num_heads * m.value_dim, bias=bias)
+        sizes = (m.num_heads * size for size in (m.key_dim, m.key_dim, m.value_dim))
+        self.query, self.key, self.value = (nn.Linear(m.model_dim, size, bias=bias) for size in sizes)
         self.output = nn.Linear(m.num_heads * m.value_dim, m.model_dim, bias=bias)
         self.dropout = nn.Dropout(m.attention_dropout_rate)
 
@@ -304,15 +316,14 @@ class _FeedForward(nn.Module):
         super().__init__()
         self.activation = m.activation
         self.input = nn.Linear(m.model_dim, m.ffn_dim, bias=m.ffn_bias)
-        if m.activation == "swiglu":
-            self.gate = nn.Linear(m.model_dim, m.ffn_dim, bias=m.ffn_bias)
+        gated = m.activation == "swiglu"
+        self.gate = nn.Linear(m.model_dim, m.ffn_dim, bias=m.ffn_bias) if gated else None
         self.output = nn.Linear(m.ffn_dim, m.model_dim, bias=m.ffn_bias)
         self.dropout = nn.Dropout(m.ffn_dropout_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        gated = self.activation == "swiglu"
         y = self.input(x)
-        y = y * functional.silu(self.gate(x)) if gated else _ACTIVATIONS[self.activation](y)
+        y = _ACTIVATIONS[self.activation](y) if self.gate is None else y * functional.silu(self.gate(x))
         return self.output(self.dropout(y))
 
 
@@ -330,12 +341,6 @@ def _sinusoids(rows: int, width: int) -> Tensor:
     rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(rows, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()
-
-
-def _angles(positions: Tensor, size: int) -> Tensor:
-    """Rotation angles [B, 1, T, K / 2] of rotary embeddings at positions [B, T]."""
-    rates = 10000.0 ** (-torch.arange(size // 2, dtype=torch.float64) / (size // 2))
-    return positions[:, None, :, None].float() * rates.to(positions.device, torch.float32)
 
 
 def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
@@ -361,22 +366,18 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _load_processors(folder: Path) -> list[Any]:
-    """Loads the SentencePiece processors of source and target."""
-    try:
-        package = importlib.import_module("sentencepiece")
-    except ImportError:
-        sys.exit("error: text needs the package sentencepiece; install it, or use --ids with lines of ids")
-    names = ("joint", "joint") if (folder / "joint.model").is_file() else ("source", "target")
-    return [package.SentencePieceProcessor(model_file=str(folder / f"{name}.model")) for name in names]
-
-
 def main(arguments: list[str]) -> None:
     """Translates standard input line by line: text or, with --ids, ids. `greedy` on batches is faster."""
     if arguments not in ([], ["--ids"]):
         sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
     folder, as_ids = Path(__file__).resolve().parent, bool(arguments)
-    processors = [] if as_ids else _load_processors(folder / "vocab")
+    processors, joint = [], (folder / "vocab" / "joint.model").is_file()
+    for name in () if as_ids else ("joint", "joint") if joint else ("source", "target"):
+        try:
+            package = importlib.import_module("sentencepiece")
+        except ImportError:
+            sys.exit("error: text needs the package sentencepiece; install it, or use --ids with ids")
+        processors.append(package.SentencePieceProcessor(model_file=str(folder / "vocab" / f"{name}.model")))
     model = Transformer.load(folder)
     data, search, length_limit = model.config["data"], model.config["search"], model.facts.length_limit
     bound = length_limit - data["max_source_length"] if model.facts.decoder_only else length_limit

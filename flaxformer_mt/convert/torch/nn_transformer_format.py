@@ -23,6 +23,7 @@ from flaxformer_mt.vocab import Vocabs
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
     "model.activation": ("relu", "gelu"),
     "model.norm": ("layer",),
     "model.norm_affine": (True,),

@@ -54,6 +54,11 @@ _ATTENTION = [
     Rule("/output/kernel", ".output.weight", HEADS_OUT),
     Rule("/output/bias", ".output.bias"),
 ]
+_RECURRENCE = [
+    Rule("/input/kernel", ".input.weight", TRANSPOSED),
+    Rule("/forget/kernel", ".forget.weight", TRANSPOSED),
+    Rule("/forget/bias", ".forget.bias"),
+]
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
@@ -75,7 +80,8 @@ def make_table(config: Config, vocabs: Vocabs) -> Table:
         for attention in ("self_attention", "cross_attention"):
             rules += rules_for([(flax + attention, foreign + attention)], _ATTENTION)
         rules += rules_for([(f"{flax}feedforward", f"{foreign}feedforward")], feedforward)
-        for sublayer in ("self_attention", "cross_attention", "feedforward"):
+        rules += rules_for([(f"{flax}recurrence", f"{foreign}recurrence")], _RECURRENCE)
+        for sublayer in ("self_attention", "recurrence", "cross_attention", "feedforward"):
             rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], _NORM)
     return Table(shapes, rules, what=FORMAT.name)
 
