@@ -2,31 +2,59 @@
 
     pip install '.[tpu,gpu]'
     PYTHONPATH=. python benchmarks/targets.py --output=targets.jsonl
+    # for at most an hour; then, or later, the table of what has been compiled
+    PYTHONPATH=. python benchmarks/targets.py --output=targets.jsonl --minutes=60
+    PYTHONPATH=. python benchmarks/targets.py --output=targets.jsonl --minutes=0
     # one cell, with other settings:
     PYTHONPATH=. python benchmarks/targets.py --recipes=wmt14_en_de_big --targets=v5e:2x2 \\
         --config.parallel.fsdp=4
 
-Each cell is `show --target` in a process of its own, and takes minutes. --output keeps finished cells: the
-same command continues where it was stopped. Prints the table as Markdown. Nothing runs on the target.
+Each cell is the update of `show --target`, without its decoding step and its search for settings that fit.
+It takes from half a minute to many minutes of a core. Cells are compiled in rounds of targets, in each of
+which small recipes come first. --output keeps finished cells: the same command continues where it was
+stopped. Prints the table as Markdown; a cell that is not there yet says so. Nothing runs on the target.
 """
 
 import argparse
 import json
-import subprocess
+import multiprocessing
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-RECIPES = (
-    "toy_de_en",
-    "multi30k_de_en",
-    "wmt14_en_de_base",
-    "wmt14_en_de_big",
-    "wmt14_en_de_big_tpu_v5e_16",
-    "wmt14_en_de_big_h100_8",
-)
-TARGETS = ("v5e:1x1", "v5e:2x2", "v5e:4x4", "v6e:1x1", "v5p:2x2x1", "h100:1", "h100:8", "h200:1")
+# Targets in the order in which they are compiled: of each round all recipes, then the next round.
+ROUNDS = (("v5e:1x1", "h100:1"), ("v5e:2x2", "h100:8"), ("v6e:1x1", "h200:1", "v5p:2x2x1"), ("v5e:4x4",))
+_CHIPS_AND_HOSTS = tuple(target for targets in ROUNDS[:3] for target in targets)
+
+# Recipe -> its targets; small recipes first. The first nine have batches of 1,600 to 4,096 tokens, which a
+# slice of 16 chips would mostly pad; the last two are for the machines in their names.
+PLAN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "kokoyi_iwslt",
+            "handbuilt",
+            "toy_de_en",
+            "decoder_only",
+            "multi30k_de_en",
+            "parallel_text",
+            "tatoeba_many",
+            "ted_pt_en",
+            "multi30k_en_de_tiny",
+        ),
+        _CHIPS_AND_HOSTS,
+    ),
+    **dict.fromkeys(("wmt14_en_de_base", "aiayn", "wmt14_en_de_big"), (*_CHIPS_AND_HOSTS, *ROUNDS[3])),
+    "wmt14_en_de_big_h100_8": ("h100:8",),
+    "wmt14_en_de_big_tpu_v5e_16": ("v5e:4x4",),
+}
+
+# The training text decides the sizes of these vocabularies; that of IWSLT is not public here.
+_ASSUMED = {"kokoyi_iwslt": ("--config.vocab.size=30000",)}
+
 _HEAD = (
     "recipe",
     "target",
@@ -40,37 +68,108 @@ _HEAD = (
 )
 
 
-def measure(recipe: str, target: str, flags: Sequence[str]) -> dict[str, Any]:
-    """One cell: the result of `show --target`, or the message of the error that it ended with."""
-    command = [sys.executable, "-m", "flaxformer_mt", "show", f"--config={recipe}", f"--target={target}"]
-    done = subprocess.run([*command, *flags, "--json"], capture_output=True, text=True)
-    cell = {"recipe": recipe, "target": target, "flags": list(flags)}
-    if done.returncode:
-        return cell | {"error": done.stderr.strip().rpartition("error: ")[2]}
-    return cell | {"found": json.loads(done.stdout)["target"]}
+class Cell(NamedTuple):
+    """A recipe with flags that change it, and the devices to compile it for."""
+
+    recipe: str
+    target: str
+    flags: tuple[str, ...] = ()
 
 
-def run_cells(
-    recipes: Iterable[str], targets: Sequence[str], flags: Sequence[str], output: Path
-) -> list[dict[str, Any]]:
-    """All cells; those in the output file are not measured again."""
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if output.exists():
-        cells = [json.loads(line) for line in output.read_text(encoding="utf-8").split("\n") if line]
-        known = {(cell["recipe"], cell["target"], tuple(cell["flags"])): cell for cell in cells}
-    for recipe in recipes:
-        for target in targets:
-            key = (recipe, target, tuple(flags))
-            if key not in known:
-                print(f"{recipe} for {target}", file=sys.stderr, flush=True)
-                known[key] = measure(recipe, target, flags)
-                with output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(known[key]) + "\n")
-    return list(known.values())
+def plan_cells(recipes: Sequence[str], targets: Sequence[str], flags: Sequence[str]) -> list[Cell]:
+    """The cells of the table, recipe by recipe; by default all of `PLAN`, or its targets of these recipes."""
+    return [
+        Cell(recipe, target, (*_ASSUMED.get(recipe, ()), *flags))
+        for recipe in recipes or PLAN
+        for target in targets or PLAN.get(recipe, _CHIPS_AND_HOSTS)
+    ]
+
+
+def find_round(cell: Cell) -> int:
+    """The place of a cell in the order of compilation; a target that no round has belongs to the first."""
+    return next((number for number, targets in enumerate(ROUNDS) if cell.target in targets), 0)
+
+
+def compile_cell(cell: Cell) -> dict[str, Any]:
+    """Compiles a cell in this process; the message of a user error stands in place of the result."""
+    import jax
+
+    from flaxformer_mt.commands.experiment_options import ShowOptions
+    from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.show import plan_sizes
+    from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler
+    from flaxformer_mt.commands.targets.target_names import parse_target
+    from flaxformer_mt.commands.targets.target_report import describe_update
+    from flaxformer_mt.config.checks import validate
+    from flaxformer_mt.errors import UserError
+
+    jax.config.update("jax_platforms", "cpu")  # devices at hand, if there are any, are not needed
+    try:
+        flags = [f"--config={cell.recipe}", *cell.flags]
+        config = parse_flags(ShowOptions, flags, prog="targets").config
+        validate(config)
+        compiler = TargetCompiler(parse_target(cell.target), sizes=plan_sizes(config))
+        return {"found": describe_update(config, compiler)}
+    except UserError as error:
+        return {"error": str(error)}
+    finally:
+        jax.clear_caches()
+
+
+def compile_apart(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
+    """Compiles cells one after the other in a second process, which survives none of the compiler's crashes.
+
+    Yields what `compile_cell` returns. The process imports JAX once.
+    """
+    spawn, pool = multiprocessing.get_context("spawn"), None
+    try:
+        for cell in cells:
+            pool = pool or ProcessPoolExecutor(1, mp_context=spawn)
+            try:
+                yield pool.submit(compile_cell, cell).result()
+            except BrokenProcessPool:
+                pool = None
+                yield {"error": "the compiler ended the process"}
+    finally:
+        if pool:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run_cells(cells: Sequence[Cell], output: Path, *, minutes: float) -> list[dict[str, Any]]:
+    """Compiles the cells that the output file does not have, starting none after so many minutes.
+
+    Returns all cells of the file, and those that are missing as {"recipe", "target", "flags"} alone.
+    """
+    start, known = time.monotonic(), _read_cells(output)
+    missing = sorted((cell for cell in cells if cell not in known), key=find_round)
+
+    def due() -> Iterator[Cell]:
+        for cell in missing:
+            if time.monotonic() - start >= 60 * minutes:
+                return
+            print(f"{time.strftime('%H:%M:%S')} {cell.recipe} for {cell.target}", file=sys.stderr, flush=True)
+            yield cell
+
+    for cell, result in zip(missing, compile_apart(due()), strict=False):
+        known[cell] = _describe(cell) | result
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(known[cell]) + "\n")
+    order = dict.fromkeys([*cells, *known])
+    return [known.get(cell, _describe(cell)) for cell in order]
+
+
+def _describe(cell: Cell) -> dict[str, Any]:
+    return cell._asdict() | {"flags": list(cell.flags)}
+
+
+def _read_cells(output: Path) -> dict[Cell, dict[str, Any]]:
+    lines = output.read_text(encoding="utf-8").split("\n") if output.exists() else []
+    found = [json.loads(line) for line in lines if line]
+    return {Cell(x["recipe"], x["target"], tuple(x["flags"])): x for x in found}
 
 
 def format_table(cells: Iterable[dict[str, Any]]) -> str:
-    """The cells as a table in Markdown; a cell that failed has its error."""
+    """The cells as a table in Markdown; a cell that failed has its error, a missing one says so."""
     rows = [_HEAD, ("---",) * len(_HEAD)]
     for cell in cells:
         name = " ".join([cell["recipe"], *(flag.removeprefix("--config.") for flag in cell["flags"])])
@@ -79,8 +178,9 @@ def format_table(cells: Iterable[dict[str, Any]]) -> str:
 
 
 def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
-    if "error" in cell:
-        return (cell["error"].replace("\n", " "), *[""] * (len(_HEAD) - 3))
+    if "found" not in cell:
+        message = cell.get("error", "not compiled").replace("\n", " ").replace("|", "\\|")
+        return (message, *[""] * (len(_HEAD) - 3))
     found = cell["found"]
     batch, estimate = found["batch"], found["estimate"]
     sent = sum(kind["sent"] for kind in found["collectives"].values()) / 2**30
@@ -97,15 +197,18 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Measures the cells that are missing, and prints the table."""
+    """Compiles the cells that are missing, and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipes", type=lambda text: text.split(","), default=list(RECIPES))
-    parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS))
+    names = {"type": lambda text: text.split(","), "default": []}
+    parser.add_argument("--recipes", **names, help="names, separated by commas; default: all")
+    parser.add_argument("--targets", **names, help="the same of targets; default: those of each recipe")
     parser.add_argument("--output", type=Path, default=Path("targets.jsonl"))
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no cell starts later")
     options, flags = parser.parse_known_args()
-    print(format_table(run_cells(options.recipes, options.targets, flags, options.output)))
+    cells = plan_cells(options.recipes, options.targets, flags)
+    print(format_table(run_cells(cells, options.output, minutes=options.minutes)))
 
 
 if __name__ == "__main__":

@@ -43,19 +43,14 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     Raises:
       UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.
     """
-    source_size, target_size = _planned_sizes(config)
-    batches = None
+    sizes, batches = None, None
     if run_dir is not None and (run_dir / "vocab").is_dir():
         from flaxformer_mt.data.prepare import prepare
 
         report = prepare(config, run_dir).report
-        source_size, target_size = (report["vocabulary"][f"{side}_size"] for side in ("source", "target"))
+        sizes = report["vocabulary"]["source_size"], report["vocabulary"]["target_size"]
         batches = report["batches"]
-    if not target_size or not source_size and config.data.source_language:
-        raise UserError(
-            "vocab.size or vocab.source_size is 0, all words or characters of the training text; prepare it "
-            "first, with the same --run=DIR"
-        )
+    source_size, target_size = sizes or plan_sizes(config)
     model = make_model(
         config.model, source_size=source_size, target_size=target_size, platform=default_platform()
     )
@@ -90,10 +85,21 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     }
 
 
-def _planned_sizes(config: Config) -> tuple[int, int]:
-    """Source and target sizes of the vocabularies as the config has them."""
+def plan_sizes(config: Config) -> tuple[int, int]:
+    """Returns the sizes of the source and the target vocabulary as the config has them.
+
+    The source size of a language model is 0.
+
+    Raises:
+      UserError: the training text decides a size.
+    """
     vocab = config.vocab
     source_size = vocab.size if vocab.source_size is None else vocab.source_size
+    if not vocab.size or not source_size and config.data.source_language:
+        raise UserError(
+            "vocab.size or vocab.source_size is 0, all words or characters of the training text; prepare it "
+            "first, with the same --run=DIR"
+        )
     return source_size if config.data.source_language else 0, vocab.size
 
 

@@ -131,7 +131,7 @@ class TargetCompiler:
           UserError: see `find_devices`.
         """
         self.target = target
-        self._sizes = sizes
+        self.sizes = sizes
         self._devices = find_devices(target)
 
     @property
@@ -240,7 +240,7 @@ class TargetCompiler:
         return self._finish("decoding step", jitted, inputs), shape
 
     def _make_model(self, config: Config) -> Any:
-        source_size, target_size = self._sizes
+        source_size, target_size = self.sizes
         platform = self.target.accelerator.platform
         return make_model(config.model, source_size=source_size, target_size=target_size, platform=platform)
 

@@ -4,7 +4,8 @@ Pure functions: what an update needs is measured by a function given to them.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
@@ -16,14 +17,39 @@ Changes = dict[str, Any]
 _HALVINGS = 3
 # The loss computes the logits of this share of the tokens at a time.
 _LOSS_CHUNKS = 8
+# At most this many pairs of changes are measured, each of which takes a compilation.
+MOST_PAIRS = 8
+
+# What changes cost, of which a distance is the sum: the more, the more of the speed of an update depends on
+# them. The loss in chunks costs next to nothing; remat computes some or all activations twice; a layout that
+# splits parameters sends them; a smaller batch leaves devices with less to do at a time, and halving it again
+# with still less.
+_LOSS_COST = 1
+_REMAT_COSTS = {"none": 0, "dots": 2, "full": 4}
+_LAYOUT_COST = 6
+_BATCH_COST, _HALF_COST = 6, 3
 
 
 class Attempt(NamedTuple):
-    """Settings that were tried, the bytes that an update then needs on a device, and whether they fit."""
+    """Settings that were tried, the bytes that an update then needs on a device, and whether they fit.
+
+    distance: how far the settings are from those of the config, see `distance_of`.
+    """
 
     changes: Changes
     needed: int
     fits: bool
+    distance: int
+
+
+class FitSearch(NamedTuple):
+    """The settings that were tried, in this order.
+
+    pairs_left_out: number of pairs of changes that the limit left out, and that might have been the nearest.
+    """
+
+    attempts: list[Attempt]
+    pairs_left_out: int
 
 
 def replace_fields(config: Config, changes: Changes) -> Config:
@@ -33,6 +59,22 @@ def replace_fields(config: Config, changes: Changes) -> Config:
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def distance_of(config: Config, changes: Changes) -> int:
+    """How far settings are from those of a config: the sum of what the changes cost.
+
+    1 for the loss in chunks; 2 for `model.remat=dots`, 4 for `full`; 6 for another layout; 9, 12 and 15 for a
+    half, a fourth and an eighth of the batch. So the loss in chunks with `dots` (3) is nearer than `full`,
+    and both with another layout (9) are as near as half of the batch.
+    """
+    cost = _LOSS_COST if "train.loss_chunk_tokens" in changes else 0
+    cost += _REMAT_COSTS[changes.get("model.remat", config.model.remat)] - _REMAT_COSTS[config.model.remat]
+    cost += _LAYOUT_COST if "parallel.fsdp" in changes else 0
+    if "data.batch_tokens" in changes:
+        parts = changes["optim.accumulation"] // config.optim.accumulation
+        cost += _BATCH_COST + _HALF_COST * (parts.bit_length() - 1)
+    return cost
 
 
 def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list[list[Changes]]:
@@ -67,37 +109,71 @@ def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list
 
 
 def find_settings(
-    config: Config, ladders: list[list[Changes]], *, measure: Callable[[Config], int], memory: int
-) -> Iterator[Attempt]:
-    """Tries changes until they fit, and yields each attempt.
+    config: Config,
+    ladders: list[list[Changes]],
+    *,
+    measure: Callable[[Config], int],
+    memory: int,
+    report: Callable[[Attempt], object] = lambda attempt: None,
+) -> FitSearch:
+    """Tries changes until they fit, the nearest first.
 
-    First each kind of change alone, step by step until one fits. If none does, the last steps of all kinds
+    First each kind of change alone, step by step until one fits, so that a user can choose between kinds.
+    Then pairs of steps of different kinds, by their distance, as long as they are nearer than what fits
+    already, until one fits; at most `MOST_PAIRS`. If nothing fits, the last steps of three and more kinds
     together, one kind more in each attempt; the last kind, the batch, step by step.
 
     Args:
       measure: bytes that an update of a config needs on a device.
       memory: bytes that a device has.
+      report: receives each attempt when it has been measured.
     """
+    attempts: list[Attempt] = []
 
-    def attempt(changes: Changes) -> Attempt:
+    def fits(changes: Changes) -> bool:
         needed = measure(replace_fields(config, changes))
-        return Attempt(changes, needed, needed <= memory)
+        attempts.append(Attempt(changes, needed, needed <= memory, distance_of(config, changes)))
+        report(attempts[-1])
+        return attempts[-1].fits
 
-    found = False
     for ladder in ladders:
-        for changes in ladder:
-            tried = attempt(changes)
-            yield tried
-            if tried.fits:
-                found = True
-                break
-    if found or not ladders:
-        return
-    together = dict(ladders[0][-1])
-    for ladder in ladders[1:]:
-        for changes in [ladder[-1]] if ladder is not ladders[-1] else ladder:
-            tried = attempt(together | changes)
-            yield tried
-            if tried.fits:
-                return
-        together |= ladder[-1]
+        any(fits(changes) for changes in ladder)  # until one fits
+    nearest = min((attempt.distance for attempt in attempts if attempt.fits), default=None)
+    pairs = [
+        pair
+        for pair in _list_pairs(config, ladders)
+        if nearest is None or distance_of(config, pair) < nearest
+    ]
+    if any(fits(pair) for pair in pairs[:MOST_PAIRS]):
+        return FitSearch(attempts, 0)
+    if nearest is None:
+        any(fits(changes) for changes in _list_combinations(ladders))
+    return FitSearch(attempts, len(pairs[MOST_PAIRS:]))
+
+
+def count_most_attempts(ladders: list[list[Changes]]) -> int:
+    """The largest number of attempts that `find_settings` makes."""
+    pairs = sum(len(one) * len(other) for one, other in itertools.combinations(ladders, 2))
+    return sum(map(len, ladders)) + min(MOST_PAIRS, pairs) + len(_list_combinations(ladders))
+
+
+def _list_pairs(config: Config, ladders: list[list[Changes]]) -> list[Changes]:
+    """All pairs of steps of different kinds, the nearest first."""
+    pairs = [
+        one | other
+        for first, second in itertools.combinations(ladders, 2)
+        for one, other in itertools.product(first, second)
+    ]
+    return sorted(pairs, key=lambda pair: distance_of(config, pair))
+
+
+def _list_combinations(ladders: list[list[Changes]]) -> list[Changes]:
+    """The last steps of three and more kinds together, one kind more in each; the last kind step by step."""
+    combinations: list[Changes] = []
+    together: Changes = {}
+    for number, ladder in enumerate(ladders):
+        if number >= 2:
+            steps = ladder if number == len(ladders) - 1 else ladder[-1:]
+            combinations += [together | changes for changes in steps]
+        together = together | ladder[-1]
+    return combinations

@@ -17,7 +17,14 @@ from flaxformer_mt.commands.show import longest_batch, show
 from flaxformer_mt.commands.summaries import align
 from flaxformer_mt.commands.targets.compile_for_target import Compiled, TargetCompiler
 from flaxformer_mt.commands.targets.hlo_text import KernelWork, Traffic
-from flaxformer_mt.commands.targets.nearest_fit import Attempt, Changes, find_settings, list_ladders
+from flaxformer_mt.commands.targets.nearest_fit import (
+    MOST_PAIRS,
+    Attempt,
+    Changes,
+    count_most_attempts,
+    find_settings,
+    list_ladders,
+)
 from flaxformer_mt.commands.targets.target_names import Target, parse_target
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
@@ -32,6 +39,9 @@ _GPU_MEMORY_SHARE = 0.75
 # model/pallas_attention.py for v5e (one row of 128, 8 heads of 64: 772 instructions forward, 1,488 backward),
 # and half a microsecond for each program, the share is 33% and 38%.
 _KERNEL_SHARE = 1 / 3
+
+# The part of the result about the search for settings, if there was no need for one.
+_NO_SETTINGS: dict[str, Any] = {"settings_tried": None, "pairs_left_out": None}
 
 # Part of an update -> pattern of the paths of its operations; the first that matches counts.
 _PARTS = (
@@ -72,17 +82,31 @@ def describe_target(
 ) -> dict[str, Any]:
     """Compiles the update and a decoding step of a config, and describes both as JSON values.
 
-    If the update does not fit, `settings_tried` has the changes that were tried; otherwise it is None.
+    If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
+    distance, and `pairs_left_out` is the number of pairs that were not tried; otherwise both are None.
     """
     compiler = TargetCompiler(target, sizes=sizes)
-    layout = compiler.parallel(config).layout
-    batch = longest_batch(config)
+    found = describe_update(config, compiler, say=say)
+    say(f"compiling a decoding step for {target.name}")
+    decoding, decoding_size = compiler.compile_decoding_step(config)
+    memory = usable_memory(target)
+    return found | {
+        "decoding_step": _describe_program(decoding)
+        | decoding_size
+        | {"fits": decoding.needed <= memory, "milliseconds": _milliseconds(decoding, target)},
+        **(_NO_SETTINGS if found["fits"] else _try_settings(config, compiler, memory, say)),
+    }
+
+
+def describe_update(
+    config: Config, compiler: TargetCompiler, *, say: Callable[[str], object] = lambda text: None
+) -> dict[str, Any]:
+    """Compiles the update of the longest batch, and describes it as JSON values."""
+    target, layout, batch = compiler.target, compiler.parallel(config).layout, longest_batch(config)
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     memory = usable_memory(target)
     say(f"compiling an update of {rows} rows for {target.name}; this can take minutes")
     programs = compiler.compile_update(config, batch)
-    say(f"compiling a decoding step for {target.name}")
-    decoding, decoding_size = compiler.compile_decoding_step(config)
     needed = max(program.needed for program in programs)
     kernel, reason = explain_attention(
         config.model,
@@ -90,9 +114,6 @@ def describe_target(
         lengths=(source, length),
         tensor=layout.tensor,
     )
-    attempts = None
-    if needed > memory:
-        attempts = _try_settings(config, compiler, memory, batch, say)
     return {
         "name": target.name,
         "devices": target.chips,
@@ -104,12 +125,8 @@ def describe_target(
         "peak_gib": _gib(needed),
         "attention": {"kernel": kernel, "reason": reason, "calls": _kernels(programs)},
         "collectives": _describe_traffic(_add_traffic(programs)),
-        "estimate": estimate_time(config, target, programs, batch, target_size=sizes[1]),
+        "estimate": estimate_time(config, target, programs, batch, target_size=compiler.sizes[1]),
         "programs": [_describe_program(program) for program in programs],
-        "decoding_step": _describe_program(decoding)
-        | decoding_size
-        | {"fits": decoding.needed <= memory, "milliseconds": _milliseconds(decoding, target)},
-        "settings_tried": attempts,
     }
 
 
@@ -211,9 +228,9 @@ def _describe_traffic(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int
 
 
 def _try_settings(
-    config: Config, compiler: TargetCompiler, memory: int, batch: Batch, say: Callable[[str], object]
-) -> list[dict[str, Any]]:
-    layout = compiler.parallel(config).layout
+    config: Config, compiler: TargetCompiler, memory: int, say: Callable[[str], object]
+) -> dict[str, Any]:
+    layout, batch = compiler.parallel(config).layout, longest_batch(config)
     tokens = batch.target_in.shape[0] * batch.target_in.shape[1] // layout.row_parts
     ladders = list_ladders(config, device_count=compiler.target.chips, loss_tokens=tokens)
 
@@ -222,16 +239,18 @@ def _try_settings(
         programs = compiler.compile_update(changed, longest_batch(changed))
         return max(program.needed for program in programs)
 
-    attempts: list[Attempt] = []
-    say("the update does not fit; looking for settings that do, one compilation each")
-    for attempt in find_settings(config, ladders, measure=measure, memory=memory):
+    def report(attempt: Attempt) -> None:
         fits = "fits" if attempt.fits else "does not fit"
         say(f"  {_flags(attempt.changes)}: {_gib(attempt.needed)} GiB, {fits}")
-        attempts.append(attempt)
-    return [
-        {"changes": a.changes, "peak_gib": _gib(a.needed), "fits": a.fits}
-        for a in sorted(attempts, key=lambda a: not a.fits)
+
+    most = count_most_attempts(ladders)
+    say(f"the update does not fit; looking for the nearest settings that do, by {most} compilations at most")
+    found = find_settings(config, ladders, measure=measure, memory=memory, report=report)
+    tried = [
+        {"changes": a.changes, "peak_gib": _gib(a.needed), "fits": a.fits, "distance": a.distance}
+        for a in sorted(found.attempts, key=lambda a: (not a.fits, a.distance))
     ]
+    return {"settings_tried": tried, "pairs_left_out": found.pairs_left_out}
 
 
 def _flags(changes: Changes) -> str:
@@ -271,7 +290,7 @@ def summarize_target(target: Mapping[str, Any]) -> str:
         f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
         *_summarize_traffic(target["collectives"]),
         *_summarize_estimate(estimate, target["programs"]),
-        *_summarize_attempts(target["settings_tried"]),
+        *_summarize_attempts(target["settings_tried"], target["pairs_left_out"]),
     ]
     return "\n".join(lines)
 
@@ -312,7 +331,7 @@ def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[A
     ]
 
 
-def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None, left_out: int | None) -> list[str]:
     if attempts is None:
         return []
     fitting = [attempt for attempt in attempts if attempt["fits"]]
@@ -320,5 +339,8 @@ def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[st
         [_flags(a["changes"]), f"{a['peak_gib']:.2f}", "fits" if a["fits"] else "does not fit"]
         for a in attempts
     ]
-    head = "Settings that fit, and others that were tried" if fitting else "No settings tried fit"
-    return [f"{head} (GiB at the peak):", *align(rows)]
+    head = (
+        "Settings that fit, nearest first, and others that were tried" if fitting else "No settings tried fit"
+    )
+    rest = f"  {left_out} pairs of changes were not tried: at most {MOST_PAIRS} are compiled"
+    return [f"{head} (GiB at the peak):", *align(rows), *([rest] if left_out else [])]

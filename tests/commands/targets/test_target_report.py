@@ -9,6 +9,7 @@ from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.targets import target_report
 from flaxformer_mt.commands.targets.compile_for_target import Compiled
 from flaxformer_mt.commands.targets.hlo_text import Program
+from flaxformer_mt.commands.targets.nearest_fit import MOST_PAIRS
 from flaxformer_mt.commands.targets.target_names import parse_target
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
 from flaxformer_mt.flops import padded_work, training_flops
@@ -103,7 +104,7 @@ class FakeCompiler:
     device_kind = "TPU v5 lite"
 
     def __init__(self, target, *, sizes):
-        self.target = target
+        self.target, self.sizes = target, sizes
 
     def parallel(self, config):
         return make_parallel(config, devices=jax.devices()[:1])
@@ -125,13 +126,19 @@ def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     said = []
     result = target_report.describe_target(config, parse_target("v5e"), sizes=(8000, 8000), say=said.append)
     assert not result["fits"] and result["peak_gib"] == 20
-    assert [(tried["changes"], tried["peak_gib"], tried["fits"]) for tried in result["settings_tried"]] == [
-        ({"model.remat": "dots"}, 12, True),
-        ({"data.batch_tokens": 1024, "optim.accumulation": 2}, 10, True),
-        ({"train.loss_chunk_tokens": 256}, 18, False),
+    assert [tuple(tried.values()) for tried in result["settings_tried"]] == [
+        ({"model.remat": "dots"}, 12, True, 2),
+        ({"data.batch_tokens": 1024, "optim.accumulation": 2}, 10, True, 9),
+        ({"train.loss_chunk_tokens": 256}, 18, False, 1),
     ]
+    assert result["pairs_left_out"] == 0
     text = target_report.summarize_target(result)
     assert "does NOT fit into the 15.75 GiB of a device: 20.0 GiB" in text
-    assert "Settings that fit, and others that were tried" in text
+    assert "Settings that fit, nearest first, and others that were tried" in text
+    assert "were not tried" not in text
     assert "--config.data.batch_tokens=1024 --config.optim.accumulation=2" in text
     assert any("--config.model.remat=dots: 12.0 GiB, fits" in line for line in said)
+    # 1 + 2 + 3 changes alone, the most pairs, and all kinds together with each batch.
+    assert any(f"by {1 + 2 + 3 + MOST_PAIRS + 3} compilations at most" in line for line in said)
+    text = target_report.summarize_target(result | {"pairs_left_out": 4})
+    assert f"4 pairs of changes were not tried: at most {MOST_PAIRS} are compiled" in text
