@@ -36,8 +36,9 @@ import numpy as np
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.corpus.pairs import Part
 from flaxformer_mt.data.batching import plan_epoch
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import make_batch, train_batches
-from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule

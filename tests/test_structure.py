@@ -45,6 +45,7 @@ DOORS = {
     "fsspec": ["object_store.filesystem"],
     "gcsfs": [],
     "s3fs": [],
+    "yaml": ["corpus.opustrainer_file"],
     "sacrebleu": ["evaluation.metrics", "translation.utility"],
     "tensorboardX": ["tracking.tracker"],
     "rich": ["tracking.progress_display", "text_io.throughput"],

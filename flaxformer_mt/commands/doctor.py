@@ -30,6 +30,7 @@ REQUIRED = {
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
     "sentencepiece": "sentencepiece",
+    "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",

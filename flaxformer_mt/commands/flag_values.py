@@ -7,6 +7,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
+from flaxformer_mt.config import StageConfig
 from flaxformer_mt.config.files import LARGEST_INT
 
 _BOOLS = {"true": True, "false": False}
@@ -19,6 +20,7 @@ def read_value(text: str, kind: Any) -> Any:
     Raises:
       ValueError: the text is not a value of the type; the message continues the flag's name and gives the
         text and, for a choice, the allowed values.
+      UserError: the file of stages cannot be read; the message is complete.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -26,6 +28,8 @@ def read_value(text: str, kind: Any) -> Any:
         return None if text.lower() == "none" else read_value(text, wanted)
     if origin is Literal:
         return text if text in arguments else _refuse_choice(text, arguments)
+    if kind == tuple[StageConfig, ...]:
+        return _read_stages(text)
     if origin is tuple:
         return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
     if kind is bool:
@@ -39,6 +43,15 @@ def read_value(text: str, kind: Any) -> Any:
     if kind is float and not math.isfinite(value):
         raise ValueError(f"is {text!r}, which is not a {_NOUNS[kind]}")
     return value
+
+
+def _read_stages(path: str) -> tuple[StageConfig, ...]:
+    """The stages in a YAML file; none for the empty path."""
+    if not path:
+        return ()
+    from flaxformer_mt.corpus.opustrainer_file import read_curriculum
+
+    return read_curriculum(path)
 
 
 def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
@@ -58,6 +71,8 @@ def describe_type(kind: Any) -> str:
         )
     if origin is Literal:
         return "{" + ",".join(arguments) + "}"
+    if kind == tuple[StageConfig, ...]:
+        return "FILE.yaml"
     if origin is tuple:
         return f"{describe_type(arguments[0])},..."
     return "{True,False}" if kind is bool else str(kind.__name__).upper()

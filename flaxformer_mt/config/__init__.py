@@ -8,6 +8,7 @@ from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
+from flaxformer_mt.config.noise import NoiseConfig, TypoConfig
 from flaxformer_mt.config.schema import (
     Config,
     DataConfig,
@@ -19,6 +20,7 @@ from flaxformer_mt.config.schema import (
     TrainConfig,
     VocabConfig,
 )
+from flaxformer_mt.config.stages import StageConfig
 
 __all__ = [
     "CleanConfig",
@@ -29,9 +31,12 @@ __all__ = [
     "MbrConfig",
     "GuidedAlignmentConfig",
     "ModelConfig",
+    "NoiseConfig",
     "OptimConfig",
     "ParallelConfig",
     "SearchConfig",
+    "StageConfig",
     "TrainConfig",
+    "TypoConfig",
     "VocabConfig",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
+from flaxformer_mt.config.stage_mixes import find_noise_problems, find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
 
@@ -111,6 +112,8 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     if all(name.strip() for name in datasets):  # else the data cannot be read
         yield from find_direction_problems(data)
+        yield from find_stage_problems(data)
+    yield from find_noise_problems(data)
     longest = max(data.max_source_length if has_source else 0, data.max_target_length)
     if data.batch_tokens < longest * data.row_multiple:
         yield (

@@ -12,6 +12,8 @@ from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
+from flaxformer_mt.config.noise import NoiseConfig
+from flaxformer_mt.config.stages import StageConfig
 from flaxformer_mt.config.subword_vocabulary import VocabConfig
 
 # Data types in which a model can run.
@@ -32,6 +34,11 @@ class DataConfig:
     # Without weights, the share of a set in an epoch is proportional to its size to the power 1/temperature;
     # the largest set is seen once. 1: all sets once; 5 is usual for many languages.
     temperature: Annotated[float, between(1, 1000)] = 1.0
+    # Stages of training, each with its own mix of the sets in dataset: in a config file a tuple of
+    # StageConfig, as a flag a YAML file in OpusTrainer's format. Empty: one mixture throughout.
+    stages: tuple[StageConfig, ...] = ()
+    # Noise in training text: case, typos, punctuation and spaces.
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.

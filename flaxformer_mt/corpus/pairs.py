@@ -5,6 +5,7 @@ Row 1 of the data path. Contains `Pair`, `Part`, `RawSplit` (one split of one da
 """
 
 import bisect
+import hashlib
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -159,6 +160,24 @@ class Pairs:
                     yield nothing
                 else:
                     yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
+
+    def select(self, numbers: np.ndarray) -> "Pairs":
+        """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
+        kept, start = [], 0
+        for rows, part in zip(self._kept, self.parts, strict=True):
+            chosen = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
+            kept.append(chosen - start if rows is None else rows[chosen - start])
+            start += part.size
+        digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
+        digest.update(numbers.astype(np.int64).tobytes())
+        return Pairs(
+            self._splits,
+            kept,
+            weights=[part.weight for part in self.parts],
+            fingerprint=digest.hexdigest(),
+            report=self.report,
+            links=self._links,
+        )
 
     def __getitem__(self, index: int) -> Pair:
         """The pair at `index`, counted over all parts; negative indices count from the end."""

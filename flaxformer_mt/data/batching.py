@@ -4,6 +4,7 @@ Row 4 of the data path. Contains the shuffling, the weights of mixed data sets, 
 buckets, packing and shuffling. The input is the number of tokens of each pair; `loader` reads the token ids.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,6 +68,13 @@ class EpochPlan:
         rows = np.arange(len(examples)) if self._rows is None else self._rows[pairs]
         return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]])
 
+    def shorten(self, batches: int) -> "EpochPlan":
+        """The plan of the first `batches` batches; its numbers of pairs and tokens are those of them all."""
+        if batches >= len(self):
+            return self
+        parts = {name: getattr(self, name)[:batches] for name in ("_starts", "_stops", "_shape_numbers")}
+        return dataclasses.replace(self, **parts)
+
     @property
     def packed(self) -> bool:
         """Whether the plan packs several pairs into a row."""
@@ -104,6 +112,7 @@ def plan_epoch(
     epoch: int,
     parts: Sequence[Part] | None = None,
     shapes: tuple[Shape, ...] | None = None,
+    drawn: np.ndarray | None = None,
 ) -> EpochPlan:
     """Shuffles all pairs and groups them into batches in random order; without weights each pair occurs once.
 
@@ -114,6 +123,7 @@ def plan_epoch(
       parts: the data sets of a mixture, in order. A pair of a set of weight w occurs floor(w) times, and once
         more with probability w - floor(w). None: every pair occurs once.
       shapes: the batch shapes; None: those of `make_training_shapes`. Pairs that fit no shape are skipped.
+      drawn: the numbers of the pairs of the epoch, in any order; None: all pairs, as the weights say.
 
     Raises:
       UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
@@ -123,7 +133,9 @@ def plan_epoch(
     random = np.random.default_rng([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch])
     fits = fitting(source_lengths, target_lengths, config=config)
     fits &= smallest_shape(source_lengths, target_lengths, shapes) < len(shapes)
-    examples = random.permutation(_occurrences(fits, parts, random))
+    chosen = _occurrences(fits, parts, random) if drawn is None else drawn[fits[drawn]]
+    skipped = int(len(fits) - fits.sum()) if drawn is None else len(drawn) - len(chosen)
+    examples = random.permutation(chosen)
     lengths = source_lengths[examples], target_lengths[examples]
     if config.batching == "pack":
         groups = _group_into_packs(examples, *lengths, shapes[-1], random)
@@ -132,7 +144,7 @@ def plan_epoch(
     else:
         groups = _group_into_buckets(examples, *lengths, shapes)
     order = random.permutation(len(groups.starts))
-    return _plan(groups, shapes, order, lengths, skipped=int(len(fits) - fits.sum()))
+    return _plan(groups, shapes, order, lengths, skipped=skipped)
 
 
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:

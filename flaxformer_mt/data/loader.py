@@ -15,20 +15,13 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch, plan_in_order
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.curriculum import make_curriculum
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.piece_links import lay_out_links
-from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
+from flaxformer_mt.data.position import BEGINNING, Position
+from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
-
-
-class Position(NamedTuple):
-    """A position in the endless sequence of batches: the next batch is number `index` of `epoch`."""
-
-    epoch: int
-    index: int  # type: ignore[assignment]  # shadows tuple.index, which is unused
-
-
-BEGINNING = Position(epoch=0, index=0)
 
 
 class RowShare(NamedTuple):
@@ -165,13 +158,17 @@ def train_batches(
     bos_id: int,
     start: Position = BEGINNING,
     share: RowShare = ALL_ROWS,
+    accumulation: int = 1,
 ) -> Generator[tuple[Position, Batch], None, None]:
-    """Yields batches without end, each with the position after it, from which training can resume.
+    """Yields batches, each with the position after it, from which training can resume.
+
+    There is no end, unless the last of `config.stages` has one.
 
     Batch (epoch, index) depends on the data, `config` and `seed` alone; starting at any position costs one
     plan. `config.loader_threads` threads keep `config.prefetch` batches ready, across the ends of epochs. The
-    plan of the next epoch, and with subword sampling its token store, is built while the current epoch is in
-    use. Closing the iterator ends the threads.
+    plan of the next epoch, and with subword sampling or noise its token store, is built while the current
+    epoch is in use. Closing the iterator ends the threads. `accumulation` is the number of batches of an
+    update, in which the steps of stages are counted.
 
     Raises:
       UserError: every pair exceeds the maximum lengths, or `start` is beyond the end of its epoch.
@@ -180,28 +177,38 @@ def train_batches(
 
     # Grain returns batches in order; the steps in progress lie within its buffer.
     buffer = max(config.prefetch, config.loader_threads) if config.prefetch and config.loader_threads else 0
-    epochs = _Epochs(stores, config, seed, start, spread=buffer + 1)
+    epochs = _Epochs(stores, config, seed, start, buffer + 1, accumulation)
 
-    def batch_at(step: int) -> tuple[Position, Batch]:
-        active, index = epochs.find(step)
+    def batch_at(step: int) -> tuple[Position, Batch | None]:
+        found = epochs.find(step)
+        if found is None:
+            return start, None
+        active, index = found
         batch = make_batch(active.store, active.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
         ended = index + 1 == len(active.plan)
-        return Position(active.epoch + 1, 0) if ended else Position(active.epoch, index + 1), batch
+        return active.after if ended else active.place._replace(index=index + 1), batch
 
     steps = grain.MapDataset.range(sys.maxsize).map(batch_at)
     options = grain.ReadOptions(num_threads=config.loader_threads, prefetch_buffer_size=buffer)
     batches = iter(steps.to_iter_dataset(options))
     try:
-        yield from batches
+        for position, batch in batches:
+            if batch is None:
+                return
+            yield position, batch
     finally:
         batches.close()
         epochs.close()
 
 
 class _ActiveEpoch(NamedTuple):
-    """An epoch in use: its batches are the steps `first` to `end` - 1, counted from the loader's start."""
+    """An epoch in use: its batches are the steps `first` to `end` - 1, counted from the loader's start.
 
-    epoch: int
+    place, after: the beginnings of this epoch and of the next one.
+    """
+
+    place: Position
+    after: Position
     first: int
     end: int
     store: TokenStore
@@ -212,65 +219,96 @@ class _Epochs:
     """Maps a step of the loader to its epoch; plans each epoch while the previous epoch is in use."""
 
     def __init__(
-        self, stores: EpochStores, config: DataConfig, seed: int, start: Position, spread: int
+        self,
+        stores: EpochStores,
+        config: DataConfig,
+        seed: int,
+        start: Position,
+        spread: int,
+        accumulation: int,
     ) -> None:
         self._stores, self._config, self._seed, self._start = stores, config, seed, start
         self._spread = spread
         base = stores.base
+        self._curriculum = make_curriculum(config, base.parts, seed=seed, accumulation=accumulation)
         self._shapes = make_training_shapes(
-            base.source_lengths, base.target_lengths, config=config, headroom=bool(stores.sampling)
+            base.source_lengths, base.target_lengths, config=config, headroom=stores.varies
         )
         self._lock = threading.Lock()
         self._active: list[_ActiveEpoch] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan-epoch")
-        self._next: Future[tuple[TokenStore, EpochPlan]] = self._executor.submit(self._make, start.epoch)
-        self._next_epoch = start.epoch
+        self._next_place = start._replace(index=0)
+        self._next = self._plan_ahead()
 
-    def find(self, step: int) -> tuple[_ActiveEpoch, int]:
-        """The epoch of `step`, and the index of the batch within that epoch."""
+    def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
+        """The epoch of `step`, and the index of the batch within that epoch; None after the last stage."""
         while True:
             with self._lock:
                 for active in self._active:
                     if active.first <= step < active.end:
                         return active, step - active.first
                 planned = self._next
+            if planned is None:
+                return None
             planned.result()  # outside the lock: other threads continue with the current epoch
             with self._lock:
                 if planned is self._next:
-                    self._begin_next(step)
+                    self._begin_next(step, *planned.result())
 
     def close(self) -> None:
         """Ends the planning thread; a plan that has not been started is cancelled."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _begin_next(self, step: int) -> None:
-        epoch, (store, plan) = self._next_epoch, self._next.result()
+    def _plan_ahead(self) -> Future[tuple[TokenStore, EpochPlan]] | None:
+        over = self._curriculum is not None and self._curriculum.is_over(self._next_place)
+        return None if over else self._executor.submit(self._make, self._next_place)
+
+    def _begin_next(self, step: int, store: TokenStore, plan: EpochPlan) -> None:
+        place = self._next_place
         if self._active:
             first = self._active[-1].end
         else:
             first = -self._start.index
             if self._start.index > len(plan):
                 raise UserError(
-                    f"training should resume at batch {self._start.index} of epoch {epoch}, which has "
+                    f"training should resume at batch {self._start.index} of epoch {place.epoch}, which has "
                     f"{len(plan)} batches; the data or config.data differs from the checkpoint's: restore it"
                 )
+        after = Position(place.epoch + 1, 0)
+        if self._curriculum is not None:
+            after = self._curriculum.after(place, len(plan))
         self._active = [active for active in self._active if active.end > step - self._spread]
-        self._active.append(_ActiveEpoch(epoch, first, first + len(plan), store, plan))
-        self._next_epoch = epoch + 1
-        self._next = self._executor.submit(self._make, epoch + 1)
+        self._active.append(_ActiveEpoch(place, after, first, first + len(plan), store, plan))
+        self._next_place = after
+        self._next = self._plan_ahead()
 
-    def _make(self, epoch: int) -> tuple[TokenStore, EpochPlan]:
-        store = self._stores.store(epoch)
-        plan = plan_epoch(
+    def _make(self, place: Position) -> tuple[TokenStore, EpochPlan]:
+        if self._curriculum is None:
+            store = self._stores.store(place.epoch)
+            return store, self._plan(store, place, None)
+        stage = self._curriculum.stages[place.stage]
+        store, drawn = self._stores.draw(place.epoch, self._curriculum.draw(place), stage.noise)
+        plan = self._plan(store, place, drawn)
+        if not len(plan):
+            raise UserError(
+                f"epoch {place.stage_epoch + 1} of stage {stage.name} has {len(drawn)} pairs, none of which "
+                "is within data.max_source_length and data.max_target_length; raise these limits, or give "
+                "the stage larger sets"
+            )
+        left = self._curriculum.batches_left(place)
+        return store, plan if left is None else plan.shorten(left)
+
+    def _plan(self, store: TokenStore, place: Position, drawn: np.ndarray | None) -> EpochPlan:
+        return plan_epoch(
             store.source_lengths,
             store.target_lengths,
             config=self._config,
             seed=self._seed,
-            epoch=epoch,
+            epoch=place.epoch,
             parts=store.parts,
             shapes=self._shapes,
+            drawn=drawn,
         )
-        return store, plan
 
 
 def valid_batches(

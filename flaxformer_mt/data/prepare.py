@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.overlap import find_overlap
-from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.data.stage_report import plan_stages
+from flaxformer_mt.data.text_noise import TextNoise
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel.processes import is_first
@@ -80,18 +84,15 @@ def prepare(
     if run_dir is not None and is_first():
         publish_files(run_dir)
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
-        drawing: dict[str, Any] = {"sampling": config.vocab.sampling, "seed": config.seed}
-        train = EpochStores(train_pairs, vocabs, root / "tokens", own_root=own_store, **drawing)
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
         "test": test_pairs.report if test_pairs is not None else None,
         "vocabulary": _describe_vocabs(config, vocabs),
-        "batches": _plan_first_epoch(config, train),
+        **_describe_epochs(config, train),
     }
-    if len(train_pairs.parts) > 1:
-        report["mixture"] = describe_shares(train_pairs.parts)
     if overlap:
         with _stage("comparing the sets", say):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs, root / "overlap")
@@ -99,6 +100,34 @@ def prepare(
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+
+
+def _tokenize_train(
+    config: Config, pairs: Pairs, vocabs: Vocabs, root: Path, own_root: Path | None
+) -> EpochStores:
+    """The training set; noise leaves its tags and the symbols of the vocabulary as they are."""
+    tags = (part.get("tag", "") for part in pairs.report["parts"])
+    symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
+    return EpochStores(
+        pairs,
+        vocabs,
+        root,
+        config.vocab.sampling,
+        config.seed,
+        noise=TextNoise(config.data.noise, tuple(symbols)),
+        varies=any(stage.noise.active for stage in read_stages(config.data)),
+        own_root=own_root,
+    )
+
+
+def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
+    """The batches of the first epoch, and the mixture or the stages if there are any."""
+    if config.data.stages:
+        stages = plan_stages(config, train)
+        return {"batches": stages[0]["batches"], "stages": stages}
+    parts = train.base.parts
+    mixture = {"mixture": describe_shares(parts)} if len(parts) > 1 else {}
+    return {"batches": _plan_first_epoch(config, train), **mixture}
 
 
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
@@ -155,7 +184,7 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
 
 def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
     lengths = train.base.source_lengths, train.base.target_lengths
-    shapes = make_training_shapes(*lengths, config=config.data, headroom=bool(train.sampling))
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
     plan = plan_epoch(
         *lengths, config=config.data, seed=config.seed, epoch=0, parts=train.base.parts, shapes=shapes
     )

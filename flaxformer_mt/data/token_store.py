@@ -22,6 +22,7 @@ import numpy as np
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.growing_array import GrowingArray
 from flaxformer_mt.data.piece_links import PieceLinks, PieceLinkWriter, open_piece_links
+from flaxformer_mt.data.text_noise import TextNoise, spread_languages
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
@@ -48,6 +49,14 @@ class Side(NamedTuple):
     tokens: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
+
+
+class _Drawing(NamedTuple):
+    """What is drawn at random in a store: the segmentation, and the noise of the text."""
+
+    sampling: float
+    seed: int
+    noise: TextNoise | None
 
 
 class TokenStore:
@@ -80,6 +89,7 @@ class TokenStore:
         *,
         sampling: float = 0.0,
         seed: int = 0,
+        noise: TextNoise | None = None,
         stop: threading.Event | None = None,
     ) -> "TokenStore":
         """Opens the store of these pairs and vocabularies under `root`; writes a missing store first.
@@ -91,7 +101,8 @@ class TokenStore:
           vocabs: of both sides; the source vocabulary is unused if `pairs` have no source.
           root: a cache folder; it may hold many stores.
           sampling: subword regularisation of both sides, see `Vocab.tokenize_all`. 0: none.
-          seed: seed of the sampling.
+          seed: seed of the sampling and of the noise.
+          noise: what is changed in the text before it is tokenized; None: nothing.
           stop: when another thread sets this event, a build in progress removes its files and raises
             `BuildStopped`.
 
@@ -100,7 +111,8 @@ class TokenStore:
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
-        folder = Path(root) / f"tokens-{_key(pairs, vocabs, sampling, seed)}"
+        drawing = _Drawing(sampling, seed, noise)
+        folder = Path(root) / f"tokens-{_key(pairs, vocabs, drawing)}"
         damage = ""
         for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
             if os.path.lexists(folder):
@@ -115,7 +127,8 @@ class TokenStore:
                         _remove_folder(folder)
             present = _SIDES if pairs.has_source else _SIDES[1:]
             word_links = pairs.read_links() if pairs.links_identity else None
-            _write_store(folder, _until(stop, pairs), vocabs, present, sampling, seed, word_links)
+            texts = _noisy_chunks(pairs, stop, drawing)
+            _write_store(folder, texts, vocabs, present, drawing, word_links)
         raise UserError(
             f"the token store {folder} is damaged again whenever it is written: {damage}; set "
             "data.cache_dir to a folder on another disk"
@@ -152,71 +165,14 @@ class TokenStore:
         return self.target.lengths
 
 
-class EpochStores:
-    """The token store of each epoch: always the same one, or with subword sampling a new one per epoch.
-
-    An epoch's segmentation is a function of (seed, epoch), so that resumed training sees the same token ids.
-    base: the store of epoch 0, from which the shapes of batches are chosen; it stays on the disk.
-    Several threads may call `store`: one builds while the others wait.
-    """
-
-    # Stores kept besides the base: the epoch in training, and the next one, which is prepared meanwhile.
-    _KEPT = 2
-
-    def __init__(
-        self,
-        pairs: Pairs,
-        vocabs: Vocabs,
-        root: str | Path,
-        sampling: float,
-        seed: int,
-        *,
-        own_root: Path | None = None,
-    ) -> None:
-        """Builds the base under `root`; stores of later epochs go to `own_root`.
-
-        own_root: a folder that only this process writes to; None: `root`.
-        """
-        self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
-        self._own_root = own_root or self._root
-        self.sampling, self._seed = sampling, seed
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._stores: dict[int, TokenStore] = {}
-        self.base = self._build(0)
-
-    def store(self, epoch: int) -> TokenStore:
-        """The store of `epoch`, built if missing; all but the base and the last two requested are removed."""
-        if not self.sampling or epoch == 0:
-            return self.base
-        with self._lock:
-            store = self._stores.pop(epoch, None)
-            self._stores[epoch] = self._build(epoch) if store is None else store
-            for old in list(self._stores)[: -self._KEPT]:
-                _remove(self._stores.pop(old))  # batches being built keep their mapped files
-            return self._stores[epoch]
-
-    def close(self) -> None:
-        """Stops a build in progress and removes all stores but the base; later builds stop at once."""
-        self._closed.set()
-        with self._lock:
-            while self._stores:
-                _remove(self._stores.popitem()[1])
-
-    def _build(self, epoch: int) -> TokenStore:
-        seed = _fold(self._seed, epoch) if self.sampling else 0
-        root = self._own_root if epoch else self._root
-        return TokenStore.build(
-            self._pairs, self._vocabs, root, sampling=self.sampling, seed=seed, stop=self._closed
-        )
-
-
-def _fold(*numbers: int) -> int:
+def fold(*numbers: int) -> int:
     """Derives one 64-bit seed from several integers of any size and sign."""
     words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
-def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
+def _key(pairs: Pairs, vocabs: Vocabs, drawing: _Drawing) -> str:
+    sampling, seed, noise = drawing
     identity = [
         _FORMAT,
         pairs.fingerprint,
@@ -224,6 +180,7 @@ def _key(pairs: Pairs, vocabs: Vocabs, sampling: float, seed: int) -> str:
         vocabs.source.fingerprint,
         vocabs.target.fingerprint,
         *((sampling, seed, _SAMPLING_FORMAT) if sampling else ()),
+        *(("noise", seed, noise.identity) if noise else ()),
         *(() if pairs.has_source else ("target alone",)),
         *(("links", pairs.links_identity) if pairs.links_identity else ()),
     ]
@@ -267,11 +224,10 @@ def _open_side(folder: Path, name: str) -> Side:
 
 def _write_store(
     folder: Path,
-    pairs: Iterable[Pair],
+    chunks: Iterable[list[Pair]],
     vocabs: Vocabs,
     sides: tuple[str, ...],
-    sampling: float,
-    seed: int,
+    drawing: _Drawing,
     word_links: Iterator[np.ndarray] | None,
 ) -> None:
     """Writes a partial folder and renames it to `folder`; the store of a faster process is kept instead."""
@@ -281,11 +237,9 @@ def _write_store(
         _remove_leftovers(folder.parent)
         counts = {
             name: writer.size
-            for name, writer in _tokenize_into(
-                partial, pairs, vocabs, sides, sampling, seed, word_links
-            ).items()
+            for name, writer in _tokenize_into(partial, chunks, vocabs, sides, drawing, word_links).items()
         }
-        meta = {"format": _FORMAT, "tokens": counts, "sampling": sampling, "seed": seed}
+        meta = {"format": _FORMAT, "tokens": counts, "sampling": drawing.sampling, "seed": drawing.seed}
         (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         atomic_folder.seal_folder(partial, {})
         try:
@@ -303,11 +257,10 @@ def _write_store(
 
 def _tokenize_into(
     folder: Path,
-    pairs: Iterable[Pair],
+    chunks: Iterable[list[Pair]],
     vocabs: Vocabs,
     present: tuple[str, ...],
-    sampling: float,
-    seed: int,
+    drawing: _Drawing,
     word_links: Iterator[np.ndarray] | None,
 ) -> dict[str, GrowingArray]:
     """Writes both sides; a side that is not in `present` gets the same number of empty sentences."""
@@ -321,14 +274,16 @@ def _tokenize_into(
     try:
         for name in offsets:
             offsets[name].append(np.zeros(1, np.int64))
-        for number, chunk in enumerate(_chunks(pairs, _CHUNK)):
+        for number, chunk in enumerate(chunks):
             found: list[list[np.ndarray]] = []
             for which, (name, vocab) in enumerate(sides):
                 if name not in present:
                     offsets[name].append(np.zeros(len(chunk), np.int64))
                     continue
                 ids = vocab.tokenize_all(
-                    [pair[which] for pair in chunk], sampling=sampling, seed=_fold(seed, number, which)
+                    [pair[which] for pair in chunk],
+                    sampling=drawing.sampling,
+                    seed=fold(drawing.seed, number, which),
                 )
                 lengths = np.fromiter(map(len, ids), np.int64, len(ids))
                 offsets[name].append(tokens[name].size + np.cumsum(lengths))
@@ -344,20 +299,25 @@ def _tokenize_into(
     return tokens
 
 
-def _until(stop: threading.Event | None, pairs: Iterable[Pair]) -> Iterator[Pair]:
-    for pair in pairs:
-        if stop is not None and stop.is_set():
-            raise BuildStopped
-        yield pair
-
-
-def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    iterator = iter(pairs)
-    while chunk := list(itertools.islice(iterator, size)):
+def _noisy_chunks(pairs: Pairs, stop: threading.Event | None, drawing: _Drawing) -> Iterator[list[Pair]]:
+    """Reads the pairs in chunks, with their noise; raises BuildStopped once `stop` is set."""
+    noise, iterator = drawing.noise, iter(pairs)
+    languages = spread_languages(pairs.parts, pairs.languages) if noise else None
+    for number in itertools.count():
+        chunk = []
+        for pair in itertools.islice(iterator, _CHUNK):
+            if stop is not None and stop.is_set():
+                raise BuildStopped
+            chunk.append(pair)
+        if not chunk:
+            return
+        if noise and languages:
+            # Sides have the numbers 0 and 1 in the seeds of their segmentations.
+            chunk = noise.apply(chunk, seed=fold(drawing.seed, number, 2), languages=languages)
         yield chunk
 
 
-def _remove(store: TokenStore) -> None:
+def remove_store(store: TokenStore) -> None:
     """Removes a store from the disk; the folder is renamed first, so that it disappears at once."""
     assert store.folder is not None, "a store in memory has no folder to remove"
     _remove_folder(store.folder)

@@ -201,7 +201,7 @@ def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
 
     A run that stopped early goes on if the config has more patience than the run had, or stops no more.
     """
-    if report["step"] >= config.train.steps:
+    if report["step"] >= config.train.steps or report.get("stages_ended"):
         return True
     # Reports of earlier versions do not have the patience; in those versions it could not change.
     patience = report.get("patience", read_config(run_dir / "config.json").train.patience)

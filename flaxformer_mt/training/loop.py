@@ -16,7 +16,9 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.corpus.mixture_weights import format_shares
-from flaxformer_mt.data.loader import Position, train_batches
+from flaxformer_mt.data.loader import train_batches
+from flaxformer_mt.data.position import Position
+from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
@@ -41,7 +43,7 @@ from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_t
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
-from flaxformer_mt.training.train_progress import TrainProgress
+from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 from flaxformer_mt.training.validation import Validation
 
 _COMPILING_AHEAD = "compiling the update for all batch shapes"
@@ -192,9 +194,10 @@ def _train(
                 state, metrics = setup.train_step(state, on_devices)
             first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
+            _announce_stage(tracker, config, progress, position)
             progress.advance(position)
             log.add(progress.step, metrics, microbatches, position.epoch)
-            last = progress.step == train.steps
+            last = progress.step == train.steps or has_ended(config.data, progress)
             if validate_params is not None and (last or progress.step % train.evaluate_every == 0):
                 with log.paused():
                     _evaluate(validate_params, state, progress, tracker, train.best_metric)
@@ -265,6 +268,7 @@ def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tup
         bos_id=vocab.bos_id,
         start=setup.progress.position,
         share=setup.row_share,
+        accumulation=config.optim.accumulation,
     )
     try:
         yield batches
@@ -285,6 +289,8 @@ def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
     )
     if shares := setup.prepared.report.get("mixture"):
         tracker.message(format_shares(shares))
+    for line in format_stages(setup.prepared.report.get("stages", [])):
+        tracker.message(line)
     tracker.message(setup.attention)
     if frozen := describe_frozen(setup.state.params, config.optim):
         tracker.message(frozen)
@@ -313,9 +319,21 @@ def _describe_batches(plan: dict[str, Any]) -> str:
     )
 
 
+def _announce_stage(tracker: Tracker, config: Config, progress: TrainProgress, after: Position) -> None:
+    """Tells that the update after `progress` is the last one of a stage."""
+    stages = config.data.stages
+    if after.stage == progress.stage:
+        return
+    following = "the last stage" if after.stage == len(stages) else f"then stage {stages[after.stage].name}"
+    tracker.message(
+        f"update {progress.step + 1} ends stage {stages[progress.stage].name}, after "
+        f"{after.epoch - progress.epoch + progress.stage_epoch} epochs of it; {following}"
+    )
+
+
 def _is_finished(config: Config, progress: TrainProgress) -> bool:
     out_of_patience = 0 < config.train.patience <= progress.evaluations_since_best
-    return progress.step >= config.train.steps or out_of_patience
+    return progress.step >= config.train.steps or out_of_patience or has_ended(config.data, progress)
 
 
 def _take(batches: Iterator[tuple[Position, Batch]], count: int) -> tuple[Position, list[Batch]]:

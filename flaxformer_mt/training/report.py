@@ -15,7 +15,7 @@ from flaxformer_mt.errors import command_line
 from flaxformer_mt.evaluation.direction_scores import describe_directions
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
-from flaxformer_mt.training.train_progress import TrainProgress
+from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 
 
 def make_report(
@@ -32,6 +32,7 @@ def make_report(
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,
         "patience": config.train.patience,
+        **({"stages_ended": has_ended(config.data, progress)} if config.data.stages else {}),
         "train_seconds": round(progress.train_seconds, 1),
         "target_tokens": progress.target_tokens,
         "parameters": parameters,

@@ -162,12 +162,10 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     """
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
-    shapes = choose_shapes(
-        config,
-        setup.prepared.report["batches"],
-        updates=config.train.steps - setup.progress.step,
-        platform=parallel.platform,
-    )
+    report, updates = setup.prepared.report, config.train.steps - setup.progress.step
+    plans = [stage["batches"] for stage in report.get("stages", [report])[setup.progress.stage :]]
+    chosen = [choose_shapes(config, plan, updates=updates, platform=parallel.platform) for plan in plans]
+    shapes = sorted({shape for found in chosen for shape in found}, key=lambda shape: -shape.work)
     if not shapes:
         return
     # Without the arrays, which the first update donates.

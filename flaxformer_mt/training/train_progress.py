@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from flaxformer_mt.data.loader import Position
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.data.position import Position
 
 # Keys of progress.json written by version 0.1 -> today's fields.
 _RENAMED = {"without_gain": "evaluations_since_best"}
@@ -18,14 +19,17 @@ _RENAMED = {"without_gain": "evaluations_since_best"}
 class TrainProgress:
     """The position in the data, the clock, and the scores of a run.
 
-    `epoch` and `index` name the next batch. `metrics` are those of the evaluation at `step`, if there was
-    one. `log` is what the next line of the training log has accumulated so far. `interim` marks a checkpoint
-    that was saved only because training was asked to stop.
+    `epoch`, `index` and the fields of the stage name the next batch, see `Position`. `metrics` are those of
+    the evaluation at `step`, if there was one. `log` is what the next line of the training log has
+    accumulated so far. `interim` marks a checkpoint that was saved only because training was asked to stop.
     """
 
     step: int = 0
     epoch: int = 0
     index: int = 0
+    stage: int = 0
+    stage_epoch: int = 0
+    stage_batches: int = 0
     train_seconds: float = 0.0
     target_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -38,12 +42,12 @@ class TrainProgress:
     @property
     def position(self) -> Position:
         """The next batch."""
-        return Position(self.epoch, self.index)
+        return Position(self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches)
 
     def advance(self, position: Position) -> None:
         """Records one update; `position` is the next batch."""
         self.step += 1
-        self.epoch, self.index = position
+        self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches = position
         self.metrics = {}
 
     def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
@@ -66,3 +70,8 @@ class TrainProgress:
     def from_dict(cls, values: dict[str, Any]) -> "TrainProgress":
         """The inverse of `to_dict`; reads checkpoints of version 0.1 too."""
         return cls(**{_RENAMED.get(name, name): value for name, value in values.items()})
+
+
+def has_ended(data: DataConfig, progress: TrainProgress) -> bool:
+    """Whether the last of the stages has ended, which ends training; False without stages."""
+    return 0 < len(data.stages) <= progress.stage

@@ -7,15 +7,34 @@ import typing
 
 import pytest
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, SearchConfig, TrainConfig
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    NoiseConfig,
+    OptimConfig,
+    SearchConfig,
+    TrainConfig,
+)
 from flaxformer_mt.config.bounds import Bounds, above, at_least, between, find_wrong_values, share
 from flaxformer_mt.config.checks import check_search, validate
 from flaxformer_mt.errors import UserError
+
+
+def fields_of(section: type, where: str = "") -> dict[str, object]:
+    """All fields of a section and the sections in it: their annotations by dotted name."""
+    found: dict[str, object] = {}
+    for name, hint in typing.get_type_hints(section, include_extras=True).items():
+        inner = dataclasses.is_dataclass(hint)
+        found |= fields_of(hint, f"{where}{name}.") if inner else {f"{where}{name}": hint}
+    return found
+
 
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
 NEGATIVE = {"seed", "search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
+    *(f"data.noise.{name}" for name in fields_of(NoiseConfig)),
     *("model.alignment.weight", "model.alignment.layer", "model.alignment.head"),
     *("vocab.pad_id", "vocab.bos_id", "vocab.eos_id", "vocab.unk_id"),
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),
@@ -32,15 +51,6 @@ HUGE = {
     *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops"),
     *("search.coverage_penalty", "search.diversity_strength", "search.temperature"),
 }
-
-
-def fields_of(section: type, where: str = "") -> dict[str, object]:
-    """All fields of a section and the sections in it: their annotations by dotted name."""
-    found: dict[str, object] = {}
-    for name, hint in typing.get_type_hints(section, include_extras=True).items():
-        inner = dataclasses.is_dataclass(hint)
-        found |= fields_of(hint, f"{where}{name}.") if inner else {f"{where}{name}": hint}
-    return found
 
 
 def replace(section, path: str, value):

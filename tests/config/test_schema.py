@@ -15,7 +15,9 @@ from flaxformer_mt.config import (
     DataConfig,
     GuidedAlignmentConfig,
     ModelConfig,
+    NoiseConfig,
     OptimConfig,
+    StageConfig,
     TrainConfig,
     VocabConfig,
     cleaning_rules,
@@ -42,6 +44,10 @@ def write(path, text):
     return path
 
 
+def of_stages(*stages: StageConfig, **fields) -> Config:
+    return Config(data=DataConfig(dataset="x@a/toy,x@b/toy", stages=stages, **fields))
+
+
 def test_defaults_are_valid_and_survive_json(tmp_path):
     validate(Config())
     save_config(Config(seed=5), tmp_path / "config.json")
@@ -50,7 +56,11 @@ def test_defaults_are_valid_and_survive_json(tmp_path):
 
 def test_json_holds_every_kind_of_value(tmp_path):
     config = Config(
-        data=DataConfig(dataset="a,b", weights=(1.0, 2.5)),
+        data=DataConfig(
+            dataset="a,b",
+            weights=(1.0, 2.5),
+            stages=(StageConfig("s", ("a 1",), "a 2", NoiseConfig(typos=0.5)), StageConfig("t", ("b 1",))),
+        ),
         model=ModelConfig(key_dim=48, value_dim=None, attention_dropout_rate=0.0),
         vocab=VocabConfig(joint=False),
     )
@@ -240,6 +250,48 @@ def test_flatten_and_compare_name_fields_with_dots():
             ),
             ["512", "600"],
         ),
+        (Config(data=DataConfig(noise=NoiseConfig(typos=2.0))), ["data.noise.typos is 2.0", "from 0 to 1"]),
+        (
+            Config(data=DataConfig(alignments=("a",), noise=NoiseConfig(typos=0.1))),
+            [
+                "data.noise.typo_kinds.random_space is 0.1",
+                "data.noise.typo_kinds.skipped_space",
+                "set it to 0",
+            ],
+        ),
+        (
+            Config(data=DataConfig(alignments=("a",), noise=NoiseConfig(whitespace=0.1, punctuation=0.2))),
+            ["data.noise.whitespace is 0.1", "data.noise.punctuation is 0.2", "number of words"],
+        ),
+        (
+            Config(data=DataConfig(source_language="", noise=NoiseConfig(lower_case=0.1))),
+            ["data.noise.lower_case is 0.1", "language model"],
+        ),
+        (Config(data=DataConfig(stages=(StageConfig("s", ("a 1",)),))), ["stage s names a", "toy_de_en"]),
+        (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
+        (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
+        (of_stages(StageConfig("s", ("x@a/toy -1",))), ["has 'x@a/toy -1' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy 0",))), ["mixes no data set"]),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")),
+            ["ends until 'steps 1.5'", "whole number"],
+        ),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 0")), ["ends until 'steps 0'"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "x@b/toy 2")), ["its mix has no x@b/toy"]),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",)), StageConfig("t", ("x@a/toy 1",))),
+            ["stage s has no end", "t would never begin"],
+        ),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1"), StageConfig("s", ("x@a/toy 1",))),
+            ["the name 's' twice or empty"],
+        ),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",), noise=NoiseConfig(typos=-1.0))),
+            ["stage s: noise.typos is -1.0; it must be from 0 to 1"],
+        ),
+        (of_stages(StageConfig("s", ("x@a/toy 1",)), temperature=5.0), ["data.temperature has no effect"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",)), weights=(1.0, 2.0)), ["data.weights has no effect"]),
         (Config(vocab=VocabConfig(pad_id=1)), ["four different numbers"]),
         (Config(vocab=VocabConfig(eos_id=8000)), ["from 0 to 7999"]),
         (Config(vocab=VocabConfig(size=0)), ["vocab.size 0", "vocab.kind is bpe"]),

@@ -15,9 +15,10 @@ from flaxformer_mt.corpus import Pair, has_split, read_pairs
 from flaxformer_mt.corpus.toy import toy_de_en
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import Position, train_batches, valid_batches
 from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training.loop import _describe_batches
 from flaxformer_mt.vocab import Vocabs, make_vocabs

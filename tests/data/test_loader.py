@@ -12,6 +12,7 @@ from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import loader as loader_module
 from flaxformer_mt.data.batching import EpochPlan, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import (
     BEGINNING,
     Position,
@@ -20,7 +21,7 @@ from flaxformer_mt.data.loader import (
     train_batches,
     valid_batches,
 )
-from flaxformer_mt.data.token_store import EpochStores, Side, TokenStore
+from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs, make_vocabs

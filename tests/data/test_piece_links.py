@@ -9,9 +9,10 @@ from flaxformer_mt.config import Config, DataConfig, GuidedAlignmentConfig, Mode
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import RowShare, make_batch
 from flaxformer_mt.data.piece_links import link_pieces
-from flaxformer_mt.data.token_store import EpochStores, TokenStore
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.words import number_pieces
 

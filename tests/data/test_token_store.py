@@ -13,7 +13,8 @@ import pytest
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import token_store as store_module
-from flaxformer_mt.data.token_store import BuildStopped, EpochStores, TokenStore
+from flaxformer_mt.data.epoch_stores import EpochStores
+from flaxformer_mt.data.token_store import BuildStopped, TokenStore
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, NoiseConfig, StageConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
@@ -55,6 +55,12 @@ REPORT_KEYS = {
     "data",
     "test",
 }
+
+# The interruption at update 3 is at the border of the stages.
+STAGES = (
+    StageConfig("first", ("parallel_text 1",), "steps 3"),
+    StageConfig("second", ("parallel_text 1",), noise=NoiseConfig(upper_case=0.2, typos=0.5)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +304,9 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
     [
         ({"optim": {"accumulation": 2}, "train": {"prng": "rbg"}}, signal.SIGTERM, 143),
         ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
+        ({"data": {"stages": STAGES, "noise": NoiseConfig(whitespace=0.3)}}, signal.SIGTERM, 143),
     ],
-    ids=["accumulation", "packing and sampling"],
+    ids=["accumulation", "packing and sampling", "stages and noise"],
 )
 def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sections, number, status):
     """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace.
@@ -326,6 +333,9 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     assert Checkpoints(run_dir).steps() == [2, 3]
     assert not (run_dir / "report.json").exists()
     told = capfd.readouterr().err
+    if config.data.stages:
+        assert "stage 1 of 2, first: 100.0% parallel_text; 3 updates from about update 1; noise: " in told
+        assert "update 3 ends stage first, after 1 epochs of it; then stage second" in told
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     at_step({})

@@ -1,0 +1,159 @@
+"""Stages of training as numbers, from the strings of StageConfig: shares of the data sets, and ends."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from flaxformer_mt.config.bounds import find_wrong_values
+from flaxformer_mt.config.directions import Member, read_members
+from flaxformer_mt.config.noise import SOURCE_NOISE, NoiseConfig
+from flaxformer_mt.config.schema import DataConfig
+from flaxformer_mt.config.stages import StageConfig
+from flaxformer_mt.errors import UserError
+
+_LARGEST_COUNT = 2**31 - 1
+
+
+class Stage(NamedTuple):
+    """A stage of training.
+
+    shares: of each set of data.dataset, above 0 for those of the stage. counted: the index of the set whose
+    passes are the epochs of the stage. epochs, steps: where the stage ends; both None: with training.
+    """
+
+    name: str
+    shares: tuple[float, ...]
+    counted: int
+    epochs: int | None
+    steps: int | None
+    noise: NoiseConfig
+
+
+def read_stages(data: DataConfig) -> tuple[Stage, ...]:
+    """Reads the stages of a config; () if it has none.
+
+    Raises:
+      UserError: a stage is malformed, or names a set that data.dataset has not, or has twice.
+    """
+    members = read_members(data)
+    return tuple(_read_stage(stage, members, data.noise) for stage in data.stages)
+
+
+def find_stage_problems(data: DataConfig) -> Iterator[str]:
+    """Yields what is wrong with the stages of a config, one line for each problem."""
+    members, names = read_members(data), [stage.name for stage in data.stages]
+    for number, stage in enumerate(data.stages):
+        wrong = [] if stage.noise is None else list(find_wrong_values(stage.noise, "noise."))
+        yield from (f"data.stages: stage {stage.name}: {problem}" for _, problem in wrong)
+        if not stage.name or names.index(stage.name) < number:
+            yield f"data.stages has the name {stage.name!r} twice or empty; give each stage a name of its own"
+        try:
+            read = _read_stage(stage, members, data.noise)
+        except UserError as error:
+            yield str(error)
+            continue
+        if read.epochs is None and read.steps is None and number + 1 < len(data.stages):
+            yield (
+                f"data.stages: stage {stage.name} has no end, so that {names[number + 1]} would never begin; "
+                "write until as 'NAME N' or 'steps N'"
+            )
+    if data.stages and (data.weights or data.temperature != 1):
+        field = "weights" if data.weights else "temperature"
+        yield f"data.{field} has no effect with data.stages, which have shares of their own; leave it out"
+
+
+def find_noise_problems(data: DataConfig) -> Iterator[str]:
+    """Yields noise that the rest of the config cannot have, one line for each problem."""
+    noises = {"data.noise": data.noise}
+    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
+    for where, noise in noises.items():
+        on = [kind for kind in SOURCE_NOISE if getattr(noise, kind)]
+        if on and not data.source_language:
+            yield (
+                f"{where}.{on[0]} is {getattr(noise, on[0])}, but a language model has no sources to "
+                "change (data.source_language is empty); set it to 0"
+            )
+        if not any(data.alignments):
+            continue
+        kinds = {f"typo_kinds.{kind}" for kind in ("skipped_space", "random_space") if noise.typos}
+        for kind in ("punctuation", "whitespace", *sorted(kinds)):
+            rate = getattr(noise.typo_kinds if "." in kind else noise, kind.rpartition(".")[2])
+            if rate:
+                yield (
+                    f"{where}.{kind} is {rate}, but it changes the number of words, which data.alignments "
+                    "counts; set it to 0"
+                )
+
+
+def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfig) -> Stage:
+    shares = [0.0] * len(members)
+    for line in stage.mix:
+        name, _, number = line.strip().rpartition(" ")
+        share = _read_number(number)
+        if not name or share is None or share < 0:
+            raise UserError(
+                f"data.stages: stage {stage.name} has {line!r} in its mix; write 'NAME SHARE', with a share "
+                "of 0 or more"
+            )
+        shares[_find_member(name.strip(), members, stage)] += share
+    if not any(shares):
+        raise UserError(
+            f"data.stages: stage {stage.name} mixes no data set; give one a share above 0, as in 'NAME 1'"
+        )
+    counted = next(index for index, share in enumerate(shares) if share)
+    epochs = steps = None
+    if stage.until:
+        name, _, number = stage.until.strip().rpartition(" ")
+        count = _read_number(number, infinite=True)
+        endless = count == math.inf
+        if not name or count is None or not (endless or 1 <= count <= _LARGEST_COUNT and count == int(count)):
+            raise UserError(
+                f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
+                "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"
+            )
+        limit = None if endless else int(count)
+        if name == "steps":
+            steps = limit
+        else:
+            counted, epochs = _find_member(name.strip(), members, stage), limit
+            if not shares[counted]:
+                raise UserError(
+                    f"data.stages: stage {stage.name} ends until {stage.until!r}, but its mix has no {name}; "
+                    "name a set with a share above 0"
+                )
+    chosen = noise if stage.noise is None else stage.noise
+    return Stage(stage.name, tuple(shares), counted, epochs, steps, chosen)
+
+
+def _read_number(text: str, *, infinite: bool = False) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) or (infinite and number == math.inf) else None
+
+
+def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
+    """The index of the set with this name: the whole one, one without direction, or the end of its folder."""
+    for names in (
+        [member.name for member in members],
+        [member.dataset for member in members],
+        [_short(member) for member in members],
+    ):
+        found = [index for index, known in enumerate(names) if known == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = " and ".join(members[index].name for index in found)
+            raise UserError(
+                f"data.stages: stage {stage.name} names {name}, which may be {listed}; write the whole name"
+            )
+    listed = ", ".join(member.name for member in members)
+    raise UserError(
+        f"data.stages: stage {stage.name} names {name}, which is not in data.dataset ({listed}); name "
+        "one of them, or the last folder of parallel_text@DIR"
+    )
+
+
+def _short(member: Member) -> str:
+    return member.dataset.rpartition("@")[2].rstrip("/").rpartition("/")[2]

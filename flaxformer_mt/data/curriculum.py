@@ -1,0 +1,105 @@
+"""Curriculum: which pairs an epoch of each stage of training has, and which epoch follows it.
+
+Row 4 of the data path. An epoch of a stage is one pass over the set that the stage counts; the others give as
+many pairs as their shares ask for, and go on in the next epoch of the stage where they have stopped.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.stage_mixes import Stage, read_stages
+from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.data.position import Position
+
+
+class Curriculum:
+    """The stages of training; every answer is a function of the arguments, the set sizes and the seed."""
+
+    def __init__(
+        self, stages: Sequence[Stage], parts: Sequence[Part], *, seed: int, accumulation: int = 1
+    ) -> None:
+        """Draws nothing.
+
+        Args:
+          stages: at least one.
+          parts: the data sets that the shares of the stages are of.
+          seed: determines all draws.
+          accumulation: number of batches of an update, in which the steps of stages are counted.
+        """
+        self.stages = tuple(stages)
+        self._sizes = [part.size for part in parts]
+        self._seed, self._accumulation = seed & 0xFFFF_FFFF_FFFF_FFFF, accumulation
+        # The newest permutation of each set, and what it was drawn for.
+        self._permutations: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a stage has noise."""
+        return any(stage.noise.active for stage in self.stages)
+
+    def is_over(self, place: Position) -> bool:
+        """Whether the last stage has ended."""
+        return place.stage >= len(self.stages)
+
+    def draw(self, place: Position) -> np.ndarray:
+        """The numbers of the pairs of an epoch, counted over all sets, in no useful order."""
+        stage, start = self.stages[place.stage], 0
+        found = [np.zeros(0, np.int64)]
+        for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
+            if share:
+                rate = self._sizes[stage.counted] * (share / stage.shares[stage.counted])
+                begin, end = (
+                    math.floor(rate * epoch) for epoch in (place.stage_epoch, place.stage_epoch + 1)
+                )
+                found += [start + chosen for chosen in self._take(place.stage, number, begin, end)]
+            start += size
+        return np.concatenate(found)
+
+    def _take(self, stage: int, number: int, begin: int, end: int) -> list[np.ndarray]:
+        """Pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
+        size, found = self._sizes[number], []
+        while begin < end:
+            turn, at = divmod(begin, size)
+            stop = min(end - turn * size, size)
+            found.append(self._permute(stage, number, turn)[at:stop].astype(np.int64))
+            begin = turn * size + stop
+        return found
+
+    def _permute(self, stage: int, number: int, turn: int) -> np.ndarray:
+        drawn_for, order = self._permutations.get(number, ((-1, -1), np.zeros(0, np.int32)))
+        if drawn_for != (stage, turn):
+            size = self._sizes[number]
+            random = np.random.default_rng([self._seed, stage, number, turn])
+            order = random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
+            self._permutations[number] = ((stage, turn), order)
+        return order
+
+    def batches_left(self, place: Position) -> int | None:
+        """How many batches the stage has left at the beginning of an epoch; None: all of the epoch's."""
+        steps = self.stages[place.stage].steps
+        return None if steps is None else steps * self._accumulation - place.stage_batches
+
+    def after(self, place: Position, batches: int) -> Position:
+        """The beginning of the epoch that follows one of so many batches."""
+        stage = self.stages[place.stage]
+        place = Position(
+            place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches
+        )
+        by_epochs = stage.epochs is not None and place.stage_epoch >= stage.epochs
+        by_steps = stage.steps is not None and place.stage_batches >= stage.steps * self._accumulation
+        return Position(place.epoch, 0, place.stage + 1) if by_epochs or by_steps else place
+
+
+def make_curriculum(
+    data: DataConfig, parts: Sequence[Part], *, seed: int, accumulation: int
+) -> Curriculum | None:
+    """The curriculum of a config; None if it has no stages.
+
+    Raises:
+      UserError: a stage is malformed, or names no set of data.dataset.
+    """
+    stages = read_stages(data)
+    return Curriculum(stages, parts, seed=seed, accumulation=accumulation) if stages else None

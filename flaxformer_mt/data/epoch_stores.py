@@ -1,0 +1,109 @@
+"""The token stores of the epochs: one for all, or with subword sampling or noise a new one for each.
+
+Row 3 of the data path. Contains when a store is built and removed; `token_store` writes and reads it.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from flaxformer_mt.config import NoiseConfig
+from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.data.text_noise import TextNoise
+from flaxformer_mt.data.token_store import TokenStore, fold, remove_store
+from flaxformer_mt.vocab import Vocabs
+
+
+class EpochStores:
+    """The token store of each epoch: always the same one, or a new one with subword sampling or noise.
+
+    What is drawn for an epoch is a function of (seed, epoch), so that resumed training sees the same token
+    ids. base: the store of all pairs as in epoch 0, from which the shapes of batches are chosen; it stays on
+    the disk. varies: whether the lengths of pairs differ from epoch to epoch.
+    Several threads may call `store`: one builds while the others wait.
+    """
+
+    # Stores kept besides the base: the epoch in training, and the next one, which is prepared meanwhile.
+    _KEPT = 2
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        vocabs: Vocabs,
+        root: str | Path,
+        sampling: float,
+        seed: int,
+        *,
+        noise: TextNoise | None = None,
+        varies: bool = False,
+        own_root: Path | None = None,
+    ) -> None:
+        """Builds the base under `root`; stores of later epochs go to `own_root`.
+
+        noise: noise of the text, and what it leaves alone; None: none. varies: whether a stage of training
+        has noise of its own. own_root: a folder that only this process writes to; None: `root`.
+        """
+        self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
+        self._own_root = own_root or self._root
+        self.sampling, self._seed = sampling, seed
+        self._noise = noise or TextNoise(NoiseConfig())
+        self.varies = varies or bool(sampling) or self._noise.rates.active
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._stores: dict[int, TokenStore] = {}
+        self.base = self._build(0, self._pairs, self._noise)
+
+    def store(self, epoch: int) -> TokenStore:
+        """The store of `epoch`, built if missing; all but the base and the last two requested are removed."""
+        if epoch == 0 or not (self.sampling or self._noise.rates.active):
+            return self.base
+        return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
+
+    def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
+        """The store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they are.
+
+        With subword sampling or noise it has nothing else, a pair as often as it is drawn, each time drawn
+        anew. Stores are kept and removed as by `store`.
+
+        Args:
+          epoch: the number of the epoch over all stages.
+          drawn: numbers of pairs, counted over all sets.
+          rates: the noise of the stage.
+        """
+        noise = self._noise._replace(rates=rates)
+        if not self.sampling and not rates.active and not self._noise.rates.active:
+            return self.base, drawn
+        pairs = self._pairs.select(np.sort(drawn))
+        store = self._keep(epoch, lambda: self._build(epoch, pairs, noise, self._own_root))
+        return store, np.arange(len(store))
+
+    def _keep(self, epoch: int, build: Callable[[], TokenStore]) -> TokenStore:
+        with self._lock:
+            store = self._stores.pop(epoch, None)
+            self._stores[epoch] = build() if store is None else store
+            for old in list(self._stores)[: -self._KEPT]:
+                removed = self._stores.pop(old)  # batches being built keep their mapped files
+                if all(other.folder != removed.folder for other in self._stores.values()):
+                    remove_store(removed)
+            return self._stores[epoch]
+
+    def close(self) -> None:
+        """Stops a build in progress and removes all stores but the base; later builds stop at once."""
+        self._closed.set()
+        with self._lock:
+            for store in {store.folder: store for store in self._stores.values()}.values():
+                remove_store(store)
+            self._stores.clear()
+
+    def _build(self, epoch: int, pairs: Pairs, noise: TextNoise, root: Path | None = None) -> TokenStore:
+        active = noise if noise.rates.active else None
+        return TokenStore.build(
+            pairs,
+            self._vocabs,
+            root or (self._own_root if epoch else self._root),
+            sampling=self.sampling,
+            seed=fold(self._seed, epoch) if self.sampling or active else 0,
+            noise=active,
+            stop=self._closed,
+        )

@@ -1,0 +1,172 @@
+"""Stages of training: what an epoch of each draws, where it ends, and that any position can be resumed."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import Config, NoiseConfig, OptimConfig, StageConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config.stage_mixes import read_stages
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.data.curriculum import Curriculum
+from flaxformer_mt.data.epoch_stores import EpochStores
+from flaxformer_mt.data.loader import train_batches
+from flaxformer_mt.data.position import BEGINNING, Position
+from flaxformer_mt.data.stage_report import format_stages, plan_stages
+from flaxformer_mt.data.text_noise import TextNoise
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import make_vocabs
+
+STAGES = (
+    StageConfig("start", mix=("small 0.8", "large 0.2"), until="small 2"),
+    StageConfig("middle", mix=("large 3", "small 1"), until="steps 3", noise=NoiseConfig(upper_case=0.5)),
+    StageConfig("end", mix=("large 1",), until="large 1"),
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Config:
+    """Two sets of 20 and 30 pairs; the words of a set occur in no other."""
+    folder = tmp_path_factory.mktemp("text")
+    for name, size, word in (("small", 20, "aa"), ("large", 30, "bb")):
+        (folder / name).mkdir()
+        for language in ("xx", "yy"):
+            lines = [f"{word} {'cd' * (n % 4)} {n}\n" for n in range(size)]
+            (folder / name / f"train.{language}").write_text("".join(lines), encoding="utf-8")
+    base = Config(seed=3, optim=OptimConfig(accumulation=2), train=TrainConfig(steps=1000))
+    data = dataclasses.replace(
+        base.data,
+        dataset=",".join(f"parallel_text@{folder / name}" for name in ("small", "large")),
+        source_language="xx",
+        target_language="yy",
+        cache_dir=str(folder / "cache"),
+        max_source_length=30,
+        max_target_length=30,
+        batch_tokens=240,
+        num_shapes=2,
+        stages=STAGES,
+    )
+    return dataclasses.replace(base, data=data)
+
+
+@pytest.fixture(scope="module")
+def pairs(config):
+    return read_pairs(config.data, "train")
+
+
+@pytest.fixture(scope="module")
+def stores(config, pairs, tmp_path_factory) -> EpochStores:
+    folder = tmp_path_factory.mktemp("stores")
+    vocabs = make_vocabs(VocabConfig(size=290), pairs, folder)
+    return EpochStores(pairs, vocabs, folder, 0.0, 3, noise=TextNoise(NoiseConfig()), varies=True)
+
+
+def take(stores, config, start=BEGINNING, number=None):
+    batches = train_batches(
+        stores, config.data, seed=3, pad_id=0, bos_id=1, start=start, accumulation=config.optim.accumulation
+    )
+    try:
+        return list(itertools.islice(batches, number))
+    finally:
+        batches.close()
+
+
+def make_curriculum_of(*shares: float, sizes=(10, 7), epochs=None) -> Curriculum:
+    stage = read_stages(
+        dataclasses.replace(
+            Config().data,
+            dataset="a,b",
+            stages=(StageConfig("s", tuple(f"{name} {x}" for name, x in zip("ab", shares, strict=True))),),
+        )
+    )[0]
+    parts = [Part(name, size, 1.0) for name, size in zip("ab", sizes, strict=True)]
+    return Curriculum([stage._replace(epochs=epochs)], parts, seed=-1)
+
+
+def test_sets_go_on_where_they_stopped_until_each_pair_has_been_seen():
+    """Of 10 pairs all in each epoch; of 7, in the ratio 3 to 1, three or four, and all 7 in two to three."""
+    curriculum = make_curriculum_of(0.75, 0.25)
+    epochs = [curriculum.draw(Position(n, 0, 0, n)) for n in range(21)]
+    assert all(sorted(epoch[epoch < 10]) == [*range(10)] for epoch in epochs)
+    assert len({tuple(epoch[epoch < 10]) for epoch in epochs}) == 21
+    others = np.concatenate([epoch[epoch >= 10] for epoch in epochs])
+    assert len(others) == 70  # 21 * 10 / 3
+    for turn in range(10):
+        assert sorted(others[7 * turn : 7 * turn + 7]) == [*range(10, 17)]
+    again = make_curriculum_of(0.75, 0.25)
+    assert np.array_equal(again.draw(Position(9, 0, 0, 9)), epochs[9])
+
+
+def test_stages_end_after_their_epochs_or_updates():
+    two = make_curriculum_of(1, 0, epochs=2)
+    assert two.after(Position(4, 0, 0, 0, 0), 9) == Position(5, 0, 0, 1, 9)
+    assert two.after(Position(5, 0, 0, 1, 9), 8) == Position(6, 0, 1)
+    assert two.is_over(Position(6, 0, 1)) and not two.is_over(Position(5, 0))
+
+
+def test_training_goes_through_the_stages_and_ends_with_the_last(stores, config):
+    whole = take(stores, config)
+    positions = [position for position, _ in whole]
+    assert positions[-1].stage == 3 and positions[-1].index == 0
+    of_stage = [BEGINNING.stage, *(position.stage for position in positions[:-1])]
+    assert of_stage == sorted(of_stage)
+    assert of_stage.count(1) == 3 * config.optim.accumulation
+    rows = [0, 0, 0]
+    for stage, (_, batch) in zip(of_stage, whole, strict=True):
+        rows[stage] += int(batch.source_mask[:, 0].sum())
+    assert rows[0] == 2 * 20 + 10 and rows[2] == 30
+    assert len({(*batch.source.shape, batch.target_in.shape[1]) for _, batch in whole}) <= 2
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_every_position_can_be_resumed(stores, config, threads):
+    whole = take(stores, config)
+    data = dataclasses.replace(config.data, loader_threads=threads, prefetch=3)
+    changed = dataclasses.replace(config, data=data)
+    for done, (position, _) in enumerate(whole, start=1):
+        rest = take(stores, changed, position)
+        assert [place for place, _ in rest] == [place for place, _ in whole[done:]]
+        for (_, one), (_, other) in zip(rest, whole[done:], strict=True):
+            assert np.array_equal(one.source, other.source) and np.array_equal(one.target_in, other.target_in)
+
+
+def test_a_stage_with_noise_has_the_drawn_pairs_with_noise(stores, config, pairs):
+    drawn = np.array([49, 3, 3, 20])
+    store, where = stores.draw(7, drawn, NoiseConfig(upper_case=1.0))
+    vocab = stores._vocabs.source
+    texts = [vocab.detokenize(store[index][0]) for index in where]
+    assert texts == [" ".join(pairs[index].source.upper().split()) for index in (3, 3, 20, 49)]
+    again, _ = stores.draw(7, drawn, NoiseConfig(upper_case=1.0))
+    assert again is store
+    clean, same = stores.draw(8, drawn, NoiseConfig())
+    assert clean is stores.base and same is drawn
+
+
+def test_the_report_says_what_each_stage_has(stores, config):
+    report = plan_stages(config, stores)
+    start, middle, end = report
+    assert (start["from_update"], start["epochs"], middle["updates"], end["epochs"]) == (1, 2, 3, 1)
+    assert middle["from_update"] == 1 + start["updates"]
+    # Two batches an update.
+    assert start["updates"] == -(-start["batches"]["batches"] * 2 // 2)
+    assert [one["share"] for one in middle["mix"]] == [0.25, 0.75]
+    lines = format_stages(report)
+    assert lines[0].startswith("stage 1 of 3, start: 80.0% parallel_text@") and "2 epochs of" in lines[0]
+    assert "3 updates from about update" in lines[1] and lines[1].endswith("; noise: upper_case 0.5")
+    short = dataclasses.replace(config, train=TrainConfig(steps=1))
+    assert "not reached within train.steps" in format_stages(plan_stages(short, stores))[2]
+
+
+def test_a_stage_without_a_pair_that_fits_is_refused(stores, config):
+    data = dataclasses.replace(config.data, stages=(StageConfig("s", ("large 1",)),))
+    stores_of_long = dataclasses.replace(config, data=dataclasses.replace(data, max_source_length=30))
+    lengths = stores.base.source_lengths
+    before = lengths[20:].copy()
+    lengths[20:] = 31
+    try:
+        with pytest.raises(UserError, match="epoch 1 of stage s has 30 pairs, none of which"):
+            take(stores, stores_of_long, number=1)
+    finally:
+        lengths[20:] = before
