@@ -37,19 +37,20 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     `model.remat` computes layers twice. `at_peak` is the time on a device of the given kind, or of the kind
     in use here, at its peak rate, or None if the peak rate is unknown.
     If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
-    vocabularies are assumed to have `vocab.size` entries, and `batches` is None. For a language model, the
+    vocabularies are assumed to have `vocab.size` entries, and `batches` is None, as are the `stages` of a
+    config that has some. For a language model, the
     source vocabulary has size 0 and the source length is 0.
 
     Raises:
       UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.
     """
-    sizes, batches = None, None
+    sizes = batches = stages = None
     if run_dir is not None and (run_dir / "vocab").is_dir():
         from flaxformer_mt.data.prepare import prepare
 
         report = prepare(config, run_dir).report
         sizes = report["vocabulary"]["source_size"], report["vocabulary"]["target_size"]
-        batches = report["batches"]
+        batches, stages = report["batches"], report.get("stages")
     source_size, target_size = sizes or plan_sizes(config)
     model = make_model(
         config.model, source_size=source_size, target_size=target_size, platform=default_platform()
@@ -68,6 +69,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         "parameters": count_parameters(without_factors(params)),
         "vocabulary": {"source_size": source_size, "target_size": target_size},
         "batches": batches,
+        **({"stages": stages} if config.data.stages else {}),
         "longest_batch": {
             "rows": rows,
             "source_length": source_length,

@@ -37,6 +37,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         *align(rows),
         "",
         *_describe_mixture(report.get("mixture")),
+        *_describe_stages(report.get("stages")),
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
         "",
@@ -77,7 +78,7 @@ def summarize_experiment(result: Mapping[str, Any]) -> str:
             f"{peak['seconds_a_step']:g} s a step, {peak['device_hours']:g} device hours in all"
         )
     if result["batches"]:
-        lines += ["", *_describe_batches(result["batches"])]
+        lines += ["", *_describe_stages(result.get("stages")), *_describe_batches(result["batches"])]
     return "\n".join([*lines, "", f"{_MORE[:-1]} (the whole config too)."])
 
 
@@ -124,6 +125,22 @@ def _describe_mixture(shares: Sequence[Mapping[str, Any]] | None) -> list[str]:
         [one["name"], f"{one['pairs']:,}", f"{one['weight']:.4g}", f"{one['share']:.1%}"] for one in shares
     ]
     return ["Mixture", *align(rows), ""]
+
+
+def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if not stages:
+        return []
+    rows = [["stage", "from update", "updates", "epochs", "data set", "share", "noise"]]
+    for stage in stages:
+        updates = "to the end" if stage["updates"] is None else f"{stage['updates']:,}"
+        epochs = "" if stage["epochs"] is None else f"{stage['epochs']:,} of {stage['epoch_of']}"
+        noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
+        begin = f"{stage['from_update']:,}" if stage["reached"] else "not reached"
+        head = [stage["name"], begin, updates, epochs]
+        for number, one in enumerate(stage["mix"]):
+            own = [one["name"], f"{one['share']:.1%}"]
+            rows.append([*head, *own, noise] if number == 0 else [""] * 4 + own + [""])
+    return ["Stages (numbers of updates are exact where a stage ends after steps)", *align(rows), ""]
 
 
 def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:

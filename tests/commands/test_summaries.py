@@ -46,6 +46,13 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "800 pairs have too many tokens and are left out" in words
     assert "128 16 16 300" in words
     assert max(map(len, text.split("\n"))) <= 100 and "{" not in text
+    stage = {"name": "start", "from_update": 1, "updates": 90, "reached": True, "epochs": 2, "epoch_of": "a"}
+    stage |= {"mix": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}], "noise": {"typos": 0.1}}
+    last = stage | {"name": "end", "from_update": 91, "updates": None, "epochs": None, "noise": {}}
+    staged = summarize_preparation(REPORT | {"stages": [stage, last | {"reached": False}, last]})
+    rows = [" ".join(line.split()) for line in staged.split("\n")]
+    assert "start 1 90 2 of a a 80.0% typos 0.1" in rows and "b 20.0%" in rows
+    assert "end 91 to the end a 80.0%" in rows and "end not reached to the end a 80.0%" in rows
     apart = REPORT | {"vocabulary": REPORT["vocabulary"] | {"joint": False, "source_size": 9000}}
     assert "9,000 source and 8,000 target" in summarize_preparation(apart)
     alone = REPORT | {"vocabulary": REPORT["vocabulary"] | {"source_size": 0}}

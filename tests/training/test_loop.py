@@ -56,10 +56,10 @@ REPORT_KEYS = {
     "test",
 }
 
-# The interruption at update 3 is at the border of the stages.
+# The interruption at update 3 is at the border of the stages, which end before train.steps.
 STAGES = (
     StageConfig("first", ("parallel_text 1",), "steps 3"),
-    StageConfig("second", ("parallel_text 1",), noise=NoiseConfig(upper_case=0.2, typos=0.5)),
+    StageConfig("second", ("parallel_text 1",), "steps 1", noise=NoiseConfig(upper_case=0.2, typos=0.5)),
 )
 
 
@@ -319,6 +319,8 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
         train={"steps": 4, "log_every": 4, "checkpoint_every": 2, "evaluate_every": 100, "average_last": 2},
         search={"method": "greedy", "beam_size": 1},
     )
+    if config.data.stages:
+        config = change(config, train={"steps": 9})
     if config.vocab.sampling:
         save_config(config, tmp_path / "config.json")
         assert run_killed(tmp_path / "undisturbed", tmp_path / "config.json", "never", 0).returncode == 0
@@ -339,8 +341,10 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     at_step({})
-    assert fit(config, run_dir, progress=sys.stderr)["step"] == 4
-    assert "resuming at step 3 of 4" in capfd.readouterr().err
+    report = fit(config, run_dir, progress=sys.stderr)
+    assert report["step"] == 4 and report.get("stages_ended", False) is bool(config.data.stages)
+    assert f"resuming at step 3 of {config.train.steps}" in capfd.readouterr().err
+    assert fit(config, run_dir) == report
     assert Checkpoints(run_dir).steps() == [2, 4]
     assert_same_run(run_dir, tmp_path / "undisturbed")
     averages = [Checkpoints(run).restore_params("average") for run in (run_dir, tmp_path / "undisturbed")]
