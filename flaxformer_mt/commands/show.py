@@ -37,9 +37,8 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     `model.remat` computes layers twice. `at_peak` is the time on a device of the given kind, or of the kind
     in use here, at its peak rate, or None if the peak rate is unknown.
     If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
-    vocabularies are assumed to have `vocab.size` entries, and `batches` is None, as are the `stages` of a
-    config that has some. For a language model, the
-    source vocabulary has size 0 and the source length is 0.
+    vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are any, are None.
+    For a language model, the source vocabulary has size 0 and the source length is 0.
 
     Raises:
       UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.

@@ -68,7 +68,7 @@ def choose_shapes(
     wanted = config.train.compile_ahead
     if wanted == "none" or wanted == "auto" and platform == "cpu":
         return ()
-    drawn = updates * config.optim.accumulation / batches["batches"]
+    drawn = updates * config.optim.accumulation / max(1, batches["batches"])
     found = [shape for shape in batches["shapes"] if shape["batches"] and shape["batches"] * drawn >= 1]
     shapes = [Shape(shape["rows"], shape["source"], shape["target"]) for shape in found]
     return tuple(sorted(shapes, key=lambda shape: -shape.work))

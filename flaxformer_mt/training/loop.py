@@ -194,8 +194,7 @@ def _train(
                 state, metrics = setup.train_step(state, on_devices)
             first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
-            _announce_stage(tracker, config, progress, position)
-            progress.advance(position)
+            _advance(progress, position, config, tracker)
             log.add(progress.step, metrics, microbatches, position.epoch)
             last = progress.step == train.steps or has_ended(config.data, progress)
             if validate_params is not None and (last or progress.step % train.evaluate_every == 0):
@@ -319,16 +318,13 @@ def _describe_batches(plan: dict[str, Any]) -> str:
     )
 
 
-def _announce_stage(tracker: Tracker, config: Config, progress: TrainProgress, after: Position) -> None:
-    """Tells that the update after `progress` is the last one of a stage."""
-    stages = config.data.stages
-    if after.stage == progress.stage:
-        return
-    following = "the last stage" if after.stage == len(stages) else f"then stage {stages[after.stage].name}"
-    tracker.message(
-        f"update {progress.step + 1} ends stage {stages[progress.stage].name}, after "
-        f"{after.epoch - progress.epoch + progress.stage_epoch} epochs of it; {following}"
-    )
+def _advance(progress: TrainProgress, after: Position, config: Config, tracker: Tracker) -> None:
+    """Records an update after which the next batch is `after`, and tells if it was the last of a stage."""
+    stages, ended = config.data.stages, progress.stage
+    progress.advance(after)
+    if after.stage != ended:
+        following = "the last one" if after.stage == len(stages) else f"then stage {stages[after.stage].name}"
+        tracker.message(f"update {progress.step} ends stage {stages[ended].name}, {following}")
 
 
 def _is_finished(config: Config, progress: TrainProgress) -> bool:

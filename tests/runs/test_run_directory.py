@@ -107,7 +107,7 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
     elif old is None:
         value = 0.25 if name.endswith("rate") else True if name.endswith("norm") else 32
     elif isinstance(old, tuple):
-        value = [1.0] if name == "data.weights" else ["a"]
+        value = {"data.weights": [1.0], "data.stages": [{"name": "a"}]}.get(name, ["a"])
     else:
         value = another_word(name, old)
     new = change(Config(), name, value)

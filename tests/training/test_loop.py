@@ -82,7 +82,7 @@ def make_state(config: Config, run_dir: Path) -> TrainState:
     return init_state(init_params(model, jax.random.key(0)), optimizer, ema=config.optim.ema_decay > 0)
 
 
-def load_state(run_dir: Path, step: int) -> dict[str, Any]:
+def load_state(run_dir: Path, step: int | str) -> dict[str, Any]:
     """All arrays of a checkpoint, by the names that the trainer gives them."""
     config = read_config(run_dir / "config.json")
     shapes = jax.eval_shape(lambda: to_trees(make_state(config, run_dir)))
@@ -91,8 +91,7 @@ def load_state(run_dir: Path, step: int) -> dict[str, Any]:
 
 def assert_same_run(run_dir: Path, expected_dir: Path) -> None:
     """Final arrays are equal bit for bit, and so is what was logged, apart from the clocks."""
-    config = read_config(expected_dir / "config.json")
-    left, right = load_state(run_dir, config.train.steps), load_state(expected_dir, config.train.steps)
+    left, right = load_state(run_dir, "last"), load_state(expected_dir, "last")
     assert {"params", "opt_state", "counters"} <= set(left)
     assert jax.tree.structure(left) == jax.tree.structure(right)
     for (path, a), b in zip(jax.tree.leaves_with_path(left), jax.tree.leaves(right), strict=True):
@@ -337,7 +336,7 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     told = capfd.readouterr().err
     if config.data.stages:
         assert "stage 1 of 2, first: 100.0% parallel_text; 3 updates from about update 1; noise: " in told
-        assert "update 3 ends stage first, after 1 epochs of it; then stage second" in told
+        assert "update 3 ends stage first, then stage second" in told
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     at_step({})
