@@ -420,13 +420,14 @@ def find_candidates(inputs, barred_inputs, barred):
 
 def test_top_candidates_are_those_of_a_full_sort():
     """Also of ids that are barred for some beams: the others choose them."""
-    cases = [(7, 7), (64, 1), (130, 2), (1000, 5), (1000, 15), (1000, 16)]
+    # 1,000 are 25 chunks of 40 and 160 are 2 of 80; 130 and 1,003 have padded chunks of 64.
+    cases = [(7, 7), (64, 1), (130, 2), (160, 1), (1000, 5), (1000, 24), (1000, 25), (1003, 5)]
     inputs, barred_inputs = {}, {}
     for size, count in cases:
         logits = np.random.default_rng(size + count).normal(size=(3, 2, size)).astype(np.float32)
         logits[0, 0, 5:] = -np.inf  # fewer possible tokens than asked for
         inputs[size, count] = logits
-    for size in (100, 1000):
+    for size in (100, 1000, 1003):
         barred_inputs[size] = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
         barred_inputs[size][:, :, EOS] = 9.0
     barred = np.array([[True], [False]])
