@@ -23,7 +23,9 @@ fastest variant is compared.
 Each system runs in a process of its own, with the same number of threads. The systems first compile, which is
 reported separately, and then take turns for several rounds of all sentences. Prints JSON: tokens per second
 of every round, and the ratio of each variant of ours to the fastest variant of each peer, and to that of each
-precision of it, by medians.
+precision of it, by medians; `best` is the ratio of the fastest variant of ours whose BLEU is at most 0.1
+lower. With --clock=processor, a second is one of processor time of all threads: such rates hardly depend on
+what else a machine does, but do not tell how well threads are used.
 With --shortlist=FILE, ours and CTranslate2 (its vmap) are also measured with a shortlist.
 `--tiny` runs everything with a toy model in seconds.
 """
@@ -63,6 +65,8 @@ _HUGGING_FACE = {"post": "marian", "pre": "hf-pre-norm"}
 _NEWS_LENGTHS = (3, 11, 15, 23, 32, 41, 91)
 # Tolerance of the export check: random weights give logits in the hundreds; equal weights are enough here.
 _TOLERANCE = 1e-2
+# A translation system whose BLEU is lower by at most this much counts as equally good.
+_EQUAL_BLEU = 0.1
 
 
 class Pair(NamedTuple):
@@ -221,7 +225,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             system: stack.enter_context(open_worker(Path(__file__), system, path, threads=options.threads))
             for system in options.systems
         }
-        systems = take_turns(workers, options.rounds, material)
+        systems = take_turns(workers, options.rounds, options.clock, material)
     result: dict[str, Any] = {
         "setting": options.setting,
         "tiny": options.tiny,
@@ -229,27 +233,53 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "sentences": len(material.sentences),
         "source_tokens": sum(map(len, material.sentences)),
         "batch_tokens": options.batch_tokens,
+        "clock": options.clock,
         "systems": systems,
     }
-    for variant, ours in systems.get("ours", {}).get("variants", {}).items():
-        rate = statistics.median(ours["rounds"])
+    ours = systems.get("ours", {}).get("variants", {})
+    for variant in ours:
         result.setdefault("ratios", {})[variant] = {
-            name: round(rate / peers_rate, 2)
-            for peer in PEERS
-            if peer in systems
-            for name, peers_rate in fastest(peer, systems[peer]["variants"], options.precisions).items()
+            name: round(median_rate(ours[variant]) / median_rate(peers), 2)
+            for name, (_, peers) in fastest_peers(systems, options.precisions).items()
         }
+    if ours:
+        result["best"] = compare_best(ours, fastest_peers(systems, options.precisions))
     return result
 
 
-def fastest(peer: str, variants: dict[str, dict[str, Any]], precisions: Sequence[str]) -> dict[str, float]:
-    """Returns the rate of a peer's fastest variant, and that of each precision as "PEER PRECISION"."""
-    rates = {name: statistics.median(variant["rounds"]) for name, variant in variants.items()}
-    found = {peer: max(rates.values())}
-    for precision in precisions:
-        for ending in (precision, f"{precision}, shortlist"):
-            if some := [rate for name, rate in rates.items() if name.endswith(f", {ending}")]:
-                found[f"{peer} {ending}"] = max(some)
+def median_rate(variant: dict[str, Any]) -> float:
+    """Returns the median rate of the rounds of a variant."""
+    return statistics.median(variant["rounds"])
+
+
+def fastest_peers(systems: dict[str, Any], precisions: Sequence[str]) -> dict[str, tuple[str, dict]]:
+    """Returns name and report of each peer's fastest variant, and of that of each precision."""
+    found = {}
+    for peer in (peer for peer in PEERS if peer in systems):
+        variants = systems[peer]["variants"]
+        for ending in ("", *precisions, *(f"{precision}, shortlist" for precision in precisions)):
+            some = [name for name in variants if not ending or name.endswith(f", {ending}")]
+            if some:
+                best = max(some, key=lambda name: median_rate(variants[name]))
+                found[f"{peer} {ending}".strip()] = best, variants[best]
+    return found
+
+
+def compare_best(
+    ours: dict[str, dict[str, Any]], peers: dict[str, tuple[str, dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Compares each peer variant with the fastest of ours whose BLEU is not lower by more than 0.1.
+
+    There is no entry for a peer variant whose BLEU none of ours reaches.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for label, (peer_name, peer) in peers.items():
+        for name, own in sorted(ours.items(), key=lambda item: -median_rate(item[1])):
+            gain = round(own.get("bleu", 0.0) - peer.get("bleu", 0.0), 2)
+            if gain >= -_EQUAL_BLEU:
+                ratio = round(median_rate(own) / median_rate(peer), 2)
+                found[label] = {"ours": name, "peer": peer_name, "ratio": ratio, "bleu_difference": gain}
+                break
     return found
 
 
@@ -273,7 +303,7 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return variants
 
 
-def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> dict[str, Any]:
+def take_turns(workers: dict[str, Worker], rounds: int, clock: str, material: Material) -> dict[str, Any]:
     """Runs rounds in which every system runs each of its variants; returns the report of each system."""
     names = list(workers)
     rates: dict[str, dict[str, list[float]]] = {
@@ -285,7 +315,7 @@ def take_turns(workers: dict[str, Worker], rounds: int, material: Material) -> d
         for name in names[turn:] + names[:turn]:
             for variant in rates[name]:
                 answer = workers[name].ask({"variant": variant, "keep": number == 0})
-                rates[name][variant].append(answer["tokens"] / answer["seconds"])
+                rates[name][variant].append(answer["tokens"] / answer["seconds"][clock])
                 found[name].setdefault(variant, answer.get("translations", []))
     systems = {}
     for name, worker in workers.items():
@@ -340,6 +370,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shortlist", type=Path, help="also measure with this file of prepare --shortlist")
     parser.add_argument("--threads", type=int, default=2, help="threads per system")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall", help="time of the rates")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)

@@ -208,9 +208,10 @@ def serve(name: str, task: dict[str, Any]) -> None:
     _send({**system.facts, "variants": pilot, "start_seconds": round(time.perf_counter() - start, 1)})
     for line in sys.stdin:
         command = json.loads(line)
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         results = system.variants[command["variant"]](task["batches"])
-        seconds = time.perf_counter() - start
+        # Processor time is that of all threads of the process.
+        seconds = {"wall": time.perf_counter() - start, "processor": time.process_time() - busy}
         answer: dict[str, Any] = {"seconds": seconds, "tokens": sum(map(len, results))}
         _send({**answer, "translations": results} if command.get("keep") else answer)
 

@@ -95,13 +95,43 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
     assert [variant["dtype"] for variant in ours.values()] == ["float32"] * 2 + ["bfloat16"] * 2
     rounds = {"a, float32": [1.0, 9.0, 3.0], "b, float32": [2.0], "a, int8": [5.0]}
     variants = {name: {"rounds": rates} for name, rates in rounds.items()}
-    found = benchmark.fastest("ctranslate2", variants, options.precisions)
-    assert found == {"ctranslate2": 5.0, "ctranslate2 float32": 3.0, "ctranslate2 int8": 5.0}
+    systems = {"ctranslate2": {"variants": variants}}
+    found = benchmark.fastest_peers(systems, options.precisions)
+    assert {label: name for label, (name, _) in found.items()} == {
+        "ctranslate2": "a, int8",
+        "ctranslate2 float32": "a, float32",
+        "ctranslate2 int8": "a, int8",
+    }
     options = benchmark.parse_options(["--setting=news", "--shortlist=FILE", "--precisions=float32"])
     assert [variant.get("shortlist", False) for variant in benchmark.our_variants(options).values()] == [
         False,
         True,
     ]
     variants["a, int8, shortlist"] = {"rounds": [7.0]}
-    found = benchmark.fastest("ctranslate2", variants, options.precisions + ["int8"])
-    assert (found["ctranslate2 int8"], found["ctranslate2 int8, shortlist"]) == (5.0, 7.0)
+    found = benchmark.fastest_peers(systems, options.precisions + ["int8"])
+    assert found["ctranslate2 int8"][0] == "a, int8"
+    assert found["ctranslate2 int8, shortlist"][0] == "a, int8, shortlist"
+
+
+def test_the_best_variants_are_compared_at_equal_bleu(benchmark):
+    ours = {
+        "exact": {"rounds": [2.0, 6.0, 3.0], "bleu": 30.0},
+        "inexact": {"rounds": [4.0], "bleu": 29.85},
+    }
+    peers = {
+        "good": ("a", {"rounds": [6.0], "bleu": 30.1}),
+        "fair": ("b", {"rounds": [8.0], "bleu": 29.95}),
+        "best": ("c", {"rounds": [8.0], "bleu": 30.2}),
+    }
+    assert benchmark.compare_best(ours, peers) == {
+        "good": {"ours": "exact", "peer": "a", "ratio": 0.5, "bleu_difference": -0.1},
+        "fair": {"ours": "inexact", "peer": "b", "ratio": 0.5, "bleu_difference": -0.1},
+    }
+    forced = benchmark.compare_best({"one": {"rounds": [4.0]}}, {"all": ("a", {"rounds": [2.0]})})
+    assert forced == {"all": {"ours": "one", "peer": "a", "ratio": 2.0, "bleu_difference": 0.0}}
+
+
+def test_an_unknown_clock_is_refused(benchmark, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.parse_options(["--clock=sun"])
+    assert "invalid choice: 'sun'" in capsys.readouterr().err
