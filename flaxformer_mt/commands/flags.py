@@ -10,6 +10,7 @@ import difflib
 import io
 import itertools
 import re
+import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,6 +94,7 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
             )
     except SystemExit:
         raise _find_mistake(kind, flags, captured.getvalue()) from None
+    print(captured.getvalue(), end="", file=sys.stderr)  # warnings about values, such as a file of stages
     if unknown:
         _refuse_unknown(unknown[0], _flag_names(kind))
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))

@@ -50,7 +50,7 @@ def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
             "those of data.alignments"
         )
     if unused := [name for name in ("seed", "trainer") if name in values]:
-        warn_user(f"{path}: {' and '.join(unused)} of this file have no effect; the seed is --config.seed")
+        warn_user(f"{path}: no effect here: {' and '.join(unused)}; the seed is --config.seed")
     sets = _read_datasets(path, values.get("datasets"))
     noise = _read_modifiers(path, values["modifiers"]) if "modifiers" in values else None
     return tuple(_read_stage(path, name, values.get(name), sets, noise) for name in names)

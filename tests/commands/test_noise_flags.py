@@ -43,10 +43,12 @@ def test_a_wrong_value_gets_one_line(tmp_path, capfd, flag, words):
 
 
 def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
-    (tmp_path / "stages.yaml").write_text(STAGES, encoding="utf-8")
+    (tmp_path / "stages.yaml").write_text(f"{STAGES}seed: 7\n", encoding="utf-8")
     flags = [f"--config.data.stages={tmp_path / 'stages.yaml'}", "--config.data.noise.typo_kinds.unichar=0"]
     assert main(["show", f"--run={tmp_path / 'run'}", "--config=toy_de_en", *flags]) == 0
-    data = json.loads(capsys.readouterr().out)["config"]["data"]
+    out, err = capsys.readouterr()
+    assert err.startswith("warning: ") and "no effect here: seed;" in err and err.count("\n") == 1
+    data = json.loads(out)["config"]["data"]
     assert [(one["name"], one["mix"], one["noise"]["upper_case"]) for one in data["stages"]] == [
         ("s", ["toy_de_en 1"], 0.1)
     ]

@@ -74,7 +74,7 @@ def test_a_curriculum_becomes_the_stages_of_a_config(tmp_path):
 
 def test_without_modifiers_the_noise_is_that_of_the_config(tmp_path):
     text = "datasets: {a: a, b: b}\nstages: [s]\ns: [a 1, until a 1]\nseed: 1111\ntrainer: marian\n"
-    with pytest.warns(FlaxformerWarning, match="seed and trainer of this file have no effect"):
+    with pytest.warns(FlaxformerWarning, match="no effect here: seed and trainer"):
         assert read_curriculum(write(tmp_path, text)) == (StageConfig("s", ("a 1",), "a 1"),)
 
 
