@@ -15,6 +15,7 @@ from flaxformer_mt.model.products import einsum_to_float32
 from flaxformer_mt.shapes import (
     Array,
     SharedByRows,
+    TeacherTokens,
     constrain,
     row_parts,
     share_by_rows,
@@ -28,6 +29,35 @@ class Output(NamedTuple):
 
     table: Float[Array, "V D"] | SharedByRows
     bias: Float[Array, "V"] | None
+
+
+class Mixture(NamedTuple):
+    """The target distribution of each token: shares of the target, of a teacher's tokens, and of all evenly.
+
+    target, even: [B, T]. teacher: of the tokens `ids` [B, T, K]. All shares of a token add up to 1.
+    """
+
+    target: Array
+    even: Array
+    teacher: Array
+    ids: Array
+
+
+def mix_teacher(teacher: TeacherTokens, *, weight: float, smoothing: float) -> Mixture:
+    """Mix the smoothed target with a teacher's distribution (word-level distillation, Kim and Rush 2016).
+
+    The smoothed target has 1 - `weight` of the mass, and the teacher's distribution the rest: its k most
+    probable tokens have their probabilities, and what these leave is spread over the whole vocabulary, as
+    that of label smoothing is. Where the teacher has no scores, the target has all mass.
+    """
+    probs = jnp.asarray(teacher.probs).astype(jnp.float32)
+    covered = probs.sum(axis=-1)
+    share = jnp.where(covered > 0, weight, 0.0)
+    left = jnp.maximum(1 - covered, 0.0)
+    # float16 may round probabilities to a sum above 1.
+    probs = probs / jnp.maximum(covered, 1.0)[..., None]
+    even = (1 - share) * smoothing + share * left
+    return Mixture((1 - share) * (1 - smoothing), even, share[..., None] * probs, jnp.asarray(teacher.ids))
 
 
 class TokenSums(NamedTuple):
@@ -52,17 +82,18 @@ def projected_cross_entropy(
     chunk_tokens: int,
     count: bool = False,
     token_weights: Float[Array, "B T"] | None = None,
+    mixture: Mixture | None = None,
 ) -> TokenSums:
     """Compute the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
 
     The sums are over the real tokens, each multiplied by its weight if `token_weights` are given; the weight
     of the result is the sum of these weights.
 
-    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry. The
-    target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the logits of a chunk,
-    scores them, compares the most probable words with the target if `count`, and computes their gradients
-    while they are in the CPU cache. The batch axis stays whole, so it can be sharded over devices:
-    a chunk has about `chunk_tokens` tokens of each device.
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is
+    `mixture`. The target axis is split into chunks of about `chunk_tokens` tokens. One pass computes the
+    logits of a chunk, scores them, compares the most probable words with the target if `count`, and computes
+    their gradients while they are in the CPU cache. The batch axis stays whole, so it can be sharded over
+    devices: a chunk has about `chunk_tokens` tokens of each device.
     """
     weights = jnp.asarray(mask, jnp.float32)
     if token_weights is not None:
@@ -75,20 +106,23 @@ def projected_cross_entropy(
         x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(x.shape[0], -1, width, *x.shape[2:]).swapaxes(0, 1)
 
-    def add_chunks(rows: tuple[Array, Array, Array], output: Output) -> _Totals:
-        hidden, target, weights = map(cut, rows)
-        return _chunked_totals(smoothing, count, hidden, output, target, weights)
+    def add_chunks(rows: tuple[Array, Array, Array, Mixture | None], output: Output) -> _Totals:
+        hidden, target, weights, mixture = jax.tree.map(cut, rows)
+        return _chunked_totals(smoothing, count, hidden, output, target, weights, mixture)
 
     if not isinstance(output.table, SharedByRows):
         # A table that is split along D is gathered once, not in each chunk.
         output = output._replace(table=share_by_rows(output.table, "VD"))
-    totals = sum_over_row_parts(add_chunks, (hidden, jnp.asarray(target), weights), output)
+    totals = sum_over_row_parts(add_chunks, (hidden, jnp.asarray(target), weights, mixture), output)
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 
 
-def _entropies(logits: Array, target: Array, smoothing: float) -> Array:
+def _entropies(logits: Array, target: Array, smoothing: float, mixture: Mixture | None) -> Array:
     log_total = jax.nn.logsumexp(logits, axis=-1)
     at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    if mixture is not None:
+        at_teacher = (mixture.teacher * jnp.take_along_axis(logits, mixture.ids, axis=-1)).sum(-1)
+        return log_total - mixture.target * at_target - at_teacher - mixture.even * logits.mean(axis=-1)
     loss = log_total - (1 - smoothing) * at_target
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
@@ -154,51 +188,66 @@ def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked_totals(
-    smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
+    smoothing: float,
+    count: bool,
+    hidden: Array,
+    output: Output,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
 ) -> _Totals:
-    def add(totals: _Totals, chunk: tuple[Array, Array, Array]) -> tuple[_Totals, None]:
-        hidden, target, weights = chunk
+    def add(totals: _Totals, chunk: tuple[Any, ...]) -> tuple[_Totals, None]:
+        hidden, target, weights, mixture = chunk
         logits = _project(hidden, output)
-        loss = _entropies(logits, target, smoothing)
+        loss = _entropies(logits, target, smoothing, mixture)
         return _add_chunk(totals, loss, _is_argmax(logits, target) if count else None, weights), None
 
-    return jax.lax.scan(add, _no_totals(count), (hidden, target, weights))[0]
+    return jax.lax.scan(add, _no_totals(count), (hidden, target, weights, mixture))[0]
 
 
 def _chunked_totals_forward(
-    smoothing: float, count: bool, hidden: Array, output: Output, target: Array, weights: Array
+    smoothing: float,
+    count: bool,
+    hidden: Array,
+    output: Output,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
 ) -> tuple[_Totals, tuple[Array, Output]]:
     """Compute the gradients together with the totals; the backward pass only scales them.
 
     The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is
     exponentials over their sum; only the exponentials have the size of the logits, and both products take
     them unscaled: the sum and the weights scale single tokens before or after a product, and the target
-    distribution is equal for all words but one.
+    distribution is equal for all words but one, and those of a teacher.
     """
     size = output.table.shape[0]
     table = output.table.astype(hidden.dtype)
     table_mean = table.mean(0, dtype=jnp.float32)
     bias: Array = jnp.zeros(()) if output.bias is None else output.bias
 
-    def add(
-        sums: tuple[_Totals, Output], chunk: tuple[Array, Array, Array]
-    ) -> tuple[tuple[_Totals, Output], Array]:
+    def add(sums: tuple[_Totals, Output], chunk: tuple[Any, ...]) -> tuple[tuple[_Totals, Output], Array]:
         totals, gradient = sums
-        hidden, target, weights = chunk
+        hidden, target, weights, mixture = chunk
+        shares = (1 - smoothing, smoothing) if mixture is None else (mixture.target, mixture.even)
         scores = _score_words(hidden, output._replace(table=table), target if count else None)
         # Small products give the target's logit and the mean logit without a second pass over the logits.
         hidden32 = hidden.astype(jnp.float32)
         target_rows = table[target].astype(jnp.float32)
         at_target = (hidden32 * target_rows).sum(-1) + (bias[target] if bias.ndim else bias)
         mean = (hidden32 * table_mean).sum(-1) + bias.mean()
-        loss = jnp.log(scores.total) + scores.shift - (1 - smoothing) * at_target - smoothing * mean
+        loss = jnp.log(scores.total) + scores.shift - shares[0] * at_target - shares[1] * mean
+        if mixture is not None:
+            loss = loss - _at_teacher(hidden32, table, bias, mixture)
         totals = _add_chunk(totals, loss, scores.correct, weights)
         narrow, total = scores.exponentials, scores.total
         factors = (weights / total)[..., None]  # of the exponentials in the gradient
-        even_mass = weights[..., None] * smoothing
-        target_mass = weights[..., None] * (1 - smoothing)  # beyond the target's even share
+        even_mass = (weights * shares[1])[..., None]
+        target_mass = (weights * shares[0])[..., None]  # beyond the target's even share
         d_hidden = factors * einsum_to_float32("BTV,VD->BTD", narrow, table)
         d_hidden = d_hidden - even_mass * table_mean - target_mass * target_rows
+        if mixture is not None:
+            d_hidden = d_hidden - weights[..., None] * _mean_of_teacher(table, mixture)
         scaled = (hidden32 * factors).astype(hidden.dtype)
         d_table = einsum_to_float32("BTD,BTV->DV", scaled, narrow)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
@@ -211,19 +260,49 @@ def _chunked_totals_forward(
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
     start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
-    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights))
-    target_mass = weights[..., None] * (1 - smoothing)
-    d_table = d_output.table.T.at[target].add(-target_mass * hidden.astype(jnp.float32))
-    d_bias = None if d_output.bias is None else d_output.bias.at[target].add(-target_mass[..., 0])
-    return totals, (d_hidden, Output(d_table, d_bias))
+    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights, mixture))
+    d_output = d_output._replace(table=d_output.table.T)
+    target_share: Any = 1 - smoothing if mixture is None else mixture.target
+    d_output = _subtract_at(d_output, target, weights * target_share, hidden)
+    if mixture is not None:
+        for place in range(mixture.ids.shape[-1]):
+            mass = weights * mixture.teacher[..., place]
+            d_output = _subtract_at(d_output, mixture.ids[..., place], mass, hidden)
+    return totals, (d_hidden, d_output)
+
+
+def _subtract_at(gradient: Output, ids: Array, mass: Array, hidden: Array) -> Output:
+    """Subtract the mass of one token per position from the gradients of its row of the table and its bias."""
+    table = jnp.asarray(gradient.table).at[ids].add(-mass[..., None] * hidden.astype(jnp.float32))
+    return Output(table, None if gradient.bias is None else gradient.bias.at[ids].add(-mass))
+
+
+def _at_teacher(hidden: Array, table: Array, bias: Array, mixture: Mixture) -> Array:
+    """Sum the logits [B, T] of a teacher's tokens, each times its share."""
+    logits = (hidden * _mean_of_teacher(table, mixture)).sum(-1)
+    own = bias[mixture.ids] if bias.ndim else bias
+    return logits + (mixture.teacher * own).sum(-1)
+
+
+def _mean_of_teacher(table: Array, mixture: Mixture) -> Array:
+    """Sum the rows [B, T, D] of a teacher's tokens in the table, each times its share."""
+
+    def add(place: Array, total: Array) -> Array:
+        share = jax.lax.dynamic_index_in_dim(mixture.teacher, place, axis=-1)
+        ids = jax.lax.dynamic_index_in_dim(mixture.ids, place, axis=-1, keepdims=False)
+        return total + share * table[ids].astype(jnp.float32)
+
+    zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
+    return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)
 
 
 def _chunked_totals_backward(
     smoothing: float, count: bool, saved: tuple[Array, Output], gradient: _Totals
-) -> tuple[Array, Output, None, None]:
+) -> tuple[Array, Output, None, None, None]:
     d_hidden, d_output = saved
     scale = gradient.loss_sum  # correct_sum has no gradient
-    return d_hidden * scale.astype(d_hidden.dtype), jax.tree.map(lambda x: x * scale, d_output), None, None
+    d_hidden = d_hidden * scale.astype(d_hidden.dtype)
+    return d_hidden, jax.tree.map(lambda x: x * scale, d_output), None, None, None
 
 
 _chunked_totals.defvjp(_chunked_totals_forward, _chunked_totals_backward)
@@ -249,12 +328,14 @@ def sum_over_tokens(
     chunk_tokens: int,
     count: bool,
     token_weights: Float[Array, "B T"] | None = None,
+    mixture: Mixture | None = None,
 ) -> TokenSums:
     """Sum the loss, and with `count` the correct tokens, of a model's hidden states over the real tokens.
 
     Args:
       module: the model, bound to its parameters, with the method `shared_output_layer`.
       token_weights: weights of the tokens in all sums. None: 1.
+      mixture: the distributions to learn instead of the smoothed targets.
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
     """
     output = Output(*module.shared_output_layer())
@@ -267,6 +348,7 @@ def sum_over_tokens(
         chunk_tokens=chunk_tokens or target.size,
         count=count,
         token_weights=token_weights,
+        mixture=mixture,
     )
 
 

@@ -25,6 +25,8 @@ data=$1 mono=$2 work=$3
 : "${STUDENT_FLAGS:=--config.model.num_encoder_layers=6 --config.model.num_decoder_layers=1 --config.model.model_dim=128 --config.model.ffn_dim=512 --config.model.dropout_rate=0.1}"
 : "${BACKTRANSLATE_FLAGS:=}"         # such as --method=sample --top_k=10
 : "${DISTIL_FLAGS:=}"                # such as --targets=best
+: "${SCORES:=}"                      # word-level distillation: probabilities of so many tokens, such as 8; empty: none
+: "${TEACHER_WEIGHT:=0.5}"           # with SCORES, the teacher's weight in the loss of the student
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
 
 [ -d "$data" ] || { echo "error: the data folder $data does not exist" >&2; exit 2; }
@@ -50,6 +52,7 @@ write() {
 settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "config=$CONFIG" "tag=$TAG" \
     "train=$TRAIN_FLAGS" "teacher=$TEACHER_FLAGS" "student=$STUDENT_FLAGS" \
     "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
+[ -z "$SCORES" ] || settings+=$(printf '\n%s' "scores=$SCORES" "teacher_weight=$TEACHER_WEIGHT")
 if [ ! -e "$work/settings.txt" ]; then
     echo "$settings" | write "$work/settings.txt"
 elif [ "$settings" != "$(cat "$work/settings.txt")" ]; then
@@ -98,8 +101,13 @@ step "$work/teacher/report.json" train "${common[@]}" "${languages[@]}" "${symbo
 # 4. Its translations of the training sources: of the n best, those that are closest to the references.
 nbest=(--targets=nbest --reference="$data/train.$TARGET")
 case " $DISTIL_FLAGS " in *" --targets=best "*) nbest=() ;; esac
+scores=() learned=()
+if [ -n "$SCORES" ]; then
+    scores=(--teacher_scores="$SCORES")
+    learned=(--config.data.teacher_scores=train.scores --config.train.teacher_weight="$TEACHER_WEIGHT")
+fi
 step "$work/distilled/report.json" distil --run="$work/teacher" --input="$data/train.$SOURCE" \
-    --output="$work/distilled" --resume "${nbest[@]}" "${distil[@]}"
+    --output="$work/distilled" --resume "${nbest[@]}" "${scores[@]}" "${distil[@]}"
 for split in valid test; do
     for language in "$SOURCE" "$TARGET"; do
         [ -e "$work/distilled/$split.$language" ] || write "$work/distilled/$split.$language" \
@@ -111,7 +119,7 @@ done
 step "$work/student/report.json" train --config="$CONFIG" "${languages[@]}" \
     --config.data.dataset=parallel_text --config.data.text_dir="$work/distilled" \
     --config.vocab.source_model="$work/teacher/vocab/joint.model" \
-    "${train[@]}" "${student[@]}" --run="$work/student"
+    "${learned[@]}" "${train[@]}" "${student[@]}" --run="$work/student"
 
 # 6. The student for CTranslate2, and the scores of all models on the test set.
 [ -z "$QUANTIZATION" ] || step "$work/exported/model.bin" export --run="$work/student" --format=ctranslate2 \

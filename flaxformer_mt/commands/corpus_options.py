@@ -83,3 +83,6 @@ class DistilOptions(CorpusOptions):
     n_best: int | None = None
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
     metric: Literal["bleu", "chrf"] = "bleu"
+    # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
+    # probable tokens, for word-level distillation (data.teacher_scores); 8 is usual. None: no scores.
+    teacher_scores: int | None = None

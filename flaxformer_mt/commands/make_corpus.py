@@ -8,7 +8,7 @@ which is quick and a function of the first.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,28 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Runs the command `distil`; returns the report, or None in all processes but the first."""
     options = dataclasses.replace(options, output=_check(options))
     n_best = _check_targets(options)
+    if options.teacher_scores is not None:
+        from flaxformer_mt.commands.score_targets import check_scores
+
+        check_scores(options)
     _translate(options, n_best=n_best)
     if not _is_first():
         return None
     sources = _read(options.input, options)
     translated = _read(str(options.output / TRANSLATIONS), options)
     if n_best is None:
-        return _write(options, zip(sources, translated, strict=True))
+        return _write_scored(options, zip(sources, translated, strict=True))
     references = _read(str(options.reference), options)
     chosen = _choose_closest(read_n_best(translated), references, options.metric)
-    return _write(options, zip(sources, chosen, strict=True))
+    return _write_scored(options, zip(sources, chosen, strict=True))
+
+
+def _write_scored(options: DistilOptions, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Writes the pairs, then their scores, if there are any, and then the report."""
+    from flaxformer_mt.commands.score_targets import write_scores
+
+    record = options.output / f"{TRANSLATIONS}.json"
+    return _write(options, pairs, after=lambda: write_scores(options, record=record))
 
 
 def _check(options: CorpusOptions) -> Path:
@@ -143,11 +155,17 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
         yield from read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
 
 
-def _write(options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = "") -> dict[str, Any]:
+def _write(
+    options: CorpusOptions,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    tag: str = "",
+    after: Callable[[], dict[str, Any]] = dict,
+) -> dict[str, Any]:
     rules = PairRules(
         options.max_characters, options.max_length_ratio, options.max_repetitions, options.copies
     )
-    return write_table(options.output, pairs, rules, tag=tag, weight=options.weight)
+    return write_table(options.output, pairs, rules, tag=tag, weight=options.weight, after=after)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:

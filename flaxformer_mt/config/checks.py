@@ -12,6 +12,7 @@ from typing import Any
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
+from flaxformer_mt.config.distillation import find_distillation_problems
 from flaxformer_mt.config.stage_mixes import find_noise_problems, find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -32,6 +33,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _data_problems(config)
     yield from _architecture_problems(config)
     yield from _alignment_problems(config)
+    yield from find_distillation_problems(config)
     yield from _training_problems(config)
     yield from _search_conflicts(config.search, config.model, "search.")
 

@@ -10,6 +10,8 @@ from flaxformer_mt.config.bounds import between
 
 # Kinds of noise that change sources alone.
 SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos")
+# Kinds of noise that change sources and targets.
+TARGET_NOISE = ("upper_case", "title_case", "end_punctuation")
 
 
 @dataclass(frozen=True)
@@ -60,5 +62,4 @@ class NoiseConfig:
     @property
     def active(self) -> bool:
         """Whether any line is changed."""
-        kinds = (*SOURCE_NOISE, "upper_case", "title_case", "end_punctuation")
-        return any(getattr(self, kind) for kind in kinds)
+        return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))

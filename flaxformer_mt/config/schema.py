@@ -49,6 +49,10 @@ class DataConfig:
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
     alignments: tuple[str, ...] = ()
+    # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
+    # --teacher_scores; a name without folder, as train.scores, is looked for in text_dir. For several sets:
+    # names with commas.
+    teacher_scores: tuple[str, ...] = ()
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: str = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
@@ -244,6 +248,9 @@ class TrainConfig:
     steps: Annotated[int, at_least(1)] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
+    # Word-level distillation: weight of the cross-entropy with the teacher's distribution in
+    # data.teacher_scores; that with the targets has the rest. 0: no distillation.
+    teacher_weight: Annotated[float, between(0, 1)] = 0.0
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
     # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
 
 # Pairs read at a time when iterating: one call into ArrayRecord instead of many.
@@ -111,12 +112,14 @@ class Pairs:
         fingerprint: str,
         report: dict[str, Any],
         links: Sequence[WordLinks | None] = (),
+        scores: Sequence[ScoreFile | None] = (),
     ) -> None:
         """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
 
         links: the word alignments of each split, None for a split without; (): there are none at all.
+        scores: a teacher's scores of each split, likewise.
         """
-        self._links = tuple(links)
+        self._links, self.scores = tuple(links), tuple(scores)
         self._splits = tuple(splits)
         self._kept = tuple(kept)
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
@@ -177,7 +180,16 @@ class Pairs:
             fingerprint=digest.hexdigest(),
             report=self.report,
             links=self._links,
+            scores=self.scores,
         )
+
+    def find_scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each pair the index of its data set in `scores`, and its row there."""
+        rows = [
+            np.arange(part.size) if kept is None else np.asarray(kept)
+            for kept, part in zip(self._kept, self.parts, strict=True)
+        ]
+        return np.repeat(np.arange(len(rows)), [part.size for part in self.parts]), np.concatenate(rows)
 
     def __getitem__(self, index: int) -> Pair:
         """The pair at `index`, counted over all parts; negative indices count from the end."""

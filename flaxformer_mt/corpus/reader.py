@@ -16,6 +16,7 @@ from flaxformer_mt.corpus.cleaning import load_or_clean
 from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
+from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
 from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
@@ -79,6 +80,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(sizes), "parts": reports},
         links=_read_links(splits, config) if split == "train" else (),
+        scores=_open_scores(splits, config) if split == "train" else (),
     )
 
 
@@ -134,8 +136,13 @@ def open_train_set(config: DataConfig) -> RawSplit:
 
 def find_alignments(config: DataConfig) -> list[Path | None]:
     """The file with the word alignments of each data set, or None."""
+    return _find_files(config, config.alignments)
+
+
+def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]:
+    """The file of each data set, or None; a name without folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
-    files = config.alignments * (len(names) if len(config.alignments) == 1 else 1)
+    files = given * (len(names) if len(given) == 1 else 1)
     paths = []
     for name, file in zip(names, files or ("",) * len(names), strict=True):
         path = Path(file).expanduser() if file else None
@@ -159,6 +166,21 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
         None if path is None else load_links(path, split, **options)
         for path, split in zip(find_alignments(config), splits, strict=True)
     ]
+
+
+def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile | None]:
+    """Opens the teacher scores of each set; [] if data.teacher_scores is empty."""
+    if not any(config.teacher_scores):
+        return []
+    files = _find_files(config, config.teacher_scores)
+    found = [None if path is None else open_score_file(path) for path in files]
+    for file, split in zip(found, splits, strict=True):
+        if file is not None and len(file) != len(split):
+            raise UserError(
+                f"{file.path} has scores of {len(file)} rows, but {split.name} has {len(split)} training "
+                "pairs; make them again for this text with distil --teacher_scores"
+            )
+    return found
 
 
 def has_split(config: DataConfig, split: Split) -> bool:

@@ -13,7 +13,7 @@ from flaxformer_mt.object_store.transfers import fetch_files
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """The local copy of a folder: the texts of the config's splits and languages, weights and alignments.
+    """The local copy of a folder: texts of the config's splits and languages, weights, alignments, scores.
 
     Files that have not changed in the store are not fetched again.
 
@@ -24,7 +24,8 @@ def copy_text(url: str, config: DataConfig) -> Path:
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
     texts = _name_files(splits, {*filter(None, languages), "tsv"})
-    wanted = texts | _name_files(splits, ["weights"]) | {name for name in config.alignments if name}
+    wanted = texts | _name_files(splits, ["weights"])
+    wanted |= {name for name in (*config.alignments, *config.teacher_scores) if name}
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)

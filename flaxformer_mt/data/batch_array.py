@@ -1,6 +1,6 @@
 """A batch as one array of integers, so that a batch is one transfer to each device.
 
-Weights of tokens and alignments, where training has them, are arrays beside it.
+Weights of tokens, alignments and scores of a teacher, where training has them, are arrays beside it.
 The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
 """
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.shapes import Array, Batch, TeacherTokens
 
 # In place of a token: padding.
 _PADDING = -1
@@ -20,7 +20,7 @@ _PADDING = -1
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["numbers", "target_weights", "alignment"],
+    data_fields=["numbers", "target_weights", "alignment", "teacher"],
     meta_fields=["source_length", "packed", "pad_id", "bos_id"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class BatchArray:
     """The tokens of a batch as numbers [B, S + T] of type int32, source first.
 
     A token is 2 * id, plus 1 if it is the first of its sentence; padding is -1. source_length: S. packed:
-    whether the batch has segments and positions. pad_id, bos_id, target_weights, alignment: as in the
-    `Batch`.
+    whether the batch has segments and positions. pad_id, bos_id, target_weights, alignment, teacher: as in
+    the `Batch`.
     """
 
     numbers: Array
@@ -39,6 +39,7 @@ class BatchArray:
     bos_id: int
     target_weights: Array | None = None
     alignment: Array | None = None
+    teacher: TeacherTokens | None = None
 
     def to_batch(self) -> Batch:
         """Computes the arrays of the batch, inside a program for the devices."""
@@ -54,6 +55,7 @@ class BatchArray:
             target_mask=target.mask,
             target_weights=self.target_weights,
             alignment=self.alignment,
+            teacher=self.teacher,
         )
         if not self.packed:
             return batch
@@ -102,6 +104,7 @@ def to_array(batch: Batch, *, pad_id: int, bos_id: int) -> BatchArray:
         "bos_id": bos_id,
         "target_weights": batch.target_weights,
         "alignment": batch.alignment,
+        "teacher": batch.teacher,
     }
     shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
     if isinstance(batch.source, jax.ShapeDtypeStruct):

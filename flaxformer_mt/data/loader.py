@@ -73,6 +73,11 @@ def make_batch(
         shape = (rows, target, source)
         links = lay_out_links(store.links, planned.examples, planned.rows, starts, shape)
         batch = batch._replace(alignment=links)
+    if store.teacher is not None:
+        places = (from_target.rows, from_target.columns)
+        lengths = store.target.lengths[planned.examples]
+        teacher = store.teacher.lay_out(planned.examples, lengths, places, (rows, target))
+        batch = batch._replace(teacher=teacher)
     if not plan.packed:
         return batch
     return batch._replace(

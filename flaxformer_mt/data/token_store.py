@@ -22,6 +22,7 @@ import numpy as np
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.growing_array import GrowingArray
 from flaxformer_mt.data.piece_links import PieceLinks, PieceLinkWriter, open_piece_links
+from flaxformer_mt.data.teacher_scores import TeacherScores
 from flaxformer_mt.data.text_noise import TextNoise, spread_languages
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
@@ -65,6 +66,7 @@ class TokenStore:
     source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
     eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: in memory.
     weights: of the pairs in the loss; None: all are 1. links: the alignments of the pairs, if they have any.
+    teacher: the teacher's scores of the targets, if there are any.
     """
 
     def __init__(
@@ -75,10 +77,11 @@ class TokenStore:
         parts: tuple[Part, ...],
         weights: np.ndarray | None = None,
         links: PieceLinks | None = None,
+        teacher: TeacherScores | None = None,
     ) -> None:
         self.folder, self.parts = folder, parts
         self.source, self.target = source, target
-        self.weights, self.links = weights, links
+        self.weights, self.links, self.teacher = weights, links, teacher
 
     @classmethod
     def build(
@@ -107,7 +110,7 @@ class TokenStore:
             `BuildStopped`.
 
         Raises:
-          UserError: there are no pairs, or `root` is not writable.
+          UserError: there are no pairs, `root` is not writable, or a teacher's scores are of other targets.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
@@ -119,7 +122,10 @@ class TokenStore:
                 try:
                     linked = bool(pairs.links_identity)
                     source, target, links = _open_arrays(folder, len(pairs), linked=linked)
-                    return cls(folder, source, target, pairs.parts, pairs.weights, links)
+                    teacher = None
+                    if pairs.scores:
+                        teacher = TeacherScores(pairs, vocabs.target, target.tokens, target.offsets)
+                    return cls(folder, source, target, pairs.parts, pairs.weights, links, teacher)
                 except _Damage as error:
                     if os.path.lexists(folder):
                         damage = str(error)

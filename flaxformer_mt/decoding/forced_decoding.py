@@ -55,6 +55,9 @@ class Reading(NamedTuple):
     # Weights [T, S] of each `Watched`, averaged over the models of an ensemble; row t belongs to the step
     # that predicts token t.
     attention: tuple[np.ndarray, ...] = ()
+    # With top_k, the k most probable tokens at each position, most probable first, and their probabilities.
+    top_ids: np.ndarray | None = None
+    top_probs: np.ndarray | None = None
 
 
 class ForcedDecoder:
@@ -100,7 +103,7 @@ class ForcedDecoder:
     def compile(self, **options: Any) -> None:
         """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
         compile_program = jax.jit if self._split is None else self._split.compile
-        self.run = compile_program(self.read_batch, static_argnames=("watched",), **options)
+        self.run = compile_program(self.read_batch, static_argnames=("watched", "top_k"), **options)
 
     def read_all(
         self,
@@ -110,6 +113,7 @@ class ForcedDecoder:
         batch_tokens: int,
         watched: Sequence[Watched] = (),
         shortest: int = SHORTEST,
+        top_k: int = 0,
     ) -> Iterator[tuple[int, Reading]]:
         """Yields each pair's index and its reading, in the order of batches.
 
@@ -117,6 +121,7 @@ class ForcedDecoder:
           params: the parameters of each model.
           batch_tokens: maximum number of source and target tokens of a batch, padding included.
           shortest: minimum length of a batch: a larger one gives fewer shapes, with more padding.
+          top_k: number of most probable tokens to return for each position.
         """
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
 
@@ -130,7 +135,7 @@ class ForcedDecoder:
         for plan in plan_batches(lengths, longest=longest, rows_of=rows_of, shortest=min(shortest, longest)):
             chosen = [pairs[index] for index in plan.indices]
             batch = self._make_batch(chosen, plan)
-            outputs = self.run(tuple(params), batch, watched=tuple(watched))
+            outputs = self.run(tuple(params), batch, watched=tuple(watched), top_k=top_k)
             # The device computes this batch while the host processes the previous one.
             if previous is not None:
                 yield from _split_batch(*previous)
@@ -161,9 +166,12 @@ class ForcedDecoder:
         return Batch(source, target[0], target[1], source_mask, target_mask)
 
     def read_batch(
-        self, params: tuple[Any, ...], batch: Batch, *, watched: tuple[Watched, ...]
-    ) -> tuple[Array, list[Array]]:
-        """Returns log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced."""
+        self, params: tuple[Any, ...], batch: Batch, *, watched: tuple[Watched, ...], top_k: int = 0
+    ) -> tuple[Array, list[Array], tuple[Array, ...]]:
+        """Returns log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
+
+        The third is empty, or with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
+        """
         logits: list[Array] = []
         attention: list[list[Array]] = []
         for model, model_params in zip(self._models, params, strict=True):
@@ -181,7 +189,12 @@ class ForcedDecoder:
         ]
         combined = logits[0] if len(logits) == 1 else self._combine(logits)
         chosen = jnp.take_along_axis(combined, batch.target_out[..., None], axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(combined, axis=-1), mean_attention
+        total = jax.nn.logsumexp(combined, axis=-1)
+        top: tuple[Array, ...] = ()
+        if top_k:
+            largest, ids = jax.lax.top_k(combined, top_k)
+            top = ids, jnp.exp(largest - total[..., None])
+        return chosen - total, mean_attention, top
 
     def _combine(self, logits: Sequence[Array]) -> Array:
         """Averages the distributions of an ensemble as the search does; returns unnormalized logits."""
@@ -206,11 +219,13 @@ def _weights(decoder: Any, watched: Watched, source_length: int) -> Array:
 
 
 def _split_batch(
-    indices: Sequence[int], pairs: Sequence[Pair], outputs: tuple[Array, list[Array]]
+    indices: Sequence[int],
+    pairs: Sequence[Pair],
+    outputs: tuple[Array, list[Array], tuple[Array, ...]],
 ) -> Iterator[tuple[int, Reading]]:
     """Yields each pair's index and its reading, without padding."""
-    log_probs, attention = jax.tree.map(np.asarray, outputs)  # waits for the device
+    log_probs, attention, top = jax.tree.map(np.asarray, outputs)  # waits for the device
     for row, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
         s, t = len(pair.source), len(pair.target)
         pair_attention = tuple(weights[row, :t, :s] for weights in attention)
-        yield index, Reading(log_probs[row, :t], pair_attention)
+        yield index, Reading(log_probs[row, :t], pair_attention, *(values[row, :t] for values in top))

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def write_table(
     *,
     tag: str = "",
     weight: float | None = None,
+    after: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Writes the pairs that the rules keep, and a report of JSON values, which is returned.
 
@@ -79,6 +80,7 @@ def write_table(
       pairs: (source, target) of each line, in order.
       tag: symbol before each source, which the rules do not see.
       weight: third column, the weight of each pair in the loss. None: two columns.
+      after: called when the pairs are written, and before the report; returns entries of the report.
     """
     counts = dict.fromkeys(("lines", "pairs"), 0)
     dropped = dict.fromkeys(_PROBLEMS, 0)
@@ -98,6 +100,7 @@ def write_table(
         os.fsync(file.fileno())
     os.replace(partial, folder / TABLE)
     report = {**counts, "dropped": dropped, "tag": tag, "rules": dataclasses.asdict(rules)}
+    report |= after()
     text = json.dumps(report, indent=2) + "\n"
     partial = folder / f"{REPORT}.partial"
     partial.write_text(text, encoding="utf-8")

@@ -34,7 +34,7 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.shapes import Batch
+from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
@@ -180,6 +180,12 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
         numbers: Any = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
         weights: Any = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
         links: Any = jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8)
+        teacher = None
+        if store.teacher is not None:
+            scored = (rows, shape.target, store.teacher.top_k)
+            ids: Any = jax.ShapeDtypeStruct(scored, np.int32)
+            probs: Any = jax.ShapeDtypeStruct(scored, np.float16)
+            teacher = TeacherTokens(ids, probs)
         array = BatchArray(
             numbers,
             source_length=shape.source,
@@ -188,6 +194,7 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
             bos_id=vocab.bos_id,
             target_weights=None if store.weights is None else weights,
             alignment=None if store.links is None else links,
+            teacher=teacher,
         )
         batch = parallel.put_shapes(array)
         return batch, step.arguments_of(state, batch)

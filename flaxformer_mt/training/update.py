@@ -21,6 +21,7 @@ from flaxformer_mt.losses import (
     TokenSums,
     alignment_cross_entropy,
     keep,
+    mix_teacher,
     sum_over_tokens,
 )
 from flaxformer_mt.model.alignment_head import GUIDED, head_scores
@@ -89,6 +90,10 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     ) -> Sums:
         batch = as_batch(batch)
         dropout_key = make_dropout_key(config, step, microbatch)
+        mixture = None
+        if train.teacher_weight and batch.teacher is not None:
+            shares = {"weight": train.teacher_weight, "smoothing": train.label_smoothing}
+            mixture = mix_teacher(batch.teacher, **shares)
 
         def loss_of(trained: Any) -> tuple[Array, tuple[TokenSums, AlignmentSums | None]]:
             network = merge_factors(replace_trained(params, trained, config.optim))
@@ -104,6 +109,7 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
                     chunk_tokens=train.loss_chunk_tokens,
                     count=train.log_accuracy,
                     token_weights=batch.target_weights,
+                    mixture=mixture,
                 )
                 return sums, module.cross_mask(batch) if guided else None
 

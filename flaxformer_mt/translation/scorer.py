@@ -89,6 +89,7 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
         shortest: int = SHORTEST,
+        top_k: int = 0,
     ) -> list[Reading]:
         """Returns the readings of pairs in order; see `ForcedDecoder.read_all`.
 
@@ -103,6 +104,7 @@ class TokenScorer:
                 batch_tokens=batch_tokens,
                 watched=tuple(watched),
                 shortest=shortest,
+                top_k=top_k,
             )
 
         found = dict(self._budget.run_all(work, len(pairs)))

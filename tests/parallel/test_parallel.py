@@ -25,7 +25,7 @@ from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.backend import PartOfBatch
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.shapes import Batch
+from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.training import setup
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.setup import load_state, to_trees
@@ -214,11 +214,19 @@ def test_dropout_is_at_work_in_these_tests(runs, plain):
     assert abs(runs["one"].losses[1] - plain.losses[1]) > 1e-3
 
 
-def test_a_recurrent_decoder_is_split_as_others_are():
-    """Its gradients, of a batch on one device, on eight with pmap and split over three axes, are the same."""
+def test_a_recurrent_student_of_a_teacher_is_split_as_others_are():
+    """An update on one device, on eight with pmap and split over three axes is the same."""
     config = dataclasses.replace(
-        CONFIG, model=dataclasses.replace(CONFIG.model, decoder_self_attention="ssru")
+        CONFIG,
+        model=dataclasses.replace(CONFIG.model, decoder_self_attention="ssru"),
+        train=dataclasses.replace(CONFIG.train, teacher_weight=0.5),
     )
+    generator = np.random.default_rng(8)
+    batch = make_batch(3)
+    scored = batch.target_mask[..., None] & (np.arange(ROWS) % 3 > 0)[:, None, None]
+    ids = generator.integers(4, V, (*batch.target_out.shape, 3)).astype(np.int32)
+    probs = (scored * generator.random(ids.shape) / 3).astype(np.float16)
+    batch = batch._replace(teacher=TeacherTokens(ids, probs))
     model = make_model(config.model, source_size=V, target_size=V)
     optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
     train_step = jax.jit(make_train_step(model, optimizer, config), static_argnames="reduce")
@@ -226,9 +234,7 @@ def test_a_recurrent_decoder_is_split_as_others_are():
     for name in ("one", "pmap 8", "2 x 2 x 2"):
         parallel = make_parallel(on(name, config))
         state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), optimizer, ema=True))
-        state, metrics = parallel.compile(train_step, batch=1, donate=(0,))(
-            state, parallel.put(make_batch(3))
-        )
+        state, metrics = parallel.compile(train_step, batch=1, donate=(0,))(state, parallel.put(batch))
         found[name] = flatten_tree(parallel.fetch(state).params), float(parallel.fetch(metrics).gradient_norm)
         if name == "2 x 2 x 2":
             kernel = state.params["decoder"]["layers_0"]["recurrence"]["forget"]["kernel"]

@@ -88,6 +88,15 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
         found, log = run()
         assert found.returncode == 0 and log == COMMANDS[kill - 1 :]
         assert read_all(tmp_path / "work") == expected
+    (tmp_path / "work").rename(tmp_path / "plain")
+    found, log = run(SCORES="8", TEACHER_WEIGHT="0.7")
+    assert found.returncode == 0 and log == COMMANDS
+    scored = read_all(tmp_path / "work")
+    assert " --teacher_scores=8 " in scored["distilled/report.json"].decode()
+    learned = "--config.data.teacher_scores=train.scores --config.train.teacher_weight=0.7"
+    assert learned in scored["student/report.json"].decode()
+    found, log = run()
+    assert (found.returncode, log) == (2, []) and "< scores=8" in found.stderr
     found, log = run(TAG="<XY>")
     assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
     (data / "test.xx").unlink()
@@ -123,7 +132,7 @@ def test_the_real_commands_killed_at_moments_of_chance_give_the_same_files(data,
     settings = {
         **{"PYTHON": sys.executable, "SOURCE": "xx", "TARGET": "yy", "CONFIG": "config.py"},
         **{"PYTHONPATH": str(ROOT), "BACKTRANSLATE_FLAGS": "--window=8 --copies --max_repetitions=9"},
-        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9"},
+        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9", "SCORES": "3"},
         **{"STUDENT_FLAGS": "--config.model.ffn_dim=8 --config.train.steps=32"},
     }
     command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]

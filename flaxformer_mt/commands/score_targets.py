@@ -1,0 +1,179 @@
+"""The part of `distil` that writes a teacher's probabilities of the targets (word-level distillation).
+
+The pairs of train.tsv are scored a chunk at a time, into files of their own, which are joined at the end: a
+command that was killed goes on with the first chunk that is missing.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flaxformer_mt.commands.corpus_options import DistilOptions
+from flaxformer_mt.commands.translate_and_score import choose_search
+from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.lines import open_input, read_lines
+from flaxformer_mt.text_io.pair_table import TABLE
+
+if TYPE_CHECKING:
+    from flaxformer_mt.runs.load_run import TrainedModel
+
+NAME = "train.scores"
+# Pairs that are scored at a time; with other chunks, batches and so roundings would be others.
+_CHUNK = 2048
+
+
+def check_scores(options: DistilOptions) -> None:
+    """Raises UserError if --teacher_scores is wrong by itself."""
+    if options.teacher_scores is None:
+        return
+    from flaxformer_mt.vocab import load_vocabs
+
+    size = load_vocabs(options.run / "vocab").target.size
+    if not 1 <= options.teacher_scores <= size:
+        raise UserError(
+            f"--teacher_scores is {options.teacher_scores}; it must be from 1 to {size}, the size of the "
+            "target vocabulary, and is usually 8"
+        )
+
+
+def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
+    """Writes the scores of all pairs of the table, unless that is done; returns entries of the report.
+
+    Args:
+      record: file that says what the translations were made from.
+
+    Raises:
+      UserError: with --resume, there are scores of other pairs, another teacher or another number of tokens.
+    """
+    file = options.output / NAME
+    parts = options.output / f".{NAME}.parts"
+    if options.overwrite or options.teacher_scores is None:
+        file.unlink(missing_ok=True)  # of other pairs
+        shutil.rmtree(parts, ignore_errors=True)
+    if options.teacher_scores is None:
+        return {}
+    origin = _find_origin(options, record)
+    if file.exists():
+        found = open_score_file(file)
+        if found.origin != origin:
+            differing = [name for name in origin if found.origin.get(name) != origin[name]]
+            raise UserError(
+                f"{file} was made with other {' and '.join(differing)}; give --overwrite instead of --resume "
+                "to start over, or another --output"
+            )
+        shutil.rmtree(parts, ignore_errors=True)  # if the command was killed before it could
+        return {"teacher_scores": _describe(found)}
+    _begin(parts, origin)
+    teacher = _load_teachers(options)
+    made = _score_table(options, teacher, parts)
+    vocab = teacher[0].vocabs.target
+    join_parts(file, made, size=vocab.size, vocabulary=vocab.fingerprint, origin=origin)
+    shutil.rmtree(parts)
+    return {"teacher_scores": _describe(open_score_file(file))}
+
+
+def _find_origin(options: DistilOptions, record: Path) -> dict[str, Any]:
+    """What the scores are made from: the pairs, and of the teacher what its translations were made from."""
+    made_from = json.dumps(json.loads(record.read_bytes())["origin"], sort_keys=True).encode()
+    pairs = (options.output / TABLE).read_bytes()
+    return {
+        "teacher_scores": options.teacher_scores,
+        "pairs": hashlib.sha256(pairs).hexdigest(),
+        "teacher": hashlib.sha256(made_from).hexdigest(),
+    }
+
+
+def _begin(parts: Path, origin: dict[str, Any]) -> None:
+    """Makes the folder of the chunks; one of another origin is removed first."""
+    record = parts / "origin.json"
+    text = json.dumps(origin)
+    if record.is_file() and record.read_text() == text:
+        return
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir(parents=True)
+    record.write_text(text)
+
+
+def _load_teachers(options: DistilOptions) -> list["TrainedModel"]:
+    """Loads the run and the other members of the ensemble."""
+    from flaxformer_mt.runs.load_run import check_same_vocabularies, load_named, load_trained
+
+    load: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}
+    first = load_trained(options.run, checkpoint=options.checkpoint, **load)
+    others = [load_named(name, **load) for name in options.ensemble]
+    check_same_vocabularies(first.vocabs, others)
+    return [first, *others]
+
+
+def _score_table(options: DistilOptions, teacher: Sequence["TrainedModel"], parts: Path) -> list[Path]:
+    """Writes the chunks that are missing; returns all of them, in order."""
+    import jax
+
+    from flaxformer_mt.decoding.forced_decoding import Pair
+    from flaxformer_mt.errors import warn_user
+    from flaxformer_mt.model.products import cast_kernels
+    from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.translation.language_tags import choose_line_tags
+    from flaxformer_mt.translation.scorer import TokenScorer, find_longest
+
+    assert options.teacher_scores is not None
+    config, vocabs, top_k = teacher[0].config, teacher[0].vocabs, options.teacher_scores
+    longest, tags = find_longest(config), choose_line_tags(config.data, None, None)
+    models = [member.config.model for member in teacher]
+    scorer = TokenScorer(models, choose_search(options), vocabs, longest=longest, warn=warn_user)
+    params = [jax.device_put(cast_kernels(one.params, one.config.model.dtype)) for one in teacher]
+    made = []
+    with Throughput(total=_count_rows(options.output / TABLE), quiet=False) as progress:
+        for number, chunk in enumerate(_read_chunks(options.output / TABLE)):
+            part = parts / f"{number:06}.npz"
+            made.append(part)
+            if part.exists():
+                continue
+            sources, targets = ([row[side] for row in chunk] for side in (0, 1))
+            if added := tags.find(sources, first_line=number * _CHUNK + 1):
+                sources = [tag + line for tag, line in zip(added, sources, strict=True)]
+            ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
+            pairs = [Pair(*pair) for pair in ids]
+            fits = [
+                index
+                for index, pair in enumerate(pairs)
+                if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
+            ]
+            scored: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = [None] * len(pairs)
+            readings = scorer.read_all([pairs[index] for index in fits], params=params, top_k=top_k)
+            for index, reading in zip(fits, readings, strict=True):
+                assert reading.top_ids is not None and reading.top_probs is not None
+                target = np.asarray(pairs[index].target)
+                scored[index] = (target, reading.top_ids, reading.top_probs)
+                progress.add(tokens=len(target))
+            write_part(part, scored, top_k=top_k)
+    return made
+
+
+def _count_rows(table: Path) -> int:
+    from flaxformer_mt.text_io.lines import count_lines
+
+    return count_lines(str(table)) or 0
+
+
+def _read_chunks(table: Path) -> Iterator[list[list[str]]]:
+    """Yields source and target of the rows of the table, a chunk at a time."""
+    with open_input(str(table)) as stream:
+        rows = (line.split("\t") for line in read_lines(stream, name=str(table), invalid_utf8="replace"))
+        while chunk := list(itertools.islice(rows, _CHUNK)):
+            yield chunk
+
+
+def _describe(file: ScoreFile) -> dict[str, Any]:
+    """The size of a file of scores, and the mean probability that its tokens cover."""
+    tokens = int(file.offsets[-1])
+    covered = float(file.probs.sum(dtype=np.float64)) / max(tokens, 1)
+    without = int((np.diff(file.offsets) == 0).sum())
+    return {"top_k": file.top_k, "tokens": tokens, "covered": round(covered, 4), "pairs_without": without}
