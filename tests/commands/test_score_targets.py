@@ -160,7 +160,7 @@ def test_each_token_of_a_batch_has_its_own_scores(batching, made, tiny_run, tiny
             scored += 1
         else:
             assert any(not len(ids) for ids, _ in expected)
-    assert scored > 3
+    assert scored > 1
     array = to_array(batch, pad_id=vocabs.target.pad_id, bos_id=vocabs.target.bos_id)
     assert array.to_batch().teacher is batch.teacher
 

@@ -92,7 +92,7 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     found, log = run(SCORES="8", TEACHER_WEIGHT="0.7")
     assert found.returncode == 0 and log == COMMANDS
     scored = read_all(tmp_path / "work")
-    assert " --teacher_scores=8 " in scored["distilled/report.json"].decode()
+    assert " --teacher_scores=8\n" in scored["distilled/report.json"].decode()
     learned = "--config.data.teacher_scores=train.scores --config.train.teacher_weight=0.7"
     assert learned in scored["student/report.json"].decode()
     found, log = run()
