@@ -110,16 +110,20 @@ class Cache(NamedTuple):
 class ActivationSharding(Protocol):
     """How a program that is being traced splits its activations over devices.
 
-    row_parts: number of parts into which the rows of a batch are split.
+    row_parts: number of parts into which the rows of a batch are split. gathers_again: see `gathers_again`.
     """
 
     row_parts: int
+    gathers_again: bool
 
     def constrain(self, x: Array, axes: str) -> Array:
         """Pin the sharding of x; `axes` has one axis letter for each of its dimensions."""
 
     def constrain_gradient(self, x: Array, axes: str) -> Array:
         """Pin the gradient of a parameter, whose axes have these letters, as the parameter is split."""
+
+    def gather_after(self, earlier: tuple[Array, str], x: Array, axes: str) -> Array:
+        """Gather a split parameter, but not before the activation `earlier` has been computed."""
 
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
         """Apply function(part, *shared) to each part [row_parts, ...] on the devices that hold it."""
@@ -170,6 +174,27 @@ def constrain_gradient(x: Array, axes: str) -> Array:
     """
     sharding = _sharding.get()
     return x if sharding is None else sharding.constrain_gradient(x, axes)
+
+
+def gathers_again() -> bool:
+    """Tell whether devices gather a split parameter for each use, and again in the backward pass.
+
+    Otherwise each keeps the gathered parameter from the forward pass on.
+    """
+    sharding = _sharding.get()
+    return sharding is not None and sharding.gathers_again
+
+
+def gather_after(earlier: tuple[Array, str], x: Array, axes: str) -> Array:
+    """Gather a split parameter, but not before an activation has been computed.
+
+    Args:
+      earlier: the activation, with the letters of its axes; of its leading axes, the first has the rows.
+      x: the parameter, as it is split.
+      axes: the letters of its axes.
+    """
+    sharding = _sharding.get()
+    return x if sharding is None else sharding.gather_after(earlier, x, axes)
 
 
 def local_shape(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:

@@ -305,6 +305,10 @@ class ParallelConfig:
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.
     fsdp: Annotated[int, at_least(1)] = 1
+    # With fsdp above 1, how often devices gather the matrices of a layer. once: in the forward pass, and they
+    # keep them for the backward pass. twice: in each, which takes less memory and sends more. auto: twice on
+    # CPUs, whose simulated devices share one memory; once on accelerators.
+    fsdp_gathers: Literal["auto", "once", "twice"] = "auto"
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
     tensor: Annotated[int, at_least(1)] = 1
     # Flags of XLA for the programs of training, each xla_NAME=VALUE. Those named for another platform

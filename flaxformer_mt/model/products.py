@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.shapes import Array, constrain, constrain_gradient
+from flaxformer_mt.shapes import Array, constrain, constrain_gradient, gather_after, gathers_again
 
 # Paths of the parameters that products multiply.
 _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
@@ -32,8 +32,8 @@ def contract(spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array
       spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of the
         result stands for leading axes of x.
       parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they gather
-        it once for both directions, in the dtype of the product, and each receives its own part of the
-        gradient's sum.
+        it in the dtype of the product, once for both directions or for each (`shapes.gathers_again`), and
+        each receives its own part of the gradient's sum.
     """
     x, y = jnp.asarray(x), jnp.asarray(y)
     rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
@@ -50,9 +50,8 @@ def _contract_forward(
 ) -> tuple[Array, tuple[Array, Array]]:
     narrow = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
     x, y = x.astype(narrow), y.astype(narrow)
-    if parameter:
-        y = constrain(y, _second_term(spec))
-    return einsum_to_float32(spec, x, y), (x, y)
+    whole, kept = _gather(spec, x, y) if parameter else (y, y)
+    return einsum_to_float32(spec, x, whole), (x, kept)
 
 
 def _contract_backward(
@@ -66,6 +65,8 @@ def _contract_backward(
     gradient = gradient.astype(x.dtype)
     terms, result = spec.split("->")
     x_term, y_term = terms.split(",")
+    if parameter and gathers_again():
+        y = gather_after((gradient, result), y, y_term)
     x_gradient = _einsum_in_order(x_term, (result, gradient), (y_term, y))
     y_gradient = _einsum_in_order(y_term, (result, gradient), (x_term, x))
     if parameter:
@@ -76,8 +77,13 @@ def _contract_backward(
 _contract.defvjp(_contract_forward, _contract_backward)
 
 
-def _second_term(spec: str) -> str:
-    return spec.partition("->")[0].partition(",")[2]
+def _gather(spec: str, x: Array, y: Array) -> tuple[Array, Array]:
+    """Gather a split parameter y; returns what to multiply with, and what to keep for the backward pass."""
+    x_term, y_term = spec.partition("->")[0].split(",")
+    if gathers_again():
+        return gather_after((x, x_term), y, y_term), y
+    whole = constrain(y, y_term)
+    return whole, whole
 
 
 def _einsum_in_order(result: str, *operands: tuple[str, Array]) -> Array:

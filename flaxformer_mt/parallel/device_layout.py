@@ -11,12 +11,16 @@ from flaxformer_mt.errors import UserError
 
 
 class DeviceLayout(NamedTuple):
-    """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor."""
+    """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor.
+
+    gathers_twice: whether matrices that are split over fsdp are gathered again in the backward pass.
+    """
 
     backend: Literal["pmap", "mesh"]
     data: int
     fsdp: int
     tensor: int
+    gathers_twice: bool = False
 
     @property
     def device_count(self) -> int:
@@ -65,8 +69,11 @@ def choose_layout(
     if problems:
         raise UserError("\n".join(problems))
     plain = fsdp == tensor == 1 and data > 1
-    backend = parallel.backend
-    return DeviceLayout(("pmap" if plain else "mesh") if backend == "auto" else backend, data, fsdp, tensor)
+    backend = ("pmap" if plain else "mesh") if parallel.backend == "auto" else parallel.backend
+    # Simulated devices share one memory: what each keeps takes memory as often as there are devices, and to
+    # gather is to copy. Accelerators would send twice as much.
+    twice = parallel.fsdp_gathers == "twice" or parallel.fsdp_gathers == "auto" and platform == "cpu"
+    return DeviceLayout(backend, data, fsdp, tensor, gathers_twice=fsdp > 1 and twice)
 
 
 def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
@@ -98,6 +105,11 @@ def _backend_problems(config: Config) -> Iterator[str]:
         yield (
             f"parallel.backend pmap replicates parameters on every device, but parallel.fsdp is "
             f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; set parallel.backend=mesh, or both to 1"
+        )
+    if parallel.fsdp_gathers != "auto" and parallel.fsdp == 1:
+        yield (
+            f"parallel.fsdp_gathers is {parallel.fsdp_gathers}, but parallel.fsdp is 1, so that no matrix is "
+            "gathered; set it to auto, or parallel.fsdp to a number of devices"
         )
 
 

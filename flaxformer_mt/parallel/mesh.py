@@ -6,6 +6,7 @@ Contains the shardings of arrays. XLA derives the communication from them; progr
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,8 +39,9 @@ class _MeshActivations:
         sizes: Mapping[str, int],
         mapped: tuple[str, ...] = (),
         rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES,
+        gathers_again: bool = False,
     ) -> None:
-        self._sizes, self._mapped, self._rules = sizes, mapped, rules
+        self._sizes, self._mapped, self._rules, self.gathers_again = sizes, mapped, rules, gathers_again
         splits_rows = "B" in rules
         self._row_axes = tuple(
             axis for axis in _ROW_AXES if splits_rows and sizes[axis] > 1 and axis not in mapped
@@ -58,6 +60,23 @@ class _MeshActivations:
         # XLA sends a whole sum to all devices if it finds that several operations each read a slice of it,
         # as of the gradient of query, key and value.
         return own if self._sizes["fsdp"] == 1 else jax.lax.optimization_barrier(own)
+
+    def gather_after(self, earlier: tuple[Array, str], x: Array, axes: str) -> Array:
+        """Add to each device's part a zero that it computes from its part of `earlier`, and gather the sum.
+
+        XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the
+        parameter that was gathered for the forward pass. It cannot know that the minimum is always 0.
+        """
+        activation, letters = earlier
+        letters = re.sub("[a-z]", "B", letters, count=1)
+
+        def tie(own: Array, computed: Array) -> Array:
+            return own + jnp.minimum(jnp.abs(computed.ravel()[:1]), 0).sum().astype(own.dtype)
+
+        split = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=PARAMETER_LETTERS)
+        specs = split, activation_spec(letters, activation.shape, self._sizes, mapped=self._mapped)
+        tied = jax.shard_map(tie, in_specs=specs, out_specs=split, check_vma=False)(x, activation)
+        return self.constrain(tied, axes)
 
     def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
         """Map over the parts, each of which stays on the devices that hold its rows."""
@@ -181,10 +200,11 @@ class MeshParallel(Parallel):
         if self.device_count == 1:
             yield
             return
+        again = self.layout.gathers_twice and rules is ACTIVATION_RULES
         # The mesh of the context distinguishes the traces of functions that are jitted already.
         with (
             jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh),
-            shard_activations(_MeshActivations(self._sizes, rules=rules)),
+            shard_activations(_MeshActivations(self._sizes, rules=rules, gathers_again=again)),
         ):
             yield
 

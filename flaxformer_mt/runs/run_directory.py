@@ -35,6 +35,7 @@ _CHANGEABLE_FIELDS = {
     "parallel.data": _ROUNDING,
     "parallel.fsdp": _ROUNDING,
     "parallel.tensor": _ROUNDING,
+    "parallel.fsdp_gathers": _ROUNDING,
     "parallel.xla_flags": _ROUNDING,
     "model.remat": _ROUNDING,
     "model.attention": _ROUNDING,

@@ -38,7 +38,21 @@ def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
     ],
 )
 def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
-    assert choose_layout(make_config(parallel), device_count=devices) == expected
+    assert choose_layout(make_config(parallel), device_count=devices)[:4] == expected
+
+
+@pytest.mark.parametrize(
+    ("parallel", "platform", "twice"),
+    [
+        (ParallelConfig(fsdp=2), "cpu", True),
+        (ParallelConfig(fsdp=2), "tpu", False),
+        (ParallelConfig(fsdp=2, fsdp_gathers="once"), "cpu", False),
+        (ParallelConfig(fsdp=2, fsdp_gathers="twice"), "gpu", True),
+        (ParallelConfig(tensor=2), "cpu", False),
+    ],
+)
+def test_matrices_are_gathered_twice_where_devices_share_a_memory(parallel, platform, twice):
+    assert choose_layout(make_config(parallel), device_count=8, platform=platform).gathers_twice == twice
 
 
 @pytest.mark.parametrize(
@@ -50,6 +64,7 @@ def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
         (ParallelConfig(data=4, fsdp=4), r"= 16, but there are 8 devices; set parallel\.data=2"),
         (ParallelConfig(devices=9), r"parallel\.devices asks for 9 devices, but there are 8 \(cpu\)"),
         (ParallelConfig(backend="pmap", fsdp=2), r"pmap replicates parameters .* parallel\.fsdp is 2"),
+        (ParallelConfig(fsdp_gathers="twice"), r"fsdp_gathers is twice, but parallel\.fsdp is 1"),
     ],
 )
 def test_axes_that_do_not_multiply_to_the_devices_are_refused(parallel, message):

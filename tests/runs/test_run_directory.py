@@ -58,6 +58,7 @@ FREE = {
     "parallel.data": 2,
     "parallel.fsdp": 2,
     "parallel.tensor": 2,
+    "parallel.fsdp_gathers": "once",
     "parallel.xla_flags": ["xla_dump_to=x"],
     "train.peak_flops": 1e12,
     "train.bleu_tokenize": "char",
