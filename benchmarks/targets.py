@@ -12,7 +12,8 @@
 Each cell is the update of `show --target`, without its decoding step and its search for settings that fit.
 It takes from half a minute to many minutes of a core. Cells are compiled in rounds of targets, in each of
 which small recipes come first. --output keeps finished cells: the same command continues where it was
-stopped. Prints the table as Markdown; a cell that is not there yet says so. Nothing runs on the target.
+stopped. Prints the table as Markdown, at its end the cells that are not compiled yet. Nothing runs on the
+target.
 """
 
 import argparse
@@ -169,18 +170,30 @@ def _read_cells(output: Path) -> dict[Cell, dict[str, Any]]:
 
 
 def format_table(cells: Iterable[dict[str, Any]]) -> str:
-    """The cells as a table in Markdown; a cell that failed has its error, a missing one says so."""
-    rows = [_HEAD, ("---",) * len(_HEAD)]
+    """The cells as a table in Markdown; a cell that failed has its error, a missing one says so.
+
+    The missing cells of a recipe share a row.
+    """
+    rows: list[Sequence[str]] = [_HEAD, ("---",) * len(_HEAD)]
+    missing: dict[str, list[str]] = {}
     for cell in cells:
         name = " ".join([cell["recipe"], *(flag.removeprefix("--config.") for flag in cell["flags"])])
-        rows.append((name, cell["target"], *_format_found(cell)))
+        if "found" in cell or "error" in cell:
+            rows.append((name, cell["target"], *_format_found(cell)))
+        else:
+            missing.setdefault(name, []).append(cell["target"])
+    for name, targets in missing.items():
+        rows.append((name, ", ".join(targets), *_fill("not compiled")))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def _fill(text: str) -> tuple[str, ...]:
+    return (text, *[""] * (len(_HEAD) - 3))
+
+
 def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
-    if "found" not in cell:
-        message = cell.get("error", "not compiled").replace("\n", " ").replace("|", "\\|")
-        return (message, *[""] * (len(_HEAD) - 3))
+    if "error" in cell:
+        return _fill(cell["error"].replace("\n", " ").replace("|", "\\|"))
     found = cell["found"]
     batch, estimate = found["batch"], found["estimate"]
     sent = sum(kind["sent"] for kind in found["collectives"].values()) / 2**30
