@@ -1,21 +1,18 @@
-"""Losses, each as (sum, weight): sums over batches are divided once, by the total weight.
-
-The inputs are hidden states with the matrix of the output layer; logits are made a chunk at a time.
-"""
+"""Cross-entropy of hidden states and the matrix of the output layer: logits are made a chunk at a time."""
 
 import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
+from flaxformer_mt.losses.target_mixture import Mixture, logits_at_teacher, mean_of_teacher
 from flaxformer_mt.model.products import einsum_to_float32
 from flaxformer_mt.shapes import (
     Array,
     SharedByRows,
-    TeacherTokens,
     constrain,
     row_parts,
     share_by_rows,
@@ -29,35 +26,6 @@ class Output(NamedTuple):
 
     table: Float[Array, "V D"] | SharedByRows
     bias: Float[Array, "V"] | None
-
-
-class Mixture(NamedTuple):
-    """The target distribution of each token: shares of the target, of a teacher's tokens, and of all evenly.
-
-    target, even: [B, T]. teacher: of the tokens `ids` [B, T, K]. All shares of a token add up to 1.
-    """
-
-    target: Array
-    even: Array
-    teacher: Array
-    ids: Array
-
-
-def mix_teacher(teacher: TeacherTokens, *, weight: float, smoothing: float) -> Mixture:
-    """Mix the smoothed target with a teacher's distribution (word-level distillation, Kim and Rush 2016).
-
-    The smoothed target has 1 - `weight` of the mass, and the teacher's distribution the rest: its k most
-    probable tokens have their probabilities, and what these leave is spread over the whole vocabulary, as
-    that of label smoothing is. Where the teacher has no scores, the target has all mass.
-    """
-    probs = jnp.asarray(teacher.probs).astype(jnp.float32)
-    covered = probs.sum(axis=-1)
-    share = jnp.where(covered > 0, weight, 0.0)
-    left = jnp.maximum(1 - covered, 0.0)
-    # float16 may round probabilities to a sum above 1.
-    probs = probs / jnp.maximum(covered, 1.0)[..., None]
-    even = (1 - share) * smoothing + share * left
-    return Mixture((1 - share) * (1 - smoothing), even, share[..., None] * probs, jnp.asarray(teacher.ids))
 
 
 class TokenSums(NamedTuple):
@@ -221,8 +189,7 @@ def _chunked_totals_forward(
     them unscaled: the sum and the weights scale single tokens before or after a product, and the target
     distribution is equal for all words but one, and those of a teacher.
     """
-    size = output.table.shape[0]
-    table = output.table.astype(hidden.dtype)
+    size, table = output.table.shape[0], output.table.astype(hidden.dtype)
     table_mean = table.mean(0, dtype=jnp.float32)
     bias: Array = jnp.zeros(()) if output.bias is None else output.bias
 
@@ -238,7 +205,7 @@ def _chunked_totals_forward(
         mean = (hidden32 * table_mean).sum(-1) + bias.mean()
         loss = jnp.log(scores.total) + scores.shift - shares[0] * at_target - shares[1] * mean
         if mixture is not None:
-            loss = loss - _at_teacher(hidden32, table, bias, mixture)
+            loss = loss - logits_at_teacher(hidden32, table, bias, mixture)
         totals = _add_chunk(totals, loss, scores.correct, weights)
         narrow, total = scores.exponentials, scores.total
         factors = (weights / total)[..., None]  # of the exponentials in the gradient
@@ -247,7 +214,7 @@ def _chunked_totals_forward(
         d_hidden = factors * einsum_to_float32("BTV,VD->BTD", narrow, table)
         d_hidden = d_hidden - even_mass * table_mean - target_mass * target_rows
         if mixture is not None:
-            d_hidden = d_hidden - weights[..., None] * _mean_of_teacher(table, mixture)
+            d_hidden = d_hidden - weights[..., None] * mean_of_teacher(table, mixture)
         scaled = (hidden32 * factors).astype(hidden.dtype)
         d_table = einsum_to_float32("BTD,BTV->DV", scaled, narrow)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
@@ -262,38 +229,31 @@ def _chunked_totals_forward(
     start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
     (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights, mixture))
     d_output = d_output._replace(table=d_output.table.T)
-    target_share: Any = 1 - smoothing if mixture is None else mixture.target
-    d_output = _subtract_at(d_output, target, weights * target_share, hidden)
-    if mixture is not None:
-        for place in range(mixture.ids.shape[-1]):
-            mass = weights * mixture.teacher[..., place]
-            d_output = _subtract_at(d_output, mixture.ids[..., place], mass, hidden)
-    return totals, (d_hidden, d_output)
+    return totals, (d_hidden, _subtract_targets(d_output, smoothing, hidden, target, weights, mixture))
+
+
+def _subtract_targets(
+    gradient: Output,
+    smoothing: float,
+    hidden: Array,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
+) -> Output:
+    """Subtract the target distributions from the gradients, but for what all words share."""
+    if mixture is None:
+        return _subtract_at(gradient, target, weights * (1 - smoothing), hidden)
+    gradient = _subtract_at(gradient, target, weights * mixture.target, hidden)
+    for place in range(mixture.ids.shape[-1]):
+        mass = weights * mixture.teacher[..., place]
+        gradient = _subtract_at(gradient, mixture.ids[..., place], mass, hidden)
+    return gradient
 
 
 def _subtract_at(gradient: Output, ids: Array, mass: Array, hidden: Array) -> Output:
     """Subtract the mass of one token per position from the gradients of its row of the table and its bias."""
     table = jnp.asarray(gradient.table).at[ids].add(-mass[..., None] * hidden.astype(jnp.float32))
     return Output(table, None if gradient.bias is None else gradient.bias.at[ids].add(-mass))
-
-
-def _at_teacher(hidden: Array, table: Array, bias: Array, mixture: Mixture) -> Array:
-    """Sum the logits [B, T] of a teacher's tokens, each times its share."""
-    logits = (hidden * _mean_of_teacher(table, mixture)).sum(-1)
-    own = bias[mixture.ids] if bias.ndim else bias
-    return logits + (mixture.teacher * own).sum(-1)
-
-
-def _mean_of_teacher(table: Array, mixture: Mixture) -> Array:
-    """Sum the rows [B, T, D] of a teacher's tokens in the table, each times its share."""
-
-    def add(place: Array, total: Array) -> Array:
-        share = jax.lax.dynamic_index_in_dim(mixture.teacher, place, axis=-1)
-        ids = jax.lax.dynamic_index_in_dim(mixture.ids, place, axis=-1, keepdims=False)
-        return total + share * table[ids].astype(jnp.float32)
-
-    zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
-    return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)
 
 
 def _chunked_totals_backward(
@@ -350,51 +310,3 @@ def sum_over_tokens(
         token_weights=token_weights,
         mixture=mixture,
     )
-
-
-class AlignmentSums(NamedTuple):
-    """Sum of the loss of alignments over target tokens; weight is the number of aligned target tokens."""
-
-    loss_sum: Float[Array, ""]
-    weight: Float[Array, ""]
-
-
-@typed
-def alignment_cross_entropy(scores: Float[Array, "B T S"], links: UInt8[Array, "B T S8"]) -> AlignmentSums:
-    """Compute the cross-entropy between attention and alignments (Garg et al. 2019), in nats.
-
-    The source tokens that a target token is aligned with have equal shares of its distribution; target tokens
-    without alignment are left out.
-
-    Args:
-      scores: of the attention before its softmax, very negative where it is masked.
-      links: the alignments as bits, see `Batch`.
-    """
-    bits = (jnp.asarray(links)[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
-    linked = bits.reshape(*links.shape[:2], -1)[..., : scores.shape[2]] > 0
-    count = linked.sum(axis=-1)
-    loss = -jnp.where(linked, jax.nn.log_softmax(scores, axis=-1), 0).sum(axis=-1) / jnp.maximum(count, 1)
-    return AlignmentSums(loss.sum(), (count > 0).sum(dtype=jnp.float32))
-
-
-class Reduce(Protocol):
-    """Sums a pytree over the shards of a batch, as `lax.psum` does under pmap."""
-
-    @property
-    def shard(self) -> Any:
-        """The index of the shard, or None where the program sees the whole batch."""
-
-    def __call__(self, tree: Any) -> Any:
-        """The sums over all shards."""
-
-
-class _Keep:
-    """The `reduce` of a program that sees the whole batch: the identity."""
-
-    shard: Any = None
-
-    def __call__(self, tree: Any) -> Any:
-        return tree
-
-
-keep = _Keep()
