@@ -267,6 +267,13 @@ def test_flatten_and_compare_name_fields_with_dots():
             Config(data=DataConfig(source_language="", noise=NoiseConfig(lower_case=0.1))),
             ["data.noise.lower_case is 0.1", "language model"],
         ),
+        (
+            Config(
+                data=DataConfig(teacher_scores=("s",), noise=NoiseConfig(upper_case=0.1, typos=0.2)),
+                train=TrainConfig(teacher_weight=0.5),
+            ),
+            ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
+        ),
         (Config(data=DataConfig(stages=(StageConfig("s", ("a 1",)),))), ["stage s names a", "toy_de_en"]),
         (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
         (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
