@@ -105,6 +105,7 @@ MODELS = {
     "convolutions": ModelConfig(ffn_layer="convolution", positions="learned", embedding_bias=True),
     "one causal stack": ModelConfig(architecture="decoder_only", num_encoder_layers=0, positions="learned"),
     "scanned": ModelConfig(scan_layers=True),
+    "recurrent": ModelConfig(decoder_self_attention="ssru"),
 }
 
 
