@@ -92,7 +92,7 @@ def check_state(run: Path, layout: str) -> int:
     parallel = make_parallel(on(layout))
     state, progress = load_state(Checkpoints(run), parallel, make_state)
     assert_same_bits(state, random_state(progress.step), parallel, (run, layout))
-    assert progress.position == (2, 3)
+    assert (progress.epoch, progress.index) == (2, 3)
     return progress.step
 
 
