@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -326,9 +327,13 @@ def run_job(task: str, **arguments: Any) -> list[dict[str, Any]]:
     answer = []
     for child, log in zip(children, logs, strict=True):
         log.seek(0)
-        printed = "".join(line for line in log if not line.startswith("[Gloo]"))
+        printed = _GLOO.sub("", log.read())
         answer.append({"status": statuses[child], "stderr": printed})
     return answer
+
+
+# What the library that connects processes says; its parts may be written between other lines.
+_GLOO = re.compile(r"\[Gloo\] Rank ?|\d+ is connected to \d+ peer ranks\..*? is : \d+\n?")
 
 
 def _fork(process: int, task: str, address: str, log: Any, arguments: dict[str, Any]) -> int:
