@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_mt.commands.corpus_options import DistilOptions
 from flaxformer_mt.commands.translate_and_score import choose_search
+from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import open_input, read_lines
@@ -30,9 +31,10 @@ _CHUNK = 2048
 
 
 def check_scores(options: DistilOptions) -> None:
-    """Raises UserError if --teacher_scores is wrong by itself."""
+    """Raises UserError if --teacher_scores is wrong by itself, or there is no teacher."""
     if options.teacher_scores is None:
         return
+    read_config(options.run / "config.json")
     from flaxformer_mt.vocab import load_vocabs
 
     size = load_vocabs(options.run / "vocab").target.size

@@ -241,3 +241,9 @@ def test_numbers_of_tokens_that_cannot_be_are_refused(scores, tiny_run, tiny_tex
     assert main([*command(tiny_run, tiny_text, tmp_path / "out"), f"--teacher_scores={scores}"]) == 2
     error = capfd.readouterr().err
     assert f"--teacher_scores is {scores}; it must be from 1 to " in error and error.count("\n") == 1
+
+
+def test_a_teacher_that_is_not_there_is_named(tiny_text, tmp_path, capfd):
+    assert main(command(tmp_path / "nowhere", tiny_text, tmp_path / "out")) == 2
+    error = capfd.readouterr().err
+    assert f"{tmp_path / 'nowhere'} is not a run directory" in error and error.count("\n") == 1
