@@ -65,7 +65,8 @@ class _MeshActivations:
         """Add to each device's part a zero that it computes from its part of `earlier`, and gather the sum.
 
         XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the
-        parameter that was gathered for the forward pass. It cannot know that the minimum is always 0.
+        parameter that was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN,
+        where the update is not finite anyway, and is skipped).
         """
         activation, letters = earlier
         letters = re.sub("[a-z]", "B", letters, count=1)

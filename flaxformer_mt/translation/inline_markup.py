@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(
 )
 _ITEM = re.compile(f"{_TAG.pattern}|(?P<placeholder>{_PLACEHOLDER.pattern})")
 # Elements of HTML that have no content, with or without a slash.
-_VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
+VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
 # Elements between which text is separated although there is no white space.
 _BLOCKS = frozenset(
     "address article aside blockquote br dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr li main "
@@ -98,7 +98,7 @@ def take_out(line: str) -> MarkedLine:
         text = _separate(text, name, line[last : last + 1])
         item = _Item(match[0], len(text), name=name)
         open_items[-1].children.append(item)
-        single = match["close"] or match["empty"] or name in _VOID or len(open_items) > _DEEPEST
+        single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
         if name and not single:
             open_items.append(item)
         else:

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flaxformer_mt.translation.inline_markup import MarkedLine, peel, put_back, take_out
+from flaxformer_mt.translation.inline_markup import VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language.
 _VERBATIM = frozenset({"script", "style", "code", "kbd", "samp", "textarea"})
-
-# Elements without an end tag.
-_VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
 
 # Elements inside a line of text; all others end it.
 _INLINE = frozenset(
@@ -140,15 +137,15 @@ class _Parser(html.parser.HTMLParser):
         raw = self.get_starttag_text() or ""
         if self._verbatim:
             self._verbatim_text += raw
-            if tag not in _VOID:
+            if tag not in VOID:
                 self._verbatim.append(tag)
-        elif tag not in _VOID and (tag in _VERBATIM or ("translate", "no") in attrs):
+        elif tag not in VOID and (tag in _VERBATIM or ("translate", "no") in attrs):
             if tag not in _INLINE:
                 self.end_line()
             self._verbatim, self._verbatim_text = [tag], raw
         elif tag not in _INLINE:
             self._end_line_with(raw)
-        elif tag in _VOID:
+        elif tag in VOID:
             self._keep(raw)
         else:
             self._open.append((tag, len(self._kept)))
