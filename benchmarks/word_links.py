@@ -2,6 +2,8 @@
 
     # Needs a run of configs/toy_de_en.py
     PYTHONPATH=. python benchmarks/word_links.py --run=runs/guided
+    # Needs data of others: the data of the run
+    PYTHONPATH=. python benchmarks/word_links.py --run=RUN
 
 Prints one JSON object:
 
@@ -16,6 +18,10 @@ Prints one JSON object:
   between the tags, among the translations that contain one (`translated`).
 
 Known are nouns, adjectives, names and adverbs of one word, where each of both occurs once in its sentence.
+
+A run of other data has no lexicon: `links` are those one to one of IBM model 1, which is trained on its
+training and test sets in both directions and knows no positions; `aligner_links` are as above, and tags are
+not measured.
 """
 
 import argparse
@@ -26,6 +32,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.corpus.toy import function_words
 from flaxformer_mt.corpus.toy.german import decline_noun
 from flaxformer_mt.corpus.toy.grammar import make_pairs
@@ -93,12 +100,18 @@ def lexicon_links(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[int, int]
 
 
 def aligner_links(
-    pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]
+    pairs: Sequence[tuple[str, str]],
+    others: Sequence[tuple[str, str]],
+    *,
+    iterations: tuple[int, int] = (5, 5),
 ) -> list[list[tuple[int, int]]]:
-    """The links of each pair that the aligner finds among these and other pairs, one to one."""
+    """The links of each pair that the aligner finds among these and other pairs, one to one.
+
+    iterations: of IBM model 1 and of the HMM.
+    """
     words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
     found = []
-    for points in align_corpus(words)[: len(pairs)]:
+    for points in align_corpus(words, iterations=iterations)[: len(pairs)]:
         counts = [Counter(points[:, side].tolist()) for side in (0, 1)]
         found.append([(i, j) for i, j in points.tolist() if counts[0][i] == counts[1][j] == 1])
     return found
@@ -166,22 +179,38 @@ def measure_tags(translator: Translator, pairs: Sequence[tuple[str, str]]) -> di
     }
 
 
+def measure_layers(
+    translator: Translator, pairs: Sequence[tuple[str, str]], known: Sequence[Sequence[tuple[int, int]]]
+) -> dict[str, Any]:
+    """`measure_links` of `--alignments` as it is, and of the mean of all heads of each layer."""
+    layers = range(translator.config.model.num_decoder_layers)
+    shares = [
+        measure_links(translator, pairs, known, Notes(alignments="words", layer=layer))["share"]
+        for layer in layers
+    ]
+    return {**measure_links(translator, pairs, known, Notes(alignments="words")), "layers": shares}
+
+
 def main() -> None:
     """Measures a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--run", required=True, help="a run of configs/toy_de_en.py")
+    parser.add_argument("--run", required=True, help="a run of configs/toy_de_en.py, or of other data")
     options = parser.parse_args()
     translator = Translator.load(options.run)
-    train, valid, pairs = make_pairs(tuple(SIZES.values()))
-    layers = range(translator.config.model.num_decoder_layers)
-    links = {}
-    for name, known in (("links", lexicon_links(pairs)), ("aligner_links", aligner_links(pairs, train))):
-        links[name] = measure_links(translator, pairs, known, Notes(alignments="words"))
-        links[name]["layers"] = [
-            measure_links(translator, pairs, known, Notes(alignments="words", layer=layer))["share"]
-            for layer in layers
-        ]
-    print(json.dumps({**links, "tags": measure_tags(translator, [*pairs, *valid])}, indent=2))
+    data = translator.config.data
+    if data.dataset == "toy_de_en":
+        train, valid, pairs = make_pairs(tuple(SIZES.values()))
+        known = {"links": lexicon_links(pairs), "aligner_links": aligner_links(pairs, train)}
+    else:
+        train, pairs = (list(read_pairs(data, split)) for split in ("train", "test"))
+        known = {
+            "links": aligner_links(pairs, train, iterations=(5, 0)),
+            "aligner_links": aligner_links(pairs, train),
+        }
+    found = {name: measure_layers(translator, pairs, links) for name, links in known.items()}
+    if data.dataset == "toy_de_en":
+        found["tags"] = measure_tags(translator, [*pairs, *valid])
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

@@ -172,11 +172,12 @@ class MultiHeadAttention(nn.Module):
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
 
         A decoding step multiplies these layouts directly; any other layout would be copied in each step.
+        bfloat16 numbers are kept as their bits (`as_bits`), so that rows are replaced in place.
         """
         keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
             keys = rotate(keys, positions)
-        return {"keys": keys.transpose(0, 2, 3, 1), "values": values.swapaxes(1, 2)}
+        return {"keys": as_bits(keys.transpose(0, 2, 3, 1)), "values": as_bits(values.swapaxes(1, 2))}
 
     def attend_memory(self, x: Array, memory: dict[str, Array], *, mask: Array | None) -> Array:
         """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""

@@ -6,15 +6,24 @@ score is rounded before the softmax, and no gradient of a kernel before it is su
 """
 
 import functools
+import math
 import re
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.shapes import Array, constrain, constrain_gradient, gather_after, gathers_again
+from flaxformer_mt.shapes import (
+    Array,
+    activations_are_sharded,
+    constrain,
+    constrain_gradient,
+    gather_after,
+    gathers_again,
+)
 
 # Paths of the parameters that products multiply.
 _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
@@ -118,43 +127,47 @@ def _multiply_rows(spec: str, x: Array, y: Array) -> Array:
     and own and summed ones of y in either order. The library is chosen before XLA decides on layouts. A plain
     transposition still counts as a view in another layout then, and would send the product to float32; one
     that is folded into the product later makes it fail at run time. So the transposed array, and what comes
-    after the product, are kept apart by barriers. Nor does it multiply single rows of a batch, such as those
-    of greedy search: they get a second row of zeros.
+    after the product, are kept apart by barriers. The axes of each kind are one axis between the barriers:
+    XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy. Nor does the
+    library multiply single rows of a batch, such as those of greedy search: they get a second row of zeros.
     """
     terms, result = spec.split("->")
     x_term, y_term = terms.split(",")
+    sizes = dict(zip((*x_term, *y_term), (*x.shape, *y.shape), strict=True))
     shared = [axis for axis in result if axis in x_term and axis in y_term]
     summed = [axis for axis in x_term if axis in y_term and axis not in result]
     own_of_x, own_of_y = ([a for a in result if a in term and a not in shared] for term in (x_term, y_term))
-    orders = [[*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]]
-    y_order = next((order for order in orders if order == list(y_term)), orders[0])
-    single = bool(shared and own_of_x) and all(x.shape[x_term.index(axis)] == 1 for axis in own_of_x)
+    by_columns = [*shared, *own_of_y, *summed] == list(y_term)
+    # Axes of a batch that devices split cannot be one axis.
+    batch = [[axis] for axis in shared] if activations_are_sharded() else [shared] * bool(shared)
+    x = _in_order(x, x_term, [*batch, own_of_x, summed])
+    y = _in_order(y, y_term, [*batch, own_of_y, summed] if by_columns else [*batch, summed, own_of_y])
+    single = bool(shared) and x.shape[-2] == 1
     if single:
-        x = jnp.pad(x, [(0, int(axis == own_of_x[0])) for axis in x_term])
-    x = _in_order(x, x_term, [*shared, *own_of_x, *summed])
-    y = _in_order(y, y_term, y_order)
+        x = jnp.pad(x, [(0, int(axis == x.ndim - 2)) for axis in range(x.ndim)])
     x, y = jax.lax.optimization_barrier((x, y))
-    batch = tuple(range(len(shared)))
-    x_summed = tuple(range(x.ndim - len(summed), x.ndim))
-    y_summed = tuple(y_order.index(axis) for axis in summed)
-    product = jax.lax.dot_general(
-        x, y, ((x_summed, y_summed), (batch, batch)), preferred_element_type=jnp.float32
-    )
+    batch_axes = tuple(range(len(batch)))
+    sums = (x.ndim - 1,), (y.ndim - 1 if by_columns else y.ndim - 2,)
+    dimensions = sums, (batch_axes, batch_axes)
+    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
     product = jax.lax.optimization_barrier(product)
     if single:
-        product = jax.lax.slice_in_dim(product, 0, 1, axis=len(shared))
+        product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
     axes = [*shared, *own_of_x, *own_of_y]
-    return product.transpose([axes.index(axis) for axis in result])
+    return product.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in result])
 
 
-def _in_order(x: Array, term: str, order: list[str]) -> Array:
-    """Transpose x from the order of axes in `term` to `order`, as an array of its own in memory.
+def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
+    """Transpose x from the order of axes in `term` to that of the groups, each of which becomes one axis.
 
-    x may itself be a view in another layout, so this holds without a transposition as well: a reshaped array
-    has the default layout, and costs nothing if it had it before.
+    The result is an array of its own in memory, not a view in another layout: a reshaped array has the
+    default layout, and costs nothing if it had it before. Where all groups have one axis, an axis is added
+    before a barrier and removed after it.
     """
-    x = x.transpose([term.index(axis) for axis in order])
-    return jax.lax.optimization_barrier(x[None])[0]
+    x = x.transpose([term.index(axis) for group in groups for axis in group])
+    sizes = iter(x.shape)
+    shape = tuple(math.prod(next(sizes) for _ in group) for group in groups)
+    return x.reshape(shape) if shape != x.shape else jax.lax.optimization_barrier(x[None])[0]
 
 
 def as_bits(x: Array) -> Array:

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from tiny_experiment import random_params
 
-from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig, TrainConfig
+from flaxformer_mt.decoding.engine import SearchEngine, Sentence
+from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import attention_weights
 from flaxformer_mt.model.products import cast_kernels, contract
+from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import make_gradient_step
 
@@ -167,8 +170,8 @@ def test_cast_kernels_casts_what_is_multiplied():
     assert all(one is other for one, other in zip(*map(jax.tree.leaves, (params, same)), strict=True))
 
 
-def instructions_of_loops(text: str) -> list[str]:
-    """The instructions of a compiled program that run in loops, with those of the computations they call."""
+def computations_of_loops(text: str) -> dict[str, list[str]]:
+    """The computations of a compiled program that run in loops, by name, each as its instructions."""
     computations: dict[str, list[str]] = {}
     for line in text.split("\n"):
         if found := re.match(r"(?:ENTRY )?%?([\w.-]+) .*\{$", line):
@@ -182,7 +185,22 @@ def instructions_of_loops(text: str) -> list[str]:
         if name not in seen:
             seen[name] = computations[name]
             called += [other for line in seen[name] for other in re.findall(_CALLED, line)]
-    return [line for lines in seen.values() for line in lines]
+    return seen
+
+
+def converted_sizes(loops: dict[str, list[str]]) -> set[int]:
+    """The sizes of all arrays that are converted in loops; bits are viewed as numbers by bitcast-convert."""
+    lines = [line for lines in loops.values() for line in lines if " convert(" in line]
+    shapes = [re.findall(r"= \w+\[([\d,]*)\]", line)[0] for line in lines]
+    return {math.prod(map(int, dims.split(",") if dims else ())) for dims in shapes}
+
+
+def copies_in_disguise(loops: dict[str, list[str]]) -> list[str]:
+    """The computations that only view an array in another shape: as fusions they copy it."""
+    operations = {
+        name: {re.findall(r" ([\w-]+)\(", one)[0] for one in lines} for name, lines in loops.items()
+    }
+    return [name for name, found in operations.items() if found == {"parameter", "bitcast"}]
 
 
 _LOOP = r"body=%?([\w.-]+)"
@@ -208,14 +226,38 @@ def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(variant, beams
 
     caches = jax.eval_shape(decode, params)[1]
     kept = jax.tree.leaves((caches.per_beam, caches.shared))
-    written = {leaf.dtype.name for leaf in jax.tree.leaves(caches.per_beam)}
-    assert written == {"uint16"}  # the bits of bfloat16 numbers
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(caches.shared)} == {"bfloat16", "bool"}
+    assert {leaf.dtype.name for leaf in kept} == {"uint16", "bool"}  # the bits of bfloat16 numbers
     text = jax.jit(decode).lower(params).compile().as_text()
-    loop = "\n".join(instructions_of_loops(text))
-    assert "dot(" in loop and "f32[" in loop
+    loops = computations_of_loops(text)
+    assert any(" dot(" in line for lines in loops.values() for line in lines)
     large = {leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
     large |= {leaf.size for leaf in kept if leaf.dtype != jnp.bool}
-    for line in re.findall(r".* convert\(.*", loop):  # the bits are viewed as numbers by bitcast-convert
-        (dims,) = re.findall(r"= \w+\[([\d,]*)\]", line)
-        assert math.prod(map(int, dims.split(",") if dims else ())) not in large, line
+    assert not large & converted_sizes(loops), text
+    assert not copies_in_disguise(loops), text
+
+
+def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
+    """XLA writes rows of bfloat16 arrays by converting all of them to float32 and back."""
+    engine = SearchEngine(
+        [CONFIG],
+        SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4),
+        Symbols(0, 1, 2),
+        sizes=(V, V),
+        source_pad_id=0,
+        longest_source=11,
+    )
+    params = (cast_kernels(random_params(make("encoder-decoder")), CONFIG.dtype),)
+    sources = engine.lay_out([Sentence(np.full(number, 3, np.int32)) for number in (5, 11, 7, 2)])
+    programs, size = engine.programs, Size(rows=3, source_length=11, capacity=13)
+    layout = programs.find_layout(params, sources, n_best=1)
+    block = gather_sources(sources, [[0, 1, 2, 3]], rows=4, length=size.source_length)
+    lines = programs.begin(params, layout, [(0, block)], rows=4, source_length=size.source_length, n_best=1)
+    state = programs.empty(layout, size)
+    numbers = [np.array([number], np.int32) for number in (4, 3, 1000)]
+    search = jax.jit(programs._search_rows, static_argnames=("layout", "n_best", "refill"))
+    text = search.lower(params, state, lines, *numbers, layout=layout, n_best=1, refill=2).compile().as_text()
+    loops = computations_of_loops(text)
+    kept = jax.tree.leaves((state.cache.per_beam, state.cache.shared, lines.cache.shared))
+    assert any(" dot(" in line for lines in loops.values() for line in lines)
+    assert not {leaf.size for leaf in kept if leaf.dtype != jnp.bool} & converted_sizes(loops), text
+    assert not copies_in_disguise(loops), text
