@@ -15,6 +15,7 @@ from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
+from flaxformer_mt.model.products import take_rows
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
@@ -103,7 +104,7 @@ class DecoderOnly(nn.Module):
     def take_output(self, ids: Array) -> tuple[Array, Array | None]:
         """Return the rows [N, D] of the output layer's table, and the biases [N], of tokens [N]."""
         table, bias = self.output_layer()
-        return table[ids], None if bias is None else bias[ids]
+        return take_rows(table, ids), None if bias is None else bias[ids]
 
     def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed the first tokens of one beam at once, [B, P]; see `EncoderDecoder.read_prefix`."""

@@ -184,6 +184,27 @@ def from_bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
+def take_rows(table: Array, ids: Array) -> Array:
+    """Take the rows [..., D] of ids [...] from a table [V, D].
+
+    XLA's CPU compiler gathers no bfloat16: it first converts the whole table to float32, in each call of a
+    program. So rows are gathered as bits.
+    """
+    return _take_by_bits(table, ids) if table.dtype == jnp.bfloat16 else jnp.take(table, ids, axis=0)
+
+
+@jax.custom_jvp
+def _take_by_bits(table: Array, ids: Array) -> Array:
+    return from_bits(jnp.take(as_bits(table), ids, axis=0))
+
+
+@_take_by_bits.defjvp
+def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Bits have no derivative: without this rule, that of the table would silently be zero."""
+    table, ids = primals
+    return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
+
+
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
     """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
 

@@ -15,7 +15,7 @@ from flaxformer_mt.model.alignment_head import GUIDED
 from flaxformer_mt.model.initializers import Initializer, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
-from flaxformer_mt.model.products import contract
+from flaxformer_mt.model.products import contract, take_rows
 from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.shapes import Array, constrain, map_row_parts, share_by_rows
 
@@ -40,7 +40,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""
-        vectors = map_row_parts(lambda ids, table: jnp.take(table, ids, axis=0), ids, self.table)
+        vectors = map_row_parts(lambda ids, table: take_rows(table, ids), ids, self.table)
         vectors = vectors.astype(jnp.float32)
         return vectors if self.bias_init is None else vectors + self.bias
 
@@ -177,7 +177,7 @@ class ListedOutput(NamedTuple):
 def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
     """Gather the output layer's columns of tokens [B, C], which are ids plus 1; 0: padding."""
     ids = jnp.maximum(tokens - 1, 0)
-    kernel = jnp.swapaxes(jnp.take(table, ids, axis=0).astype(jnp.float32), 1, 2)
+    kernel = jnp.swapaxes(take_rows(table, ids).astype(jnp.float32), 1, 2)
     return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
 
 

@@ -17,7 +17,7 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import attention_weights
-from flaxformer_mt.model.products import cast_kernels, contract
+from flaxformer_mt.model.products import cast_kernels, contract, take_rows
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import make_gradient_step
@@ -234,6 +234,30 @@ def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(variant, beams
     large |= {leaf.size for leaf in kept if leaf.dtype != jnp.bool}
     assert not large & converted_sizes(loops), text
     assert not copies_in_disguise(loops), text
+
+
+def test_no_call_of_a_decoding_program_converts_the_table_of_embeddings():
+    """XLA gathers rows of a bfloat16 table from a float32 copy of all of it."""
+    model, batch = make("encoder-decoder"), make_batch()
+    params = cast_kernels(random_params(model), model.config.dtype)
+
+    def decode(params: Any, tokens: Any) -> Any:
+        sources = batch.source, batch.source_mask
+        cache = model.apply({"params": params}, *sources, 4, 5, method="start_decoding")
+        logits, _ = model.apply({"params": params}, tokens, cache, method="decode_step")
+        listed = model.apply({"params": params}, cache, tokens, method="add_shortlists").shared["output"]
+        return logits, listed, model.apply({"params": params}, tokens[0], method="take_output")
+
+    text = jax.jit(decode).lower(params, jnp.zeros((3, 4), jnp.int32)).compile().as_text()
+    converted = converted_sizes({"program": text.split("\n")})
+    assert converted and V * CONFIG.model_dim not in converted, text
+
+
+def test_rows_of_a_bfloat16_table_are_those_of_numpy_and_have_a_gradient():
+    table, ids = jnp.arange(12, dtype=jnp.bfloat16).reshape(4, 3), jnp.array([[2, 0], [2, 3]])
+    np.testing.assert_array_equal(take_rows(table, ids), np.asarray(table)[ids])
+    gradient = jax.grad(lambda table: take_rows(table, ids).sum().astype(jnp.float32))(table)
+    np.testing.assert_array_equal(gradient.astype(jnp.float32), np.outer([1, 0, 2, 1], np.ones(3)))
 
 
 def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
