@@ -118,6 +118,7 @@ TIMES = (
     "settings.txt",
     ".lock",
     "report.json",
+    "report.html",
     "corpus.json",
     "history.jsonl",
 )
