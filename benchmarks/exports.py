@@ -1,5 +1,6 @@
 """Rates and BLEU of exported models in CTranslate2, in turns: how much faster is a student than its teacher?
 
+    pip install ".[ctranslate2]"
     python -m flaxformer_mt export --run=TEACHER --format=ctranslate2 --quantization=int8 --output=teacher
     python -m flaxformer_mt export --run=STUDENT --format=ctranslate2 --quantization=int8 --output=student
     PYTHONPATH=. python benchmarks/exports.py --source=test.de --target=test.en teacher student
