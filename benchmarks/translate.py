@@ -13,7 +13,8 @@ gets the same lengths. Without --news, the sentences are random words.
 
 The model is exported with our formats `marian` or, with norms first, `hf-pre-norm`, for `generate` of
 transformers, and `ctranslate2`, for `translate_batch`. Each system translates in the precisions of
-`--precisions` that it has: ours and Hugging Face in float32 and bfloat16, CTranslate2 in float32 and int8.
+`--precisions` that it has: ours in all three (int8: `--quantization=int8`, with activations in bfloat16),
+Hugging Face in float32 and bfloat16, CTranslate2 in float32 and int8.
 The beam size is 4, and all other options are the defaults of each system. All systems get the same sentences
 as ids (CTranslate2: as subwords), so that tokenization is excluded. --batch_tokens limits the size of a batch
 of every system: rows x (source length + beam size x longest translation). The peers get batches of sentences
@@ -290,14 +291,13 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     when no better hypothesis is possible. The second variant uses the stopping rule of the peers.
     """
     variants: dict[str, dict[str, Any]] = {}
-    for dtype in ("float32", "bfloat16"):
-        if dtype in options.precisions:
-            variants[f"as configured, {dtype}"] = {"dtype": dtype}
-            if options.setting == "captions":
-                variants[f"stopping inexact, as CTranslate2, {dtype}"] = {
-                    "dtype": dtype,
-                    "stopping": "inexact",
-                }
+    for precision in options.precisions:
+        numbers = {"dtype": precision}
+        if precision == "int8":
+            numbers = {"dtype": "bfloat16", "quantization": "int8"}
+        variants[f"as configured, {precision}"] = numbers
+        if options.setting == "captions":
+            variants[f"stopping inexact, as CTranslate2, {precision}"] = numbers | {"stopping": "inexact"}
     if options.shortlist:
         variants |= {f"{name}, shortlist": one | {"shortlist": True} for name, one in variants.items()}
     return variants

@@ -42,6 +42,7 @@ def make_ours(task: dict[str, Any]) -> System:
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.engine import SearchEngine, Sentence
     from flaxformer_mt.model.products import cast_kernels
+    from flaxformer_mt.model.quantization import quantize_params
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.translation.constraints import make_symbols
     from flaxformer_mt.trees import nest_leaves
@@ -56,9 +57,9 @@ def make_ours(task: dict[str, Any]) -> System:
     special = {vocabs.target.pad_id, vocabs.target.bos_id, vocabs.target.eos_id}
 
     def make_variant(
-        dtype: Any, shortlist: bool = False, **changes: Any
+        dtype: Any, quantization: str | None = None, shortlist: bool = False, **changes: Any
     ) -> Callable[[list[Batch]], list[Ids]]:
-        kernels = replicate_locally(cast_kernels(params, dtype))
+        kernels = replicate_locally(cast_kernels(quantize_params(params) if quantization else params, dtype))
         searcher = SearchEngine(
             [replace(config.model, dtype=dtype)],
             replace(config.search, **changes),

@@ -42,6 +42,8 @@ class CorpusOptions(ProcessOptions, SearchOptions):
     window: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
+    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
+    quantization: Literal["int8"] | None = None
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
     # Resume an interrupted command with the same flags; nothing is done twice.

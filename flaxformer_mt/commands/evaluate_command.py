@@ -44,6 +44,7 @@ def evaluate(options: EvaluateOptions) -> object:
         dtype=options.dtype,
         allow_nonfinite=options.allow_nonfinite,
         shortlist=options.shortlist,
+        quantization=options.quantization,
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )
@@ -75,7 +76,7 @@ def _check_text_options(options: EvaluateOptions) -> None:
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
         *("source_language", "target_language", "lowercase", "bleu_tokenize"),
-        *("bootstrap", "against", "paired", "trials", "comet", "shortlist"),
+        *("bootstrap", "against", "paired", "trials", "comet", "shortlist", "quantization"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:

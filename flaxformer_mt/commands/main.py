@@ -19,6 +19,7 @@ from typing import Any
 
 import flaxformer_mt
 from flaxformer_mt.commands.align import align_training_pairs
+from flaxformer_mt.commands.conversion_options import ExportOptions, ImportOptions
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
 from flaxformer_mt.commands.evaluate_command import evaluate
 from flaxformer_mt.commands.experiment_options import (
@@ -34,9 +35,7 @@ from flaxformer_mt.commands.options import (
     AverageOptions,
     DoctorOptions,
     EvaluateOptions,
-    ExportOptions,
     GenerateOptions,
-    ImportOptions,
     PlotOptions,
     ScoreOptions,
     TranslateOptions,

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.options import ExportOptions, PlotOptions
+from flaxformer_mt.commands.conversion_options import ExportOptions
+from flaxformer_mt.commands.options import PlotOptions
 from flaxformer_mt.errors import find_url, local_path
 from flaxformer_mt.object_store.transfers import fetch_input, open_output, publish_output
 from flaxformer_mt.object_store.working_copies import open_copy

@@ -78,6 +78,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             dtype=options.dtype,
             allow_nonfinite=options.allow_nonfinite,
             shortlist=options.shortlist,
+            quantization=options.quantization,
         )
         if options.warm_up:
             translator.warm_up(n_best=n_best)

@@ -16,8 +16,9 @@ from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.stages import StageConfig
 from flaxformer_mt.config.subword_vocabulary import VocabConfig
 
-# Data types in which a model can run.
+# Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flaxformer_mt.config import Config, Dtype, SearchConfig
+from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
@@ -144,14 +144,14 @@ def evaluate_run(
     dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     shortlist: str | Path | None = None,
+    quantization: Quantization | None = None,
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
-    and scores by source length; with `resamples` confidence intervals, and with `against` paired tests. Of
-    several directions it has the means, and all of this under `directions`. For a language model: loss (nats
-    per token, end symbols included) and perplexity instead, and no file.
+    and scores by source length; with `resamples` intervals, and with `against` paired tests. Of several
+    directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
 
     Args:
       split: the split of the run's data set to score, unless files are given.
@@ -163,23 +163,23 @@ def evaluate_run(
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype, allow_nonfinite, shortlist: see `Translator.load`; the first two apply to the other runs too.
+      dtype, allow_nonfinite: of the other runs, too; these, shortlist, quantization: see `Translator.load`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
     run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
-    compared = [parse_compared_system(other) for other in against]
-    config = read_config(run_dir / "config.json")
+    compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
     options: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
     shared: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, options | shared)
     languages = {"source_language": source_language, "target_language": target_language}
-    shared |= {"search": search, "shortlist": shortlist, "compared": compared, "loading": options}
-    shared |= {"comet_model": check_comet(comet) if comet else None, "own_split": None if source else split}
+    shared |= {"compared": compared, "loading": options, "own_split": None if source else split}
+    shared["own"] = {"search": search, "shortlist": shortlist, "quantization": quantization}
+    shared["comet_model"] = check_comet(comet) if comet else None
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
     for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
@@ -194,8 +194,7 @@ def _evaluate_set(
     scored: ScoredSet,
     scoring: dict[str, Any],
     *,
-    search: SearchConfig | None,
-    shortlist: str | Path | None,
+    own: dict[str, Any],
     compared: Sequence[ComparedSystem],
     comet_model: Path | None,
     own_split: Literal["test", "valid"] | None,
@@ -206,8 +205,8 @@ def _evaluate_set(
 ) -> dict[str, Any]:
     """Evaluates the run and the compared systems on one set."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    own = loading | {"checkpoint": checkpoint, "search": search, "shortlist": shortlist}
-    named, evaluation = _translate_set(run_dir, scored, own, progress=progress, **scoring)
+    all_own = own | loading | {"checkpoint": checkpoint}
+    named, evaluation = _translate_set(run_dir, scored, all_own, progress=progress, **scoring)
     others, described = translate_compared_systems(
         compared, scored.sources, from_files, direction=scored.direction, **loading
     )

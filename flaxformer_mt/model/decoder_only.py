@@ -16,6 +16,7 @@ from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
 from flaxformer_mt.model.products import take_rows
+from flaxformer_mt.model.quantization import find_output
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
 
@@ -139,7 +140,9 @@ class DecoderOnly(nn.Module):
 
     def logits(self, x: Array) -> Array:
         """Compute float32 logits [..., V] of hidden states x [..., D]."""
-        return make_logits(x, *self.output_layer())
+        table, bias = self.output_layer()
+        quantized = find_output(self.variables["params"])
+        return make_logits(x, table if quantized is None else quantized, bias)
 
     def output_layer(self) -> tuple[Array, Array | None]:
         """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""

@@ -39,13 +39,19 @@ def is_factor(path: str) -> bool:
     return path.startswith(f"{FACTORS}/") and path != _SCALE
 
 
-def matrix_sizes(path: str, shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of inputs and of outputs of the matrix at a path, of one layer if stacked."""
+def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of inputs, and those of outputs, of the matrix at a path, of one layer if stacked."""
     names = path.split("/")
     own = tuple(shape)[STACKED in names :]
     # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
     inputs = 2 if len(own) == 3 and ("output" in names or "feedforward" in names) else 1
-    return math.prod(own[:inputs]), math.prod(own[inputs:])
+    return own[:inputs], own[inputs:]
+
+
+def matrix_sizes(path: str, shape: Sequence[int]) -> tuple[int, int]:
+    """Return the number of inputs and of outputs of the matrix at a path, of one layer if stacked."""
+    inputs, outputs = matrix_axes(path, shape)
+    return math.prod(inputs), math.prod(outputs)
 
 
 def add_factors(params: Any, paths: Iterable[str], *, rank: int, alpha: float, key: Array) -> Any:

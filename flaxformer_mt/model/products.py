@@ -116,12 +116,14 @@ def einsum_to_float32(spec: str, x: Array, y: Array) -> Array:
 
     if jnp.result_type(x, y) == jnp.float32:
         return multiply(x, y)
-    by_rows = functools.partial(_multiply_rows, spec)
+    by_rows = functools.partial(multiply_rows, spec)
     return jax.lax.platform_dependent(x, y, cpu=by_rows, default=multiply)
 
 
-def _multiply_rows(spec: str, x: Array, y: Array) -> Array:
+def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
     """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
+
+    It multiplies int8 in the same form, to sums in int32.
 
     The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
     and own and summed ones of y in either order. The library is chosen before XLA decides on layouts. A plain
@@ -147,9 +149,9 @@ def _multiply_rows(spec: str, x: Array, y: Array) -> Array:
         x = jnp.pad(x, [(0, int(axis == x.ndim - 2)) for axis in range(x.ndim)])
     x, y = jax.lax.optimization_barrier((x, y))
     batch_axes = tuple(range(len(batch)))
-    sums = (x.ndim - 1,), (y.ndim - 1 if by_columns else y.ndim - 2,)
-    dimensions = sums, (batch_axes, batch_axes)
-    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+    summed_axes = (x.ndim - 1,), (y.ndim - 1 if by_columns else y.ndim - 2,)
+    dimensions = summed_axes, (batch_axes, batch_axes)
+    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=sums)
     product = jax.lax.optimization_barrier(product)
     if single:
         product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
@@ -209,7 +211,7 @@ def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
     """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
 
     A program that multiplies a matrix many times, as decoding does, then casts it once. The vectors that are
-    looked up in a table of embeddings become float32 again.
+    looked up in a table of embeddings become float32 again. Matrices of 8-bit integers stay as they are.
 
     Args:
       params: nested dicts of numpy arrays or of JAX arrays, traced or not.
@@ -219,6 +221,8 @@ def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
 
     def cast(path: tuple[Any, ...], leaf: Array) -> Array:
         name = "/".join(key.key for key in path)
-        return leaf.astype(dtype) if leaf.dtype != dtype and _MULTIPLIED.search(name) else leaf
+        if leaf.dtype in (dtype, jnp.int8) or not _MULTIPLIED.search(name):
+            return leaf
+        return leaf.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(cast, params)

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
 from flaxformer_mt.model.products import contract
+from flaxformer_mt.model.quantization import Quantized, contract_quantized
 from flaxformer_mt.shapes import Array, activations_are_sharded
 
 # Name of the results of projections, which `model.remat=dots` keeps.
@@ -41,6 +42,8 @@ class Projection(nn.Module):
             return self.kernel_init(key, matrix, dtype).reshape(shape)
 
         self.kernel = self.param("kernel", init, (*self.inputs, *self.features))
+        # [*features] of a quantised kernel, or None.
+        self.kernel_scale = self.get_variable("params", "kernel_scale")
         if self.use_bias:
 
             def init_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -60,13 +63,14 @@ class Projection(nn.Module):
             summed, kept = self.axes[:-features], self.axes[-features:]
             y = contract(f"...{summed},{self.axes}->...{kept}", x, kernel, parameter=True)
         else:
-            y = contract("...D,DF->...F", x, self.kernel.reshape(width, -1))
+            y = _contract_merged(x, self.kernel, self.kernel_scale, inputs=len(self.inputs))
             y = y.reshape(*leading, *self.features)
         return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
 
     def of_head(self, x: Array, head: int) -> Array:
         """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""
-        y = contract("...D,DK->...K", x.astype(self.dtype), self.kernel[:, head])
+        scale = None if self.kernel_scale is None else self.kernel_scale[head]
+        y = _contract_merged(x.astype(self.dtype), self.kernel[:, head], scale)
         return (y + self.bias[head] if self.use_bias else y).astype(self.dtype)
 
 
@@ -83,6 +87,9 @@ def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array
     first = projections[0]
     dtype = first.dtype
     kernels = jnp.stack([projection.kernel for projection in projections], axis=1)
+    scales = None
+    if first.kernel_scale is not None:
+        scales = jnp.stack([projection.kernel_scale for projection in projections])
     shape = (*x.shape[:-1], len(projections), *first.features)
     biases = stack_biases(projections) if biases is None else biases
     if activations_are_sharded():
@@ -91,10 +98,22 @@ def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array
             together = together + biases
         return checkpoint_name(together.astype(dtype), PROJECTED)
     # On one device the matrix of merged axes needs no transposition.
-    together = contract("...D,DF->...F", x.astype(dtype), kernels.reshape(x.shape[-1], -1))
+    together = _contract_merged(x.astype(dtype), kernels, scales)
     if biases is not None:
         together = together + biases.reshape(-1)
     return checkpoint_name(together.astype(dtype), PROJECTED).reshape(shape)
+
+
+def _contract_merged(x: Array, kernel: Array, scale: Array | None, *, inputs: int = 1) -> Array:
+    """Multiply x [..., D] with a kernel whose first axes are D and whose others are merged: [..., F].
+
+    Args:
+      scale: of the outputs, if the kernel is quantised.
+    """
+    matrix = kernel.reshape(math.prod(kernel.shape[:inputs]), -1)
+    if scale is None:
+        return contract("...D,DF->...F", x, matrix)
+    return contract_quantized("...D,DF->...F", x, Quantized(matrix, scale.reshape(-1)))
 
 
 def stack_biases(projections: Sequence[Projection]) -> Array | None:

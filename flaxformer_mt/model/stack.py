@@ -17,6 +17,7 @@ from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.products import contract, take_rows
 from flaxformer_mt.model.projections import PROJECTED
+from flaxformer_mt.model.quantization import Quantized, contract_quantized
 from flaxformer_mt.shapes import Array, constrain, map_row_parts, share_by_rows
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}
@@ -158,9 +159,10 @@ def _has_final_norm(config: ModelConfig) -> bool:
     return config.norm_position == "pre" if config.final_norm is None else config.final_norm
 
 
-def make_logits(x: Array, table: Array, bias: Array | None) -> Array:
+def make_logits(x: Array, table: Array | Quantized, bias: Array | None) -> Array:
     """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
-    scores = contract("...D,VD->...V", x, table)
+    spec = "...D,VD->...V"
+    scores = contract_quantized(spec, x, table) if isinstance(table, Quantized) else contract(spec, x, table)
     return scores if bias is None else scores + bias
 
 

@@ -15,16 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, Dtype, SearchConfig
+from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.object_store.working_copies import open_copy
-from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
+from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
@@ -35,6 +34,7 @@ from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
+from flaxformer_mt.translation.placed_parameters import place_models
 from flaxformer_mt.translation.result import FAILED, Translation, warn_of_failures
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
@@ -46,6 +46,18 @@ from flaxformer_mt.translation.segmentation import (
 from flaxformer_mt.trees import digest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
+
+
+def _read_translation_config(run_dir: Path) -> Config:
+    """Returns the config of a run. Raises UserError if it is a language model."""
+    config = read_config(run_dir / "config.json")
+    if not config.data.source_language:
+        raise UserError(
+            f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
+            f"for texts, use generate --run={run_dir}; for its perplexity, use evaluate --run={run_dir} "
+            "--reference=FILE"
+        )
+    return config
 
 
 def _ignore(*, lines: int, tokens: int) -> None:
@@ -73,6 +85,7 @@ class Translator:
         spread: bool | SplitParameters = False,
         small_inputs: bool = False,
         shortlist: Shortlist | None = None,
+        quantization: Quantization | None = None,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -87,11 +100,12 @@ class Translator:
             are split; parameters that are passed to a call must come from `place_parameters`.
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           shortlist: restricts each translation to likely pieces, see `SearchEngine`.
-          warn: receives one warning per call or window that names the lines that were split or cut, or whose
-            translations lack required phrases; and one when the device first runs out of memory.
+          quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
+          warn: receives a warning per call or window that names the lines that were split or cut, or lack
+            required phrases; and one when the device first runs out of memory.
 
         Raises:
-          UserError: invalid search options, or an ensemble with different vocabularies.
+          UserError: invalid search options, different vocabularies, or quantized parameters to be split.
         """
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
@@ -100,19 +114,10 @@ class Translator:
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self._long_lines: LongLines = long_lines
         self._together = isinstance(spread, SplitParameters)
-        self._place_parameters(params, ensemble, spread)
-        self.search = SearchEngine(
-            self.models,
-            candidate_search(config.search),
-            make_symbols(vocabs.target, config.search),
-            sizes=(vocabs.source.size, vocabs.target.size),
-            source_pad_id=vocabs.source.pad_id,
-            longest_source=config.data.max_source_length,
-            spread=spread,
-            small_inputs=small_inputs,
-            shortlist=shortlist,
-            warn=lambda message: self.warn(message),
-        )
+        models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
+        # Those of each model, the own ones first.
+        self.all_params, self._digest = place_models(models, spread, quantization)
+        self.search = self._make_search(spread=spread, small_inputs=small_inputs, shortlist=shortlist)
         self.scorer = TokenScorer(
             self.models,
             config.search,
@@ -120,6 +125,19 @@ class Translator:
             longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
             spread=spread,
+        )
+
+    def _make_search(self, **options: Any) -> SearchEngine:
+        config, vocabs = self.config, self.vocabs
+        return SearchEngine(
+            self.models,
+            candidate_search(config.search),
+            make_symbols(vocabs.target, config.search),
+            sizes=(vocabs.source.size, vocabs.target.size),
+            source_pad_id=vocabs.source.pad_id,
+            longest_source=config.data.max_source_length,
+            warn=lambda message: self.warn(message),
+            **options,
         )
 
     @classmethod
@@ -135,6 +153,7 @@ class Translator:
         dtype: Dtype | None = None,
         allow_nonfinite: bool = False,
         shortlist: str | Path | None = None,
+        quantization: Quantization | None = None,
         warn: Warn = warn_user,
     ) -> "Translator":
         """Loads a trained model from a run directory.
@@ -145,6 +164,7 @@ class Translator:
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
+          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
             one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
             has computed before. All callers share the programs compiled so.
@@ -156,13 +176,7 @@ class Translator:
         if spread:
             use_cpu_cores_as_devices()
         run_dir = open_copy(run_dir)
-        config = read_config(run_dir / "config.json")
-        if not config.data.source_language:
-            raise UserError(
-                f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
-                f"for texts, use generate --run={run_dir}; for its perplexity, use evaluate --run={run_dir} "
-                "--reference=FILE"
-            )
+        config = _read_translation_config(run_dir)
         enable_compilation_cache(compiled_dir())
         check_search(config.search if search is None else search, model=config.model)
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
@@ -181,23 +195,9 @@ class Translator:
             spread=trained.split or spread,
             small_inputs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
+            quantization=quantization,
             warn=warn,
         )
-
-    def _place_parameters(
-        self, params: Any, ensemble: Sequence[TrainedModel], spread: bool | SplitParameters
-    ) -> None:
-        place = functools.partial(place_parameters, spread=spread)
-        self._params = None if params is None else place(cast_kernels(params, self.config.model.dtype))
-        self._others = tuple(place(cast_kernels(m.params, m.config.model.dtype)) for m in ensemble)
-        # Of parameters that several processes hold, all processes compute the digest together.
-        held = (self._params, self._others)
-        self._digest = spread.digest(held) if isinstance(spread, SplitParameters) else ""
-
-    @property
-    def all_params(self) -> tuple[Any, ...]:
-        """The parameters of each model of the ensemble, the translator's own first."""
-        return (self._params, *self._others)
 
     def warm_up(self, *, n_best: int = 1) -> int:
         """Prepares the programs for small inputs; returns their number.
@@ -206,7 +206,7 @@ class Translator:
         or 64 on each device. Programs that no process has compiled take a few seconds each; afterwards they
         are loaded from disk. Lines with prefixes or required phrases use other programs.
         """
-        if self._params is None:
+        if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
 
@@ -330,10 +330,10 @@ class Translator:
         if notes.markup:
             again = functools.partial(self._translate_window, first_line=first_line, params=params)
             return translate_marked(lines, notes, lambda plain, inner: again(plain, constraints, inner, tags))
-        params = self._params if params is None else params
+        params = self.all_params[0] if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
-        all_params, longest = (params, *self._others), self.config.data.max_source_length
+        all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
         added = tags.find(lines, first_line=first_line)
         parts = read_sources(
             lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines, tags=added

@@ -277,6 +277,24 @@ def test_dtype_reaches_the_model(run_dir, loaded, monkeypatch, capfd):
             assert f"loaded in {dtype}" in capfd.readouterr().err, command
 
 
+def test_quantization_reaches_the_search_of_this_run_alone(run_dir, monkeypatch, capfd):
+    def load(run, **options):
+        raise UserError(f"loaded with {options.get('quantization')}")
+
+    monkeypatch.setattr("flaxformer_mt.translation.translator.Translator.load", load)
+    write_lines("in", LINES)
+    write_lines("out", LINES)
+    commands = (
+        ["translate", "--input=in"],
+        ["evaluate", "--source=in", "--reference=out"],
+        ["backtranslate", "--input=in", "--output=made"],
+    )
+    for command in commands:
+        for flags, named in ([], None), (["--quantization=int8"], "int8"):
+            assert main([*command, f"--run={run_dir}", *flags]) == 2
+            assert f"loaded with {named}" in capfd.readouterr().err, command
+
+
 @pytest.fixture
 def untrained(tmp_path):
     save_config(Config(), tmp_path / "config.json")
@@ -298,6 +316,7 @@ def untrained(tmp_path):
         (["--resume", "--overwrite", "--output=x"], "--resume and --overwrite exclude each other"),
         (["--window=0"], "--window is 0; it must be at least 1"),
         (["--long_lines=splt"], "did you mean split?"),
+        (["--quantization=int4"], "--quantization is 'int4'; did you mean int8?"),
     ],
 )
 def test_flags_that_exclude_each_other(untrained, capfd, monkeypatch, flags, words):

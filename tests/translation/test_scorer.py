@@ -50,13 +50,13 @@ def test_scores_of_translations_are_those_that_the_search_found(
     if name == "beam":
         again, found = scorer, found_by_beam
     elif name == "greedy":
-        parameters = greedy_translator._params
+        parameters = greedy_translator.all_params[0]
         again, _ = make_scorer(greedy_translator.config, parameters, vocabs, programs_of=scorer)
         found = greedy_translator.translate(SENTENCES) * 3
     else:
         translator = translator_with(name)
         same_model = scorer if translator.config.model == scorer.config.model else None
-        again, _ = make_scorer(translator.config, translator._params, vocabs, programs_of=same_model)
+        again, _ = make_scorer(translator.config, translator.all_params[0], vocabs, programs_of=same_model)
         found = translator.translate(SENTENCES, n_best=3)
     hypotheses = [one for t in found for one in t.n_best]
     lines = SENTENCES * 3 if name == "greedy" else [line for line in SENTENCES for _ in range(3)]
@@ -205,7 +205,7 @@ def test_attention_is_of_the_given_layer_and_head(translator_with, vocabs):
         for line, target in zip(SENTENCES, targets, strict=True)
     ]
     watched = [Watched(0), Watched(0, 0), Watched(0, 1), Watched(1), Watched(-1)]
-    readings = two_layers.scorer.read_all(pairs, params=(two_layers._params,), watched=watched)
+    readings = two_layers.scorer.read_all(pairs, params=(two_layers.all_params[0],), watched=watched)
     for pair, reading in zip(pairs, readings, strict=True):
         mean, first, second, last, also_last = reading.attention
         assert mean.shape == (len(pair.target), len(pair.source))

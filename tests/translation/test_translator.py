@@ -12,20 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding import engine
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
-from flaxformer_mt.parallel import devices
+from flaxformer_mt.parallel import SplitParameters, devices
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import Constraints
+from flaxformer_mt.translation.placed_parameters import place_models
 from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -424,13 +425,13 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     """A search in bfloat16 finds nearly the same, with nearly the same scores as in float32."""
     narrow = Translator.load(run_dir, checkpoint="10", dtype="bfloat16", spread=False)
     assert narrow.config.model.dtype == "bfloat16"
-    kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(narrow._params))
+    kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(narrow.all_params[0]))
     assert kinds["bfloat16"] > 10 and kinds["float32"] > 10  # matrices; biases and scales of norms
     found = narrow.translate(SENTENCES)
     assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
     sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
     pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
-    exact = translator.scorer.score_all(pairs, params=(translator._params,))
+    exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
     for one, two in zip(found, exact, strict=True):
         assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.02)
     # The default: the dtype of the training, but float32 on a processor that is no faster in bfloat16.
@@ -447,6 +448,27 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
         monkeypatch.setattr(devices, "_read_processor_facts", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
+
+
+def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam):
+    """Matrices are 8-bit integers, scores nearly those of float32, and the description is another one."""
+    quantized = Translator.load(run_dir, checkpoint="10", quantization="int8", spread=False)
+    kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(quantized.all_params[0]))
+    assert kinds["int8"] > 10 and kinds["float32"] > 10
+    assert quantized.describe() != Translator.load(run_dir, checkpoint="10", spread=False).describe()
+    found = quantized.translate(SENTENCES)
+    assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
+    sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
+    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
+    exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
+    for one, two in zip(found, exact, strict=True):
+        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.03)
+
+
+def test_parameters_that_devices_split_are_not_quantized():
+    split = object.__new__(SplitParameters)
+    with pytest.raises(UserError, match="quantization=int8 is for models that fit on one device"):
+        place_models([({}, ModelConfig())], split, "int8")
 
 
 def test_loaded_models_search_on_every_core(run_dir, monkeypatch):

@@ -132,7 +132,7 @@ def _check(options: ServeOptions) -> None:
     if not options.run:
         raise UserError("--run has no value; give --run=DIR")
     if options.backend == "ctranslate2":
-        for name in ("checkpoint", "dtype"):
+        for name in ("checkpoint", "dtype", "quantization"):
             if getattr(options, name) is not None:
                 raise UserError(
                     f"--{name} has no effect with --backend=ctranslate2, whose folders have one model in one "
@@ -172,7 +172,9 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
     from flaxformer_mt.translation.translator import Translator
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    loading: dict[str, Any] = {"dtype": options.dtype, "shortlist": options.shortlist}
+    loading: dict[str, Any] = {
+        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist")
+    }
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
     return translator.config.data, LiveTranslator(translator)
 

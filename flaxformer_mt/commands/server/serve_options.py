@@ -38,6 +38,8 @@ class ServeOptions:
     beam_size: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
+    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
+    quantization: Literal["int8"] | None = None
     # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE wrote it:
     # faster on CPUs. Only for a single run. None: all pieces.
     shortlist: Path | None = None

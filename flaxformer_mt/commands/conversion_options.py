@@ -1,0 +1,46 @@
+"""Options of `export` and `import`, which convert models of other systems and for them; see options.py."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Writes a trained model in the format of another system and checks that its outputs agree."""
+
+    # Run directory of a trained model, or its URL (gs://, s3://).
+    run: Path
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, marian, hf-pre-norm
+    # or ctranslate2.
+    format: str
+    # Folder for the exported files; it must be empty or not exist.
+    output: Path
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
+    checkpoint: str | None = None
+    # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
+    # int16, float16 or bfloat16. none: float32.
+    quantization: str = "none"
+    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted.
+    tolerance: float = 1e-4
+    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    shortlist: Path | None = None
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Converts a model of another system to a run directory, to translate, score or train further."""
+
+    # Format of the model: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm.
+    format: str
+    # Folder of the model, or its state dict file.
+    input: Path
+    # Run directory to create; it must be empty or not exist.
+    run: Path
+    # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
+    config: str | None = None
+    # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of
+    # these names: a word a line, in the order of ids. Or one file for both languages. None: it is in the
+    # model's folder.
+    vocab: Path | None = None
+    # Maximum absolute difference from the original model's logits that is accepted.
+    tolerance: float = 1e-4

@@ -1,0 +1,45 @@
+"""The parameters of a translator's models, in the types of their products, on the devices that multiply them.
+
+translator.py loads the models; which devices there are is known to parallel/.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flaxformer_mt.config import ModelConfig, Quantization
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.products import cast_kernels
+from flaxformer_mt.model.quantization import quantize_params
+from flaxformer_mt.parallel import SplitParameters, place_parameters
+
+
+def place_models(
+    models: Sequence[tuple[Any, ModelConfig]],
+    spread: bool | SplitParameters,
+    quantization: Quantization | None,
+) -> tuple[tuple[Any, ...], str]:
+    """Casts or quantizes the matrices of models, and puts the parameters where programs expect them.
+
+    Returns the parameters of each model, and a digest of all of them if several processes hold them together,
+    which only these processes can compute together; otherwise an empty one.
+
+    Args:
+      models: parameters and config of each. Parameters may be None, and remain so.
+      spread, quantization: see `Translator`.
+
+    Raises:
+      UserError: quantized parameters would have to be split over devices.
+    """
+    if quantization and isinstance(spread, SplitParameters):
+        raise UserError(
+            f"quantization={quantization} is for models that fit on one device, but this one has to be split "
+            "over several; leave it out"
+        )
+    placed = []
+    for params, config in models:
+        if params is not None:
+            kernels = cast_kernels(quantize_params(params) if quantization else params, config.dtype)
+            params = place_parameters(kernels, spread)
+        placed.append(params)
+    digest = spread.digest((placed[0], tuple(placed[1:]))) if isinstance(spread, SplitParameters) else ""
+    return tuple(placed), digest

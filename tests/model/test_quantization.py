@@ -1,0 +1,165 @@
+"""Matrices of 8-bit integers: exact products, which are quantised, and what a program makes of them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_experiment import random_params
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.products import cast_kernels
+from flaxformer_mt.model.quantization import Quantized, contract_quantized, quantize_matrix, quantize_params
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.trees import flatten_tree
+
+V = 24
+CONFIG = ModelConfig(
+    model_dim=16,
+    ffn_dim=24,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.0,
+    dtype="bfloat16",
+)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {},
+    "two tables": {"tying": "decoder"},
+    "convolution, untied, with biases": {
+        "ffn_layer": "convolution",
+        "tying": "none",
+        "attention_bias": True,
+        "output_bias": True,
+    },
+    "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
+}
+
+
+def make(variant: str, **changes: Any) -> Any:
+    config = dataclasses.replace(CONFIG, **VARIANTS[variant], **changes)
+    return make_model(config, source_size=V, target_size=V, platform="cpu")
+
+
+def make_batch() -> Batch:
+    generator = np.random.default_rng(1)
+    draw = lambda length: generator.integers(3, V, (3, length)).astype(np.int32)  # noqa: E731
+    return Batch(draw(7), draw(5), draw(5), np.ones((3, 7), bool), np.ones((3, 5), bool))
+
+
+def products_of(function: Any, *arguments: Any) -> list[tuple[str, str, str]]:
+    """The types of both operands and of the result of every product in a program and those inside it."""
+
+    def walk(jaxpr: Any) -> Any:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                yield tuple(one.aval.dtype.name for one in (*equation.invars, *equation.outvars))
+            for value in equation.params.values():
+                for part in value if isinstance(value, tuple | list) else [value]:
+                    if hasattr(inner := getattr(part, "jaxpr", part), "eqns"):
+                        yield from walk(inner)
+
+    return list(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", ["...D,DF->...F", "...D,FD->...F"])
+def test_whole_numbers_are_multiplied_exactly(spec, dtype):
+    """Whole numbers up to 127, with a 127 in each row and in each output, are their own 8-bit integers."""
+    generator = np.random.default_rng(2)
+    x, y = generator.integers(-127, 128, (3, 4, 8)), generator.integers(-127, 128, (8, 24))
+    x[..., 3], y[5] = -127, 127
+    matrix = quantize_matrix(2.0 * y.T, [1]) if ",FD" in spec else quantize_matrix(2.0 * y, [0])
+    assert matrix.values.dtype == np.int8 and np.all(matrix.scale == 2)
+    found = jax.jit(lambda x, matrix: contract_quantized(spec, x, matrix))(jnp.asarray(x, dtype), matrix)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, 2.0 * x @ y)
+
+
+def test_rows_are_rounded_to_their_own_steps():
+    """A row of small numbers loses nothing beside one of large numbers; zeros stay, and NaN is not hidden."""
+    matrix = quantize_matrix(np.eye(64), [0])
+    generator = np.random.default_rng(3)
+    x = generator.uniform(-1, 1, (6, 64)).astype(np.float32) * 10.0 ** np.arange(-3, 3)[:, None]
+    x[0], x[1, 7], x[2, 9] = 0, np.nan, np.inf
+    found = np.asarray(contract_quantized("...D,DF->...F", jnp.asarray(x), matrix))
+    assert not found[0].any() and np.isnan(found[1]).all() and not np.isfinite(found[2]).any()
+    steps = np.abs(x[3:]).max(axis=1, keepdims=True) / 127
+    errors = np.abs(found[3:] - x[3:]) / steps
+    assert 0.3 < errors.max() < 0.51
+
+
+def test_a_matrix_is_rounded_by_its_outputs():
+    generator = np.random.default_rng(4)
+    matrix = generator.standard_normal((2, 5, 3, 4)) * 10.0 ** np.arange(4)
+    matrix[..., 1, 2] = 0
+    values, scale = quantize_matrix(matrix, [0, 1])
+    assert values.shape == matrix.shape and scale.shape == (3, 4) and scale.dtype == np.float32
+    largest = np.abs(values).reshape(10, -1).max(axis=0).tolist()
+    assert scale[1, 2] == 0 and largest == [127] * 6 + [0] + [127] * 5
+    assert np.all(np.abs(values * scale - matrix) <= 0.5001 * scale)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
+    model, batch = make(variant), make_batch()
+    params = random_params(model)
+    quantized = quantize_params(params)
+    kernels = {path: leaf for path, leaf in flatten_tree(params).items() if path.endswith("/kernel")}
+    leaves = flatten_tree(quantized)
+    assert kernels and all(leaves[path].dtype == np.int8 for path in kernels)
+    assert all(leaves[path].shape == kernel.shape for path, kernel in kernels.items())
+    cast = cast_kernels(quantized, "bfloat16")
+    assert all(flatten_tree(cast)[path].dtype == np.int8 for path in kernels)
+
+    def logits(params: Any) -> Any:
+        return model.apply({"params": params}, batch, deterministic=True)
+
+    products = products_of(logits, cast)
+    kinds = {kind: products.count(kind) for kind in set(products)}
+    # One of the platforms is compiled. The others multiply activations: attention's scores and averages.
+    assert set(kinds) == {("int8", "int8", "int32"), ("bfloat16", "bfloat16", "float32")}
+    plain = products_of(logits, cast_kernels(params, "bfloat16"))
+    assert len(plain) == len(products)
+    attentions = 1 if variant.startswith("decoder-only") else 3
+    assert kinds["bfloat16", "bfloat16", "float32"] == 2 * 2 * attentions
+    wide = make(variant, dtype="float32")
+    exact, rounded = (wide.apply({"params": p}, batch, deterministic=True) for p in (params, quantized))
+    for other in (logits(cast), rounded):
+        error = np.abs(np.asarray(other) - exact).max() / np.abs(exact).max()
+        assert 1e-5 < error < 0.05
+
+
+def test_decoding_multiplies_the_same_matrices():
+    model, batch = make("encoder-decoder"), make_batch()
+    params = cast_kernels(quantize_params(random_params(model)), "bfloat16")
+
+    def step(params: Any) -> Any:
+        variables = {"params": params}
+        cache = model.apply(variables, batch.source, batch.source_mask, 2, 4, method="start_decoding")
+        tokens = np.full((3, 2), 5, np.int32)
+        return model.apply(variables, tokens, cache, method="decode_step")
+
+    both = products_of(step, params)
+    # Two of each, one for CPUs and one for others: encoder 4; keys and values of the source 1; the step
+    # 2 of self-attention, 2 of cross-attention, 2 of the feed-forward network, 1 of logits.
+    assert both.count(("int8", "int8", "int32")) == 2 * (4 + 1 + 7)
+    logits, _ = step(params)
+    plain, _ = step(cast_kernels(random_params(model), "bfloat16"))
+    assert np.abs(logits - plain).max() < 0.05 * np.abs(plain).max()
+
+
+def test_the_compiled_product_reads_8_bits():
+    """No wider copy of the matrix is made in the program: the product itself takes 8-bit integers."""
+    matrix = quantize_matrix(np.random.default_rng(5).standard_normal((64, 128)), [0])
+
+    def multiply(x: Any, values: Any, scale: Any) -> Any:
+        return contract_quantized("...D,DF->...F", x, Quantized(values, scale))
+
+    text = jax.jit(multiply).lower(jnp.ones((8, 4, 64), jnp.bfloat16), *matrix).compile().as_text()
+    assert any("s32[32,128]" in line and "dot(" in line for line in text.splitlines()), text
+    for kind in ("s32", "f32", "bf16", "s16"):
+        assert f"{kind}[64,128]" not in text
