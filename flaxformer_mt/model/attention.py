@@ -14,10 +14,11 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.alignment_head import GUIDED
 from flaxformer_mt.model.fused_attention import attend_fused, attend_pallas, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
+from flaxformer_mt.model.key_value_cache import KeyValues, average, score, store, write
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.model.positions import rotate
-from flaxformer_mt.model.products import as_bits, contract, from_bits
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import (
     Projection,
     project_beside,
@@ -168,55 +169,51 @@ class MultiHeadAttention(nn.Module):
         weights = self.dropout(weights, deterministic=deterministic)
         return self.output(weighted_values(weights, values))
 
-    def project_memory(self, memory: Array, positions: Array | None = None) -> dict[str, Array]:
+    def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
 
-        A decoding step multiplies these layouts directly; any other layout would be copied in each step.
-        bfloat16 numbers are kept as their bits (`as_bits`), so that rows are replaced in place.
+        They are in the form of `key_value_cache`.
         """
         keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
             keys = rotate(keys, positions)
-        return {"keys": as_bits(keys.transpose(0, 2, 3, 1)), "values": as_bits(values.swapaxes(1, 2))}
+        return store(keys, values, quantized=self._is_quantized)
 
-    def attend_memory(self, x: Array, memory: dict[str, Array], *, mask: Array | None) -> Array:
+    @property
+    def _is_quantized(self) -> bool:
+        return self.key.kernel_scale is not None
+
+    def attend_memory(self, x: Array, memory: KeyValues, *, mask: Array | None) -> Array:
         """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""
-        scores = _score(_scale_query(self.query(x)), memory["keys"], mask)
+        scores = score(_scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
-        return self._project_averaged(_average(weights, memory["values"]))
+        return self._project_averaged(average(weights, memory, self.config.dtype))
 
     def _project_averaged(self, averaged: Array) -> Array:
         """Project averaged values [B, H, W, E] to the output [B, W, D]."""
         return self.output(averaged.swapaxes(1, 2))
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
-        """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens.
-
-        Slot t * W + w holds token t of beam w: a step writes one contiguous slice of each array. bfloat16
-        numbers are kept as their bits (`as_bits`), so that it does so in place.
-        """
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> KeyValues:
+        """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens."""
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
         value_dim = config.value_dim or config.model_dim // config.num_heads
-        leading, slots = (batch, config.num_heads), max_length * beams
-        dtype = jnp.dtype(config.dtype)
-        return {
-            "keys": as_bits(jnp.zeros((*leading, key_dim, slots), dtype)),
-            "values": as_bits(jnp.zeros((*leading, slots, value_dim), dtype)),
-        }
+        leading, dtype = (batch, max_length * beams, config.num_heads), jnp.dtype(config.dtype)
+        keys, values = (jnp.zeros((*leading, width), dtype) for width in (key_dim, value_dim))
+        return store(keys, values, quantized=self._is_quantized)
 
     def step(
         self,
         x: Array,
-        cache: dict[str, Array],
+        cache: KeyValues,
         index: Array,
         *,
         ancestry_mask: Array,
         positions: Array | None = None,
-        prefix: dict[str, Array] | None = None,
+        prefix: KeyValues | None = None,
         prefix_mask: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, KeyValues]:
         """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
 
         `ancestry_mask` [B, W, T, W] marks the cached tokens of a hypothesis (`make_ancestry_mask`). `prefix`
@@ -226,39 +223,24 @@ class MultiHeadAttention(nn.Module):
         query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
-        write = jax.lax.dynamic_update_slice_in_dim
-        beams = x.shape[1]
-        keys = write(cache["keys"], as_bits(key.transpose(0, 2, 3, 1)), index * beams, axis=3)
-        values = write(cache["values"], as_bits(value.swapaxes(1, 2)), index * beams, axis=2)
+        cache = write(cache, store(key, value, quantized=self._is_quantized), index * x.shape[1])
         query = _scale_query(query)
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
-        slots = keys.shape[3]
-        scores = _score(query, keys, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None])
+        slots, dtype = cache["keys"].shape[3], self.config.dtype
+        scores = score(query, cache, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None])
         if prefix is not None:
-            scores = jnp.concatenate([scores, _score(query, prefix["keys"], prefix_mask)], axis=-1)
+            scores = jnp.concatenate([scores, score(query, prefix, prefix_mask)], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
-        averaged = _average(weights[..., :slots], values)
+        averaged = average(weights[..., :slots], cache, dtype)
         if prefix is not None:
-            averaged = averaged + _average(weights[..., slots:], prefix["values"])
-        return self._project_averaged(averaged), {"keys": keys, "values": values}
+            averaged = averaged + average(weights[..., slots:], prefix, dtype)
+        return self._project_averaged(averaged), cache
 
 
 def _scale_query(query: Array) -> Array:
     """Scale the queries [B, W, H, K] of one step and transpose them to [B, H, W, K]."""
     return query.swapaxes(1, 2) * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-
-
-def _score(query: Array, keys: Array, mask: Array | None) -> Array:
-    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] and cached keys [B, H, K, M]."""
-    scores = contract("BHWK,BHKM->BHWM", query, from_bits(keys))
-    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-
-
-def _average(weights: Array, values: Array) -> Array:
-    """Average cached values [B, H, M, E] under weights [B, H, W, M]: [B, H, W, E]."""
-    values = from_bits(values)
-    return contract("BHWM,BHME->BHWE", weights, values).astype(values.dtype)
 
 
 def make_ancestors(batch: int, beams: int, length: int) -> Array:

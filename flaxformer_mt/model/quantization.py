@@ -83,18 +83,22 @@ def contract_quantized(spec: str, x: Array, matrix: Quantized) -> Array:
 
     Each row of x is rounded to multiples of 1/127 of its largest magnitude. It is not to be differentiated.
     """
-    rows, spec = _quantize_rows(x), spec.replace("...", "B")
-    flat = rows.values.reshape(-1, x.shape[-1])
+    rows = quantize_rows(x)
+    sums = multiply_integers(spec.replace("...", "B"), rows.values.reshape(-1, x.shape[-1]), matrix.values)
+    return sums.reshape(*x.shape[:-1], -1).astype(jnp.float32) * (rows.scale * matrix.scale)
+
+
+def multiply_integers(spec: str, x: Array, y: Array) -> Array:
+    """Compute an einsum of 8-bit integers in int32, on CPUs in the form that XLA's library multiplies."""
 
     def multiply(x: Array, y: Array) -> Array:
         return jnp.einsum(spec, x, y, preferred_element_type=jnp.int32)
 
     by_rows = functools.partial(multiply_rows, spec, sums=jnp.int32)
-    sums = jax.lax.platform_dependent(flat, matrix.values, cpu=by_rows, default=multiply)
-    return sums.reshape(*x.shape[:-1], -1).astype(jnp.float32) * (rows.scale * matrix.scale)
+    return jax.lax.platform_dependent(x, y, cpu=by_rows, default=multiply)
 
 
-def _quantize_rows(x: Array) -> Quantized:
+def quantize_rows(x: Array) -> Quantized:
     """Quantise each row of x [..., D]: int8 [..., D] and factors [..., 1]."""
     scale = _largest_magnitude(x).astype(jnp.float32) * (1 / _LARGEST)
     # A row of zeros has no factor; NaN and infinity stay in the factor, so no score hides them.

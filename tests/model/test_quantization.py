@@ -11,6 +11,7 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model import make_model
+from flaxformer_mt.model.key_value_cache import average, score, store, write
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.quantization import Quantized, contract_quantized, quantize_matrix, quantize_params
 from flaxformer_mt.shapes import Batch
@@ -144,9 +145,9 @@ def test_decoding_multiplies_the_same_matrices():
         return model.apply(variables, tokens, cache, method="decode_step")
 
     both = products_of(step, params)
-    # Two of each, one for CPUs and one for others: encoder 4; keys and values of the source 1; the step
-    # 2 of self-attention, 2 of cross-attention, 2 of the feed-forward network, 1 of logits.
-    assert both.count(("int8", "int8", "int32")) == 2 * (4 + 1 + 7)
+    # Two of each, one for CPUs and one for others: encoder 4; keys and values of the source 1; the step 2 of
+    # self-attention, 2 of cross-attention, 2 of the feed-forward network, 1 of logits, 4 of keys and values.
+    assert both.count(("int8", "int8", "int32")) == 2 * (4 + 1 + 7 + 4)
     logits, _ = step(params)
     plain, _ = step(cast_kernels(random_params(model), "bfloat16"))
     assert np.abs(logits - plain).max() < 0.05 * np.abs(plain).max()
@@ -163,3 +164,36 @@ def test_the_compiled_product_reads_8_bits():
     assert any("s32[32,128]" in line and "dot(" in line for line in text.splitlines()), text
     for kind in ("s32", "f32", "bf16", "s16"):
         assert f"{kind}[64,128]" not in text
+
+
+def test_cached_keys_and_values_are_8_bit_integers():
+    """Scores and averages are nearly those of float32, also of slots that are written later."""
+    generator = np.random.default_rng(6)
+    keys, values = (jnp.asarray(generator.standard_normal((2, 8, 3, 16)), jnp.bfloat16) for _ in range(2))
+    query = jnp.asarray(generator.standard_normal((2, 3, 4, 16)), jnp.bfloat16)
+    weights = jax.nn.softmax(jnp.asarray(generator.standard_normal((2, 3, 4, 8)), jnp.float32))
+    exact, narrow = (
+        store(keys.astype(t), values.astype(t), quantized=t != "float32") for t in ("float32", "bfloat16")
+    )
+    assert {name: array.dtype.name for name, array in narrow.items()} == {
+        "keys": "int8",
+        "key_scale": "float32",
+        "values": "int8",
+        "value_scale": "float32",
+    }
+    empty = jax.tree.map(jnp.zeros_like, narrow)
+    first, last = (store(keys[:, part], values[:, part], quantized=True) for part in (slice(6), slice(6, 8)))
+    written = write(write(empty, first, 0), last, 6)
+    for name in narrow:
+        np.testing.assert_array_equal(written[name], narrow[name])
+    mask = np.arange(8) % 3 > 0
+    wide = score(query.astype(jnp.float32), exact, mask), average(weights, exact, "float32")
+    found = score(query, narrow, mask), average(weights, narrow, "bfloat16")
+    assert found[0].dtype == jnp.float32 and found[1].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(
+        found[0] == jnp.finfo(jnp.float32).min, np.broadcast_to(~mask, (2, 3, 4, 8))
+    )
+    np.testing.assert_allclose(
+        found[0][..., mask], wide[0][..., mask], atol=0.03 * np.abs(wide[0][..., mask]).max()
+    )
+    np.testing.assert_allclose(found[1].astype(jnp.float32), wide[1], atol=0.03 * np.abs(wide[1]).max())

@@ -1,0 +1,60 @@
+"""Cached keys and values of attention: the form in which they are stored, and one step's products with them.
+
+Keys are [B, H, K, M] and values [B, H, M, E], the order in which they are multiplied; any other would be
+copied in each step. M are the tokens of a memory, or the slots of earlier tokens: slot t * W + w holds token
+t of beam w, so that a step writes one contiguous slice of each array. bfloat16 numbers are stored as their
+bits (`as_bits`), so that it does so in place. Where the layer's matrices are quantised, keys and values are
+8-bit integers as well, and the factors of each token are [B, H, 1, M] `key_scale` and `value_scale`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from flaxformer_mt.model.products import as_bits, contract, from_bits
+from flaxformer_mt.model.quantization import multiply_integers, quantize_rows
+from flaxformer_mt.shapes import Array
+
+# A cache of one layer, by the names of its arrays.
+KeyValues = dict[str, Array]
+
+
+def store(keys: Array, values: Array, *, quantized: bool) -> KeyValues:
+    """Bring keys [B, M, H, K] and values [B, M, H, E] into the form of a cache."""
+    if not quantized:
+        return {"keys": as_bits(keys.transpose(0, 2, 3, 1)), "values": as_bits(values.swapaxes(1, 2))}
+    key_rows, value_rows = quantize_rows(keys), quantize_rows(values)
+    return {
+        "keys": key_rows.values.transpose(0, 2, 3, 1),
+        "key_scale": key_rows.scale.transpose(0, 2, 3, 1),
+        "values": value_rows.values.swapaxes(1, 2),
+        "value_scale": value_rows.scale.transpose(0, 2, 3, 1),
+    }
+
+
+def write(cache: KeyValues, stored: KeyValues, slot: Array) -> KeyValues:
+    """Write what `store` has made of a few tokens into the slots from `slot` on."""
+    update = jax.lax.dynamic_update_slice_in_dim
+    return {
+        name: update(cache[name], stored[name], slot, axis=2 if name == "values" else 3) for name in cache
+    }
+
+
+def score(query: Array, cache: KeyValues, mask: Array | None) -> Array:
+    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] with the cached keys."""
+    if "key_scale" in cache:
+        rows = quantize_rows(query)
+        sums = multiply_integers("BHWK,BHKM->BHWM", rows.values, cache["keys"])
+        scores = sums.astype(jnp.float32) * (rows.scale * cache["key_scale"])
+    else:
+        scores = contract("BHWK,BHKM->BHWM", query, from_bits(cache["keys"]))
+    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+
+
+def average(weights: Array, cache: KeyValues, dtype: DTypeLike) -> Array:
+    """Average the cached values under float32 weights [B, H, W, M]: [B, H, W, E] of a dtype."""
+    if "value_scale" in cache:
+        rows = quantize_rows(weights * cache["value_scale"])
+        sums = multiply_integers("BHWM,BHME->BHWE", rows.values, cache["values"])
+        return (sums.astype(jnp.float32) * rows.scale).astype(dtype)
+    return contract("BHWM,BHME->BHWE", weights, from_bits(cache["values"])).astype(dtype)
