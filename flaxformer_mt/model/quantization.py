@@ -69,7 +69,8 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
     matrix = np.asarray(matrix, np.float32)
     axes = tuple(inputs)
     scale = np.abs(matrix).max(axes, keepdims=True) / np.float32(_LARGEST)
-    values = np.rint(matrix / np.where(scale == 0, 1, scale)).astype(np.int8)
+    with np.errstate(invalid="ignore"):  # NaN has no integer, but stays in the factor of its output
+        values = np.rint(matrix / np.where(scale == 0, 1, scale)).astype(np.int8)
     return Quantized(values, scale.squeeze(axes))
 
 

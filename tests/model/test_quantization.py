@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
 )
 VARIANTS: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
-    "two tables": {"tying": "decoder"},
+    "two tables, recurrent": {"tying": "decoder", "decoder_self_attention": "ssru"},
     "convolution, untied, with biases": {
         "ffn_layer": "convolution",
         "tying": "none",
@@ -125,7 +125,7 @@ def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
     assert set(kinds) == {("int8", "int8", "int32"), ("bfloat16", "bfloat16", "float32")}
     plain = products_of(logits, cast_kernels(params, "bfloat16"))
     assert len(plain) == len(products)
-    attentions = 1 if variant.startswith("decoder-only") else 3
+    attentions = {"decoder-only, gated": 1, "two tables, recurrent": 2}.get(variant, 3)
     assert kinds["bfloat16", "bfloat16", "float32"] == 2 * 2 * attentions
     wide = make(variant, dtype="float32")
     exact, rounded = (wide.apply({"params": p}, batch, deterministic=True) for p in (params, quantized))

@@ -462,7 +462,7 @@ def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_bea
     pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
     exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
     for one, two in zip(found, exact, strict=True):
-        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.03)
+        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.06)
 
 
 def test_parameters_that_devices_split_are_not_quantized():
