@@ -68,7 +68,12 @@ class Sentence:
     @property
     def shortest(self) -> int:
         """The minimum number of tokens, with eos, of a translation that satisfies the constraints."""
-        return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)
+        return max(self.least, self.fixed)
+
+    @property
+    def fixed(self) -> int:
+        """The number of tokens of the prefix and the required phrases, with eos."""
+        return len(self.prefix) + sum(map(len, self.required)) + 1
 
 
 class SearchEngine:
@@ -191,7 +196,8 @@ class SearchEngine:
             return
         lengths = [len(sentence.source) for sentence in sentences]
         needed = [sentence.shortest for sentence in sentences]
-        for group in group_by_need(lengths, needed, sizes, parts=self.programs.parts):
+        fixed = [sentence.fixed for sentence in sentences]
+        for group in group_by_need(lengths, needed, fixed, sizes, parts=self.programs.parts):
             scheduler = Scheduler(
                 self.programs,
                 params,

@@ -54,7 +54,7 @@ class _Queue(NamedTuple):
 
 
 class Scheduler:
-    """Schedules the search of many sentences, from the longest source to the shortest.
+    """Schedules the search of many sentences, from those that need most capacity to those that need least.
 
     A sentence starts when a row becomes free, and each program call continues with the sentences that are
     still active after the previous call, so that rows run empty only once, at the end. When the longer
@@ -92,7 +92,7 @@ class Scheduler:
         prefixes = sources.lines.prefixes  # read together with the sources
         self._prefix_tokens = 0 if prefixes is None else prefixes.shape[1]
         self._n_best = n_best
-        self._waiting = deque(sorted(range(len(lengths)), key=lambda index: -lengths[index]))
+        self._waiting = deque(sorted(range(len(lengths)), key=self._need, reverse=True))
         self._layout = programs.find_layout(params, sources, n_best=n_best)
         self._state: State | None = None
         self._size: Size | None = None
@@ -110,6 +110,14 @@ class Scheduler:
             yield from results
             results = _unpack_results(self._update_rows(lines, result, num_lines))
         yield from results
+
+    def _need(self, index: int) -> tuple[int, int]:
+        """Returns the capacity that a sentence needs, and its length: the order of the sentences.
+
+        A capacity grows with the length, so without constraints this is the order of lengths.
+        """
+        sizes, length = self._sizes, self._lengths[index]
+        return sizes.lengths.capacity(length, self._needed[index], full=sizes.full), length
 
     def _choose_size(self) -> Size:
         """Returns the size of the state for the next program call."""
@@ -197,7 +205,7 @@ class Scheduler:
         """
 
         def fit(first: int) -> tuple[int, int]:
-            length = max(self._lengths[indices[first]] for indices in lines if len(indices) > first)
+            length = max(self._lengths[index] for indices in lines for index in indices[first:])
             length = min(round_up(max(length, SHORTEST)), size.source_length)
             return length, min(
                 round_down(max(1, self._block_tokens // (length + self._prefix_tokens))), num_lines

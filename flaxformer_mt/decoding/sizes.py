@@ -65,11 +65,6 @@ def round_up_coarsely(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def round_up_to_power_of_four(size: int) -> int:
-    """Rounds up to a power of four: 5 gives 16."""
-    return 1 << ((size - 1).bit_length() + 1) // 2 * 2
-
-
 def round_down(size: int) -> int:
     """Rounds down to the ladder of `round_up`: 15 gives 12."""
     return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
@@ -146,25 +141,26 @@ class NeedGroup(NamedTuple):
 
 
 def group_by_need(
-    lengths: Sequence[int], needed: Sequence[int], sizes: SizeRule, *, parts: int
+    lengths: Sequence[int], needed: Sequence[int], fixed: Sequence[int], sizes: SizeRule, *, parts: int
 ) -> list[NeedGroup]:
     """Groups sentences so that no long prefix takes the rows of sentences that need little capacity.
 
-    Sentences whose source allows a translation of the needed length form one group, of the same sizes as
-    without constraints; the others form one for each step of `round_up`, of one capacity each. If all
-    sentences fit into one state together, there is one group.
+    Sentences whose source allows a translation with their fixed tokens form one group, of the same sizes as
+    without these; the others form one for each step of `round_up`, of one capacity each. If all sentences fit
+    into one state together, there is one group.
 
     Args:
       lengths: lengths of the sources.
-      needed: minimum number of tokens of each translation, such as its prefix and required phrases.
+      needed: minimum number of tokens of each translation, at least `fixed`.
+      fixed: number of tokens of each one's prefix and required phrases, with eos.
       parts: number of devices that search a state of `sizes` each.
     """
     if sizes.size(max(lengths), max(needed)).rows * parts >= len(lengths):
         return [NeedGroup(list(range(len(lengths))), list(needed))]
     groups: dict[int, list[int]] = {}
-    for index, (length, least) in enumerate(zip(lengths, needed, strict=True)):
-        exceeds = least > sizes.lengths.capacity(length, full=sizes.full)
-        groups.setdefault(round_up(least) if exceeds else 0, []).append(index)
+    for index, (length, tokens) in enumerate(zip(lengths, fixed, strict=True)):
+        exceeds = tokens > sizes.lengths.capacity(length, full=sizes.full)
+        groups.setdefault(round_up(tokens) if exceeds else 0, []).append(index)
     return [
         NeedGroup(
             indices,
@@ -269,7 +265,7 @@ def choose_size(preferred: Size, current: Size | None, *, busy: int, waiting: in
       waiting: number of sentences that wait for a device.
     """
     if current is None:
-        return preferred._replace(rows=min(preferred.rows, round_up_to_power_of_four(waiting)))
+        return preferred._replace(rows=min(preferred.rows, round_up_coarsely(waiting)))
     if not waiting:
         return current._replace(rows=max(1, current.rows // 2)) if busy <= current.rows // 2 else current
     if preferred.capacity > current.capacity:

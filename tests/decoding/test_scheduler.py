@@ -196,7 +196,7 @@ def test_devices_search_queues_of_their_own_with_the_same_results():
     assert parts > 1
     options = SearchConfig(method="greedy", **FEW)
     at_once, ran = Searcher([MODEL], options).search(sentences, AT_ONCE)
-    assert [rows for rows, _, _ in ran] == [64]
+    assert [rows for rows, _, _ in ran] == [32]
     spread, ran = Searcher([MODEL], options, spread=True).search(sentences, 40)
     assert len(ran) > 1 and all(max(counts) - min(counts) <= 1 for _, _, counts in ran)
     assert_same_translations(spread, at_once)
@@ -230,12 +230,14 @@ def test_what_constraints_need_is_counted_within_the_tokens_of_a_batch():
             assert size.rows == 1 or size.rows * (size.source_length + 4 * size.capacity) <= 2000
     lengths = [*range(5, 45), 10, 12, 100, 7]
     needed = [*[1] * 40, 401, 390, 420, 60]
-    free, short, long = group_by_need(lengths, needed, dataclasses.replace(rule, full=False), parts=1)
+    rule = dataclasses.replace(rule, full=False)
+    free, short, long = group_by_need(lengths, needed, needed, rule, parts=1)
     assert free == (list(range(40)), [1] * 40)  # sizes as without the others
     assert short == ([43], [60]) and long == ([40, 41, 42], [420] * 3)
-    together = group_by_need(
-        lengths[-4:], needed[-4:], dataclasses.replace(rule, batch_tokens=10_000), parts=1
-    )
+    # minimum lengths without fixed tokens are an order within one group, not groups
+    assert group_by_need(lengths, needed, [1] * 44, rule, parts=1) == [(list(range(44)), needed)]
+    rule, last = dataclasses.replace(rule, batch_tokens=10_000), needed[-4:]
+    together = group_by_need(lengths[-4:], last, last, rule, parts=1)
     assert together == [([0, 1, 2, 3], [401, 390, 420, 60])]
 
 
