@@ -1,9 +1,7 @@
 """Beam search speed in target tokens per second: ours, Hugging Face and CTranslate2 with the same weights.
 
-    # the test set of a trained post-norm run
-    PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN
-    # DIR: test.en, test.de of newstest2014
-    PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR
+    PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN  # a trained run's test set
+    PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR  # test.en, test.de of newstest2014
 
 captions: a trained run on its own test set, where hypotheses end with the end symbol, so that the BLEU of all
 three systems can be compared as well. A short training is enough, for example of configs/multi30k_de_en.py.
@@ -288,16 +286,17 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Returns the dtype and the changed search options of each variant of ours; the first is reported.
 
     captions: the peers end the search of a sentence when as many hypotheses as beams have ended; ours ends it
-    when no better hypothesis is possible. The second variant uses the stopping rule of the peers.
+    when no better hypothesis is possible. The other variants use the peers' rule, the last more patiently.
     """
     variants: dict[str, dict[str, Any]] = {}
     for precision in options.precisions:
-        numbers = {"dtype": precision}
-        if precision == "int8":
-            numbers = {"dtype": "bfloat16", "quantization": "int8"}
+        int8 = {"dtype": "bfloat16", "quantization": "int8"}
+        numbers = int8 if precision == "int8" else {"dtype": precision}
         variants[f"as configured, {precision}"] = numbers
         if options.setting == "captions":
-            variants[f"stopping inexact, as CTranslate2, {precision}"] = numbers | {"stopping": "inexact"}
+            inexact = numbers | {"stopping": "inexact"}
+            variants[f"stopping inexact, as CTranslate2, {precision}"] = inexact
+            variants[f"stopping inexact, patience 1.25, {precision}"] = inexact | {"patience": 1.25}
     if options.shortlist:
         variants |= {f"{name}, shortlist": one | {"shortlist": True} for name, one in variants.items()}
     return variants

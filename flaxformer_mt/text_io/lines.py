@@ -52,6 +52,8 @@ def open_input(path: str) -> Iterator[BinaryIO]:
 def _why_not_a_file(file: Path) -> str:
     if file.is_dir():
         return "is a folder; give a file, or - for standard input"
+    if file.exists():  # a pipe, which could be read only once
+        return "is no regular file; give one, or - for standard input"
     siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
     near = difflib.get_close_matches(file.name, siblings, n=1)
     return "does not exist" + (f"; did you mean {file.parent / near[0]}?" if near else "")

@@ -8,7 +8,14 @@ import pytest
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.text_io import lines as module
-from flaxformer_mt.text_io.lines import check_output, open_output, read_lines, take_window, watch_arrival
+from flaxformer_mt.text_io.lines import (
+    check_output,
+    open_input,
+    open_output,
+    read_lines,
+    take_window,
+    watch_arrival,
+)
 
 
 @pytest.fixture
@@ -42,6 +49,13 @@ def test_files_have_full_windows(tmp_path):
         assert watch_arrival(stream) is None
         lines = read_lines(stream, name="in")
         assert [take_window(lines, 2, None) for _ in range(3)] == [["a", "b"], ["c"], []]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_told_from_one_that_is_absent(tmp_path):
+    os.mkfifo(tmp_path / "lines")
+    with pytest.raises(UserError, match=r"lines is no regular file; give one, or - for"):
+        with open_input(str(tmp_path / "lines")):
+            pass
 
 
 def test_one_output_file_has_one_writer(tmp_path):
