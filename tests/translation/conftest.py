@@ -1,6 +1,6 @@
 """One tiny network and vocabulary for all tests of translations: each search is compiled once per process.
 
-Calls with 5 to 14 sentences, of which the longest has 10 to 12 tokens, share one size of search state.
+Calls with 5 to 8 sentences, of which the longest has 10 to 12 tokens, share one size of search state.
 """
 
 import dataclasses

@@ -724,17 +724,17 @@ def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch)
 
     def with_little_memory(layout, size):
         tried.append(size.rows)
-        if size.rows > 14:
+        if size.rows > 7:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
         return empty(layout, size)
 
     monkeypatch.setattr(programs, "empty", with_little_memory)
-    monkeypatch.setattr(translator.search, "budget", TokenBudget(1200, warn=warnings.append))
+    monkeypatch.setattr(translator.search, "budget", TokenBudget(600, warn=warnings.append))
     found = translator.translate(SENTENCES)
-    assert [t.text for t in found] == [t.text for t in expected] and tried == [16, 14]
+    assert [t.text for t in found] == [t.text for t in expected] and tried == [8, 7]
     translator.translate(SENTENCES)
-    assert len(warnings) == 1 and "too little memory for batches of 1200 tokens" in warnings[0]
-    assert tried == [16, 14, 14]
+    assert len(warnings) == 1 and "too little memory for batches of 600 tokens" in warnings[0]
+    assert tried == [8, 7, 7]
 
 
 def test_a_description_tells_models_apart(config, params, other_params, vocabs, translator):
