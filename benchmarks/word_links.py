@@ -19,9 +19,9 @@ Prints one JSON object:
 
 Known are nouns, adjectives, names and adverbs of one word, where each of both occurs once in its sentence.
 
-A run of other data has no lexicon: `links` are those one to one of IBM model 1, which is trained on its
-training and test sets in both directions and knows no positions; `aligner_links` are as above, and tags are
-not measured.
+A run of other data has no lexicon: `links` are those that IBM model 1, which is trained on its training and
+test sets and knows no positions, has in both directions; `aligner_links` are as above, and tags are not
+measured.
 """
 
 import argparse
@@ -102,19 +102,23 @@ def lexicon_links(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[int, int]
 def aligner_links(
     pairs: Sequence[tuple[str, str]],
     others: Sequence[tuple[str, str]],
-    *,
-    iterations: tuple[int, int] = (5, 5),
 ) -> list[list[tuple[int, int]]]:
-    """The links of each pair that the aligner finds among these and other pairs, one to one.
-
-    iterations: of IBM model 1 and of the HMM.
-    """
+    """The links of each pair that the aligner finds among these and other pairs, one to one."""
     words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
     found = []
-    for points in align_corpus(words, iterations=iterations)[: len(pairs)]:
+    for points in align_corpus(words)[: len(pairs)]:
         counts = [Counter(points[:, side].tolist()) for side in (0, 1)]
         found.append([(i, j) for i, j in points.tolist() if counts[0][i] == counts[1][j] == 1])
     return found
+
+
+def model_1_links(
+    pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]
+) -> list[list[tuple[int, int]]]:
+    """The links of each pair that IBM model 1, trained on these and other pairs, has in both directions."""
+    words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
+    found = align_corpus(words, iterations=(5, 0), intersect=True)[: len(pairs)]
+    return [[(i, j) for i, j in points.tolist()] for points in found]
 
 
 def measure_links(
@@ -204,7 +208,7 @@ def main() -> None:
     else:
         train, pairs = (list(read_pairs(data, split)) for split in ("train", "test"))
         known = {
-            "links": aligner_links(pairs, train, iterations=(5, 0)),
+            "links": model_1_links(pairs, train),
             "aligner_links": aligner_links(pairs, train),
         }
     found = {name: measure_layers(translator, pairs, links) for name, links in known.items()}

@@ -4,7 +4,7 @@ A field's comment is its `--help` text.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flaxformer_mt.config.bounds import at_least, between
 
@@ -20,3 +20,6 @@ class GuidedAlignmentConfig:
     layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Number of the head in its layer, from 0.
     head: Annotated[int, at_least(0)] = 0
+    # Decoder step whose attention aligns a target token. predict: the step that predicts the token; read: the
+    # next one, which reads it, and so knows what it aligns. read is more accurate, best in layer 0 or 1.
+    step: Literal["predict", "read"] = "predict"

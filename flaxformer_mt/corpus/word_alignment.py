@@ -52,6 +52,7 @@ def align_corpus(
     pairs: Iterable[WordPair],
     *,
     iterations: tuple[int, int] = (5, 5),
+    intersect: bool = False,
     say: Callable[[str], object] = lambda text: None,
 ) -> list[np.ndarray]:
     """Aligns the words of sentence pairs; returns for each the points [K, 2] of source and target positions.
@@ -61,6 +62,8 @@ def align_corpus(
 
     Args:
       iterations: iterations of EM of IBM model 1 and of the HMM, in each direction.
+      intersect: return only the points that both directions have, which are fewer and more often right,
+        instead of joining them by grow-diag-final-and.
       say: receives a line about each step.
     """
     sides = [_number(side) for side in _split_sides(pairs)]
@@ -69,7 +72,9 @@ def align_corpus(
         say(f"{name} alignment of {len(source):,} pairs")
         links.append(_align_direction(source, target, iterations))
     return [
-        symmetrize(forward, backward, (len(source), len(target)))
+        _intersect(forward, backward)
+        if intersect
+        else symmetrize(forward, backward, (len(source), len(target)))
         for forward, backward, source, target in zip(*links, *sides, strict=True)
     ]
 
@@ -224,6 +229,12 @@ def _read_hmm(block: _Block, lexicon: _Lexicon, jumps: np.ndarray) -> tuple[np.n
         counts += np.bincount(widths.ravel(), expected.ravel(), minlength=len(jumps))
         after = (leave * (ahead @ matrix.T) + rest) / scale
     return posteriors, counts
+
+
+def _intersect(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Returns the points [K, 2] that both directions have, see `symmetrize`."""
+    points = [(int(s), t) for t, s in enumerate(forward) if s >= 0 and backward[s] == t]
+    return np.array(points, np.int64).reshape(-1, 2)
 
 
 def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

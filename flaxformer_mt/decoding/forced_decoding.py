@@ -45,6 +45,8 @@ class Watched(NamedTuple):
     layer: int
     # None: the mean of all heads.
     head: int | None = None
+    # Whether the weights of a token are those of the step that reads it, not of the one that predicts it.
+    reading: bool = False
 
 
 class Reading(NamedTuple):
@@ -52,8 +54,7 @@ class Reading(NamedTuple):
 
     # Log-probability [T] of each target token.
     log_probs: np.ndarray
-    # Weights [T, S] of each `Watched`, averaged over the models of an ensemble; row t belongs to the step
-    # that predicts token t.
+    # Weights [T, S] of each `Watched`, averaged over the models of an ensemble; row t belongs to token t.
     attention: tuple[np.ndarray, ...] = ()
     # With top_k, the k most probable tokens at each position, most probable first, and their probabilities.
     top_ids: np.ndarray | None = None
@@ -180,7 +181,7 @@ class ForcedDecoder:
             if watched:
                 hidden, collections = model.apply(variables, batch, **options, mutable=["intermediates"])
                 decoder = collections["intermediates"]["decoder"]
-                attention.append([_weights(decoder, one, batch.source.shape[1]) for one in watched])
+                attention.append([_weights(decoder, one, batch) for one in watched])
             else:
                 hidden = model.apply(variables, batch, **options)
             logits.append(model.apply(variables, hidden, method="logits"))
@@ -204,7 +205,7 @@ class ForcedDecoder:
         return jax.nn.logsumexp(log_probs, 0)
 
 
-def _weights(decoder: Any, watched: Watched, source_length: int) -> Array:
+def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
     """Returns the attention weights [B, T, S] from target to source.
 
     The sequence of a decoder-only model is the source followed by the target.
@@ -214,8 +215,14 @@ def _weights(decoder: Any, watched: Watched, source_length: int) -> Array:
         (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, T, S]
     else:
         (all_weights,) = block["self_attention"]["attention_weights"]  # [B, H, S + T, S + T]
+        source_length = batch.source.shape[1]
         weights = all_weights[:, :, source_length:, :source_length]
-    return weights.mean(axis=1) if watched.head is None else weights[:, watched.head]
+    chosen = weights.mean(axis=1) if watched.head is None else weights[:, watched.head]
+    if not watched.reading:
+        return chosen
+    # No step reads the last token, which is eos unless the translation is unfinished; it keeps its own.
+    is_read = batch.target_mask[:, 1:, None]
+    return jnp.concatenate([jnp.where(is_read, chosen[:, 1:], chosen[:, :-1]), chosen[:, -1:]], axis=1)
 
 
 def _split_batch(

@@ -17,7 +17,9 @@ class AlignmentSums(NamedTuple):
 
 
 @typed
-def alignment_cross_entropy(scores: Float[Array, "B T S"], links: UInt8[Array, "B T S8"]) -> AlignmentSums:
+def alignment_cross_entropy(
+    scores: Float[Array, "B T S"], links: UInt8[Array, "B T S8"], *, delay: int = 0
+) -> AlignmentSums:
     """Compute the cross-entropy between attention and alignments (Garg et al. 2019), in nats.
 
     The source tokens that a target token is aligned with have equal shares of its distribution; target tokens
@@ -26,7 +28,11 @@ def alignment_cross_entropy(scores: Float[Array, "B T S"], links: UInt8[Array, "
     Args:
       scores: of the attention before its softmax, very negative where it is masked.
       links: the alignments as bits, see `Batch`.
+      delay: number of steps after the one that predicts a token whose attention aligns it: 1 for the step
+        that reads it (Chen et al. 2020). A sequence ends in eos, which is not aligned, so this many of its
+        steps exist for each other token, also in packed rows.
     """
+    scores, links = scores[:, delay:], links[:, : links.shape[1] - delay]
     bits = (jnp.asarray(links)[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
     linked = bits.reshape(*links.shape[:2], -1)[..., : scores.shape[2]] > 0
     count = linked.sum(axis=-1)

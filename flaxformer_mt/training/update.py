@@ -120,7 +120,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
                 return sums.loss_sum, (sums, None)
             assert batch.alignment is not None
             scores = head_scores(config.model, stored[GUIDED], mask)
-            alignment = alignment_cross_entropy(scores, batch.alignment)
+            delay = int(config.model.alignment.step == "read")
+            alignment = alignment_cross_entropy(scores, batch.alignment, delay=delay)
             return sums.loss_sum + guided * alignment.loss_sum, (sums, alignment)
 
         with part_of_batch(reduce.shard):

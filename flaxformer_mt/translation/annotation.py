@@ -66,10 +66,14 @@ class Notes(NamedTuple):
         if not self.watched_any:
             return ()
         layer, guided = self.layer, {model.alignment for model in models}
-        if (layer, self.head) == (None, None) and len(guided) == 1:
+        if len(guided) == 1:
             (chosen,) = guided
-            if chosen.weight:
-                return (Watched(chosen.layer, chosen.head),)
+            learned = Watched(chosen.layer, chosen.head, chosen.step == "read")
+            count = models[0].num_decoder_layers
+            asked = (layer, self.head) == (None, None)
+            named = layer is not None and (layer % count, self.head) == (chosen.layer % count, chosen.head)
+            if chosen.weight and (asked or named):
+                return (learned,)
         if layer is None:
             layer = max(-2, -min(model.num_decoder_layers for model in models))
         return (Watched(layer, self.head),)

@@ -19,6 +19,15 @@ def test_words_of_a_lexicon_are_found_wherever_they_stand():
     found = [sorted(map(tuple, points.tolist())) for points in align_corpus(pairs)]
     right = sum(len(set(a) & set(b)) for a, b in zip(found, truth, strict=True))
     assert right > 0.98 * sum(map(len, truth)) and right > 0.98 * sum(map(len, found))
+    # Of a word said twice, both are joined; in both directions there are fewer points, which are one to one.
+    twice = [(source, [target[0], *target]) for source, target in pairs]
+    joined, both = (
+        [set(map(tuple, points.tolist())) for points in align_corpus(twice, intersect=only)]
+        for only in (False, True)
+    )
+    assert all(few <= many for few, many in zip(both, joined, strict=True))
+    assert all(len({p[side] for p in few}) == len(few) for few in both for side in (0, 1))
+    assert 0 < sum(map(len, both)) < sum(map(len, joined))
 
 
 def test_blank_sides_have_no_points_and_marks_and_case_do_not_count():

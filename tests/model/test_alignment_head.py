@@ -77,3 +77,8 @@ def test_the_loss_is_the_cross_entropy_of_equal_shares():
     assert found.weight == len(rows) and 0 < len(rows) < 6
     gradient = jax.grad(lambda scores: alignment_cross_entropy(scores, bits).loss_sum)(scores)
     assert np.isfinite(gradient).all() and not np.any(gradient[~aligned])
+    # One step later: the token at 1 is aligned by the scores at 2; the last one, eos, by none.
+    later = alignment_cross_entropy(scores, bits, delay=1)
+    rows = [-log_probs[b, t + 1][links[b, t]].mean() for b, t in np.argwhere(aligned) if t < 2]
+    np.testing.assert_allclose(later.loss_sum, sum(rows), rtol=1e-5)
+    assert later.weight == len(rows) < found.weight

@@ -182,6 +182,13 @@ def test_guided_alignment_adds_its_weighted_loss():
         float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (whole.gradients, direction)), strict=True)
     )
     np.testing.assert_allclose(changes, slope, rtol=0.02)
+    # A head that aligns a token when it is read learns at the next step.
+    later = change(config, model={"alignment": dataclasses.replace(config.model.alignment, step="read")})
+    links[:, 1:], links[:, 0] = links[:, :-1].copy(), False
+    moved = batch._replace(alignment=np.packbits(links, axis=2, bitorder="little"))
+    expected = gradient(state.params, state.step, moved, 0).alignment
+    assert_close(compiled(later)[2](state.params, state.step, batch, 0).alignment, expected)
+    assert abs(float(expected.loss_sum - whole.alignment.loss_sum)) > 0.1
     layout = ParallelConfig(devices=4, data=2, tensor=2)
     parallel = make_parallel(dataclasses.replace(config, parallel=layout))
     model = make_model(config.model, source_size=V, target_size=V)

@@ -69,6 +69,11 @@ def test_alignments_come_from_the_head_that_has_learned_them():
     assert notes._replace(layer=1).watched([guided]) == (Watched(1, None),)
     assert notes._replace(head=0).watched([guided]) == (Watched(-2, 0),)
     assert Notes().watched([guided]) == ()
+    # The head that is asked for by its numbers is the one that has learned.
+    reading = dataclasses.replace(guided, alignment=dataclasses.replace(guided.alignment, step="read"))
+    learned = (Watched(-3, 2, reading=True),)
+    assert notes.watched([reading]) == notes._replace(layer=0, head=2).watched([reading]) == learned
+    assert notes._replace(layer=0, head=1).watched([reading]) == (Watched(0, 1),)
 
 
 def test_pairs_are_written_source_first_in_the_order_of_the_target():

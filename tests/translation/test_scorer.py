@@ -204,14 +204,15 @@ def test_attention_is_of_the_given_layer_and_head(translator_with, vocabs):
         Pair(vocabs.source.tokenize(line), vocabs.target.tokenize(target))
         for line, target in zip(SENTENCES, targets, strict=True)
     ]
-    watched = [Watched(0), Watched(0, 0), Watched(0, 1), Watched(1), Watched(-1)]
+    watched = [Watched(0), Watched(0, 0), Watched(0, 1), Watched(1), Watched(-1), Watched(1, reading=True)]
     readings = two_layers.scorer.read_all(pairs, params=(two_layers.all_params[0],), watched=watched)
     for pair, reading in zip(pairs, readings, strict=True):
-        mean, first, second, last, also_last = reading.attention
+        mean, first, second, last, also_last, reads = reading.attention
         assert mean.shape == (len(pair.target), len(pair.source))
         np.testing.assert_allclose(mean.sum(axis=1), 1.0, rtol=1e-5)  # none of it falls on padding
         np.testing.assert_allclose((first + second) / 2, mean, atol=1e-6)
         np.testing.assert_array_equal(last, also_last)
+        np.testing.assert_array_equal(reads, [*last[1:], last[-1]])  # no step reads the last token
         assert np.abs(last - mean).max() > 1e-3
 
 
