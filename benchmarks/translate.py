@@ -53,6 +53,7 @@ from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.target_lengths import read_target_lengths
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import make_vocabs
 
@@ -217,6 +218,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "our_variants": our_variants(options),
             "precisions": options.precisions,
             "shortlist": str(options.shortlist or ""),
+            "target_lengths": None if forced or not options.run else read_target_lengths(options.run),
         }
         path = folder / "task.json"
         path.write_text(json.dumps(task), encoding="utf-8")

@@ -69,6 +69,7 @@ def make_ours(task: dict[str, Any]) -> System:
             longest_source=config.data.max_source_length,
             spread=True,
             shortlist=Shortlist.read(task["shortlist"], vocabs) if shortlist else None,
+            target_lengths=task["target_lengths"],
         )
         sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
         sentences = [Sentence(source) for source in sources]

@@ -199,8 +199,9 @@ def main() -> None:
     """Measures a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", required=True, help="a run of configs/toy_de_en.py, or of other data")
+    parser.add_argument("--checkpoint", help="best, last, average or a step (default: the run's)")
     options = parser.parse_args()
-    translator = Translator.load(options.run)
+    translator = Translator.load(options.run, checkpoint=options.checkpoint)
     data = translator.config.data
     if data.dataset == "toy_de_en":
         train, valid, pairs = make_pairs(tuple(SIZES.values()))

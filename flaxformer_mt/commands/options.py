@@ -106,6 +106,10 @@ class SearchOptions:
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length. None:
     # as in the run's config.
     max_length_offset: int | None = None
+    # Length up to which --stopping=exact expects a better translation, and that memory is reserved for.
+    # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
+    # maximum. None: as in the run's config.
+    length_bound: Literal["learned", "limit"] | None = None
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.

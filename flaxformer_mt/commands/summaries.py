@@ -41,6 +41,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
         "",
+        *_describe_lengths(report.get("target_lengths")),
         *_describe_batches(report["batches"]),
         "",
         _MORE,
@@ -115,6 +116,23 @@ _ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
 def _first(found: Mapping[str, Any]) -> str:
     return found["examples"][0]["where"] if found["examples"] else ""
+
+
+def _describe_lengths(found: Mapping[str, Any] | None) -> list[str]:
+    """The length that few targets exceed, and the distribution that it comes from."""
+    if found is None:
+        return []
+    rows = [["source tokens", "pairs", "median", "99%", "99.9%", "longest target"]]
+    for group in found["groups"]:
+        longest = f"to {group['longest_source']}" if "longest_source" in group else "more"
+        lengths = (f"{group[name]:,}" for name in ("median", "99%", "99.9%", "longest"))
+        rows.append([longest, f"{group['pairs']:,}", *lengths])
+    return [
+        f"Target lengths: {found['share']:.1%} of the pairs have at most {found['ratio']:g} x source tokens "
+        f"{'+' if found['offset'] >= 0 else '-'} {abs(found['offset']):g}",
+        *align(rows),
+        "",
+    ]
 
 
 def _describe_mixture(shares: Sequence[Mapping[str, Any]] | None) -> list[str]:

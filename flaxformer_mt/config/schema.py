@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
+from flaxformer_mt.config.length_options import LengthConfig
 from flaxformer_mt.config.low_rank import LoraConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig
@@ -318,7 +319,7 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
-class SearchConfig(MbrConfig):
+class SearchConfig(MbrConfig, LengthConfig):
     """Decoding: search method, scoring and limits of translations."""
 
     # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
@@ -362,14 +363,6 @@ class SearchConfig(MbrConfig):
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.
     allow_unknown: bool = True
-    # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset.
-    min_length_ratio: Annotated[float, between(0, 1000)] = 0.0
-    # Number of tokens added to min_length_ratio * source length to give the minimum translation length.
-    min_length_offset: Annotated[int, between(0, 1_000_000)] = 0
-    # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset.
-    max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
-    # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
-    max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
     # Ensembles: mean of the models' log-probabilities (geometric mean) or of their probabilities.
     ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.

@@ -28,6 +28,7 @@ from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import check_run, open_run
+from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.tracking import announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
@@ -44,6 +45,8 @@ class Prepared(NamedTuple):
     valid: TokenStore | None
     test_pairs: Pairs | None
     report: dict[str, Any]
+    # The length that few targets of the training set exceed; None: too few pairs, or no sources.
+    target_lengths: TargetLengths | None
 
 
 def prepare(
@@ -60,7 +63,8 @@ def prepare(
     Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
 
     Args:
-      run_dir: receives the config and a copy of the vocabularies; vocabularies already there are used.
+      run_dir: receives the config, a copy of the vocabularies, and what is learned of target lengths;
+        vocabularies already there are used.
       own_store: folder for the token stores of later epochs, written to by this process alone. None: the
         cache folder.
       overlap: whether the report says which held-out pairs are in the training set, all of which is read.
@@ -86,11 +90,16 @@ def prepare(
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
+    lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
+    if run_dir is not None and is_first():
+        write_target_lengths(run_dir, lengths)
+        publish_files(run_dir)
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
         "test": test_pairs.report if test_pairs is not None else None,
         "vocabulary": _describe_vocabs(config, vocabs),
+        "target_lengths": lengths,
         **_describe_epochs(config, train),
     }
     if overlap:
@@ -99,7 +108,8 @@ def prepare(
     if shortlist is not None:
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
-    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report)
+    line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
+    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line)
 
 
 def _tokenize_train(

@@ -94,6 +94,7 @@ class SearchEngine:
         spread: bool | SplitParameters = False,
         small_inputs: bool = False,
         shortlist: Shortlist | None = None,
+        target_lengths: tuple[float, float] | None = None,
         warn: Callable[[str], None] = warn_user,
     ) -> None:
         """Builds the networks.
@@ -109,6 +110,9 @@ class SearchEngine:
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           shortlist: restricts the tokens of each translation to candidates for its source, of which only
             the most probable are used: at most 16 for each source token, besides those of all sentences.
+          target_lengths: ratio and offset of the length that few translations exceed, which bounds the room
+            for them, and what exact stopping of beam search expects of an unfinished hypothesis, unless
+            options.length_bound is limit.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """
         self.options = options
@@ -121,6 +125,7 @@ class SearchEngine:
             options.max_length_offset,
             longest_source,
             _longest_target(self._configs, longest_source),
+            target_lengths if options.length_bound == "learned" else None,
         )
         self.shortlist = shortlist
         self._candidates = None
@@ -195,7 +200,7 @@ class SearchEngine:
         if not sentences:
             return
         lengths = [len(sentence.source) for sentence in sentences]
-        needed = [sentence.shortest for sentence in sentences]
+        needed = [max(sentence.shortest, self._min_length(sentence)) for sentence in sentences]
         fixed = [sentence.fixed for sentence in sentences]
         for group in group_by_need(lengths, needed, fixed, sizes, parts=self.programs.parts):
             scheduler = Scheduler(
@@ -274,15 +279,18 @@ class SearchEngine:
         for row, sentence in enumerate(sentences):
             limits[row] = self.lengths.limit(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
+        if self.lengths.learned is not None and (options.method, options.stopping) == ("beam", "exact"):
+            likely = np.zeros(rows, np.int32)
+            for row, sentence in enumerate(sentences):
+                needed = max(sentence.shortest, self._min_length(sentence))
+                likely[row] = self.lengths.likely(len(sentence.source), needed)
+            lines = lines._replace(likely_lengths=likely)
         if self._candidates is not None:
             inputs = [(sentence.source, sentence.required) for sentence in sentences]
             lines = lines._replace(shortlist=self._candidates.lay_out(inputs))
-        ratio, offset = options.min_length_ratio, options.min_length_offset
-        if ratio or offset or any(sentence.least > 1 for sentence in sentences):
-            min_lengths = np.zeros(rows, np.int32)
-            for row, sentence in enumerate(sentences):
-                min_lengths[row] = max(sentence.least, int(ratio * len(sentence.source) + offset))
-            lines = lines._replace(min_lengths=min_lengths)
+        least = [max(sentence.least, self._min_length(sentence)) for sentence in sentences]
+        if any(number > 1 for number in least):
+            lines = lines._replace(min_lengths=np.array([*least, 0], np.int32))
         if options.method == "sample":
             seeds = np.zeros(rows, np.uint32)
             for row, sentence in enumerate(sentences):  # a function of the sentence, not of its row
@@ -308,6 +316,11 @@ class SearchEngine:
                     required[row, number, : len(phrase)] = phrase
             lines = lines._replace(required=required)
         return lines
+
+    def _min_length(self, sentence: Sentence) -> int:
+        """Returns the number of tokens that the search options require of a translation."""
+        ratio, offset = self.options.min_length_ratio, self.options.min_length_offset
+        return int(ratio * len(sentence.source) + offset)
 
 
 def _longest_target(configs: Sequence[ModelConfig], longest_source: int) -> int | None:

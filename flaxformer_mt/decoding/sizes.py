@@ -20,9 +20,9 @@ SHORTEST = 8
 # Maximum number of candidates of a shortlist for each source token, besides those of all sentences.
 CANDIDATES_PER_TOKEN = 16
 
-# Length limits are for the worst case. The default capacity is this share of the limit, or the source length
-# plus this many tokens, whichever is more, so that more rows fit; the few sentences that exceed it are
-# searched again.
+# Length limits are for the worst case. The default capacity is the likely length, so that more rows fit; the
+# few sentences that exceed it are searched again. Where nothing is known of likely lengths, it is this share
+# of the limit, or the source length plus this many tokens, whichever is more.
 _DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
 
 # Numbers of sentences of a device that the programs for small inputs take, and the shortest of their source
@@ -85,11 +85,21 @@ class LengthRule:
     longest_source: int
     # Maximum number of target tokens for which all models have positions; None: unlimited.
     longest_target: int | None
+    # Ratio and offset of the length that few translations of the training set exceed; None: unknown.
+    learned: tuple[float, float] | None = None
 
     def limit(self, source_length: int, needed: int = 0) -> int:
         """Returns the maximum number of tokens of a translation of such a source; at least `needed`."""
         limit = max(1, needed, int(self.max_length_ratio * source_length + self.max_length_offset))
         return self._within_positions(limit)
+
+    def likely(self, source_length: int, needed: int = 0) -> int:
+        """Returns the number of tokens that few translations of such a source exceed, at most its limit."""
+        limit = self.limit(source_length, needed)
+        if self.learned is None:
+            return limit
+        ratio, offset = self.learned
+        return min(limit, max(1, needed, int(ratio * source_length + offset)))
 
     def capacity(self, source_length: int, needed: int = 0, *, full: bool) -> int:
         """Returns the token capacity of a state for such a source, rounded up so that sizes recur.
@@ -103,6 +113,8 @@ class LengthRule:
         if full:
             return self._within_positions(round_up_coarsely(limit))
         default = max(needed, int(_DEFAULT_SHARE * limit), source_length + _DEFAULT_EXTRA)
+        if self.learned is not None:
+            default = self.likely(source_length, needed)
         return self._within_positions(round_up_finely(min(limit, default)))
 
     def _within_positions(self, length: int) -> int:

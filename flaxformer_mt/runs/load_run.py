@@ -21,6 +21,8 @@ from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platfo
 from flaxformer_mt.parallel.kept_programs import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
+from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
 from flaxformer_mt.vocab import Vocabs
 
@@ -46,6 +48,8 @@ class TrainedModel:
     progress: dict[str, Any]
     # The mesh over which the parameters are split; None: they are whole on the default device.
     split: SplitParameters | None = None
+    # The length that few translations exceed; None: unknown.
+    target_lengths: TargetLengths | None = None
 
     def make_model(self, **changes: Any) -> "Model":
         """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
@@ -124,7 +128,8 @@ def load_trained(
         params = unstack_layers(params)
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
-    trained = TrainedModel(config, vocabs, params, which, progress, split)
+    learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
+    trained = TrainedModel(config, vocabs, params, which, progress, split, learned)
     if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(
             f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "

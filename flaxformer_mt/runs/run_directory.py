@@ -3,7 +3,7 @@
 Contains the comparison of a run's config with a new one, and the reading and writing of report.json.
 
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
-     history.jsonl if the config has changed · profile/ if a profile was requested
+     target_lengths.json · history.jsonl if the config has changed · profile/ if a profile was requested
 """
 
 import dataclasses

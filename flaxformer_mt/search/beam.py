@@ -197,17 +197,21 @@ def _freeze(before: State, after: State) -> State:
 def _is_done(task: Task, state: State) -> Array:
     """Return which sentences [B] are at their length limit or have no live prefix that can enter the pool.
 
+    What a live prefix can reach is bounded for lengths up to `likely_lengths`, or up to its next length if
+    that is longer: without a finished hypothesis, search goes on to the limit.
+
     With inexact stopping, a sentence is also done once patience * width of its hypotheses have ended.
     """
     assert state.finished is not None
     limits, groups = state.lines.max_lengths, task.options.diversity_groups
+    likely = limits if state.lines.likely_lengths is None else state.lines.likely_lengths
     exhausted = jnp.ones_like(state.done)
     for group in range(groups):
         live, worst = (
             _part(state.log_probs, group, groups),
             _part(state.finished.scores, group, groups)[:, -1],
         )
-        exhausted &= attainable(live, state.prefix_lengths + 1, limits, task.options) <= worst
+        exhausted &= attainable(live, state.prefix_lengths + 1, likely, task.options) <= worst
     if state.num_ended is not None:
         exhausted |= state.num_ended.astype(jnp.float32) >= task.options.patience * task.width
     return exhausted | (state.prefix_lengths >= limits)

@@ -66,6 +66,9 @@ class Lines(NamedTuple):
 
     # Maximum length of a hypothesis; 0: the row is empty and is not searched.
     max_lengths: Int[Array, "B"]
+    # Length that a translation is not expected to exceed: exact stopping of beam search looks no further.
+    # None: max_lengths.
+    likely_lengths: Int[Array, "B"] | None = None
     # Minimum length of a hypothesis.
     min_lengths: Int[Array, "B"] | None = None
     # Forced prefix of every hypothesis; may be followed by WORD_START.

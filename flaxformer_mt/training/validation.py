@@ -69,6 +69,7 @@ class Validation:
             None,
             prepared.vocabs,
             spread=self._split or True,
+            target_lengths=prepared.target_lengths,
             warn=ignored.append,
         )
 

@@ -3,14 +3,18 @@
 translator.py loads the models; which devices there are is known to parallel/.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from flaxformer_mt.config import ModelConfig, Quantization
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.products import cast_kernels
 from flaxformer_mt.model.quantization import quantize_params
 from flaxformer_mt.parallel import SplitParameters, place_parameters
+from flaxformer_mt.runs.load_run import TrainedModel
 
 
 def place_models(
@@ -43,3 +47,8 @@ def place_models(
         placed.append(params)
     digest = spread.digest((placed[0], tuple(placed[1:]))) if isinstance(spread, SplitParameters) else ""
     return tuple(placed), digest
+
+
+def on_host(trained: TrainedModel) -> TrainedModel:
+    """Takes the parameters from the device, which would compile a program for each shape to cast them."""
+    return dataclasses.replace(trained, params=jax.device_get(trained.params))

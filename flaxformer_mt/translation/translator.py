@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
@@ -34,7 +33,7 @@ from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
-from flaxformer_mt.translation.placed_parameters import place_models
+from flaxformer_mt.translation.placed_parameters import on_host, place_models
 from flaxformer_mt.translation.result import FAILED, Translation, warn_of_failures
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
@@ -86,6 +85,7 @@ class Translator:
         small_inputs: bool = False,
         shortlist: Shortlist | None = None,
         quantization: Quantization | None = None,
+        target_lengths: tuple[float, float] | None = None,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -101,6 +101,7 @@ class Translator:
           small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
           shortlist: restricts each translation to likely pieces, see `SearchEngine`.
           quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
+          target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
 
@@ -117,7 +118,8 @@ class Translator:
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
-        self.search = self._make_search(spread=spread, small_inputs=small_inputs, shortlist=shortlist)
+        options: dict[str, Any] = {"small_inputs": small_inputs, "shortlist": shortlist, "spread": spread}
+        self.search = self._make_search(target_lengths=target_lengths, **options)
         self.scorer = TokenScorer(
             self.models,
             config.search,
@@ -182,9 +184,9 @@ class Translator:
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
         trained = load_trained(run_dir, checkpoint=checkpoint, may_split=spread, **load)
         if trained.split is None:
-            trained = _on_host(trained)
+            trained = on_host(trained)
         config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        members = [_on_host(load_named(name, **load)) for name in ensemble]
+        members = [on_host(load_named(name, **load)) for name in ensemble]
         return cls(
             config,
             trained.params,
@@ -196,6 +198,7 @@ class Translator:
             small_inputs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
             quantization=quantization,
+            target_lengths=trained.target_lengths,
             warn=warn,
         )
 
@@ -213,6 +216,7 @@ class Translator:
     def describe(self) -> dict[str, Any]:
         """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
         models = [dataclasses.asdict(model) for model in self.models]
+        shortlist, learned = self.search.shortlist, self.search.lengths.learned
         return {
             "checkpoint": self.checkpoint,
             "parameters": self._digest or digest_leaves(self.all_params),
@@ -220,7 +224,9 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
-        } | ({} if self.search.shortlist is None else {"shortlist": self.search.shortlist.fingerprint})
+            **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
+            **({} if learned is None else {"target_lengths": list(learned)}),
+        }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the pieces of a translation's tokens in the target vocabulary."""
@@ -386,11 +392,6 @@ class Translator:
         check_n_best(search, constraints.n_best)
         check_lines(lines, first_line=first_line)
         constraints.check(search, len(lines), first_line)
-
-
-def _on_host(trained: TrainedModel) -> TrainedModel:
-    """Takes the parameters from the device, which would compile a program for each shape to cast them."""
-    return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:

@@ -30,6 +30,16 @@ REPORT = {
         "shapes": [{"rows": 128, "source": 16, "target": 16, "batches": 300}],
     },
     "overlap": {"valid": {"of": 100, "pairs": 4, "sources": 12}},
+    "target_lengths": {
+        "ratio": 1.088,
+        "offset": -7.2,
+        "share": 0.999,
+        "pairs": 48_800,
+        "groups": [
+            {"longest_source": 8, "pairs": 1200, "median": 9, "99%": 14, "99.9%": 17, "longest": 18},
+            {"pairs": 47_600, "median": 150, "99%": 190, "99.9%": 200, "longest": 1210},
+        ],
+    },
 }
 
 
@@ -45,6 +55,8 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert any("320 an epoch" in line for line in words)
     assert "800 pairs have too many tokens and are left out" in words
     assert "128 16 16 300" in words
+    assert "Target lengths: 99.9% of the pairs have at most 1.088 x source tokens - 7.2" in words
+    assert "to 8 1,200 9 14 17 18" in words and "more 47,600 150 190 200 1,210" in words
     assert max(map(len, text.split("\n"))) <= 100 and "{" not in text
     stage = {"name": "start", "from_update": 1, "updates": 90, "reached": True, "epochs": 2, "epoch_of": "a"}
     stage |= {"mix": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}], "noise": {"typos": 0.1}}

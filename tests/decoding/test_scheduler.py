@@ -50,7 +50,14 @@ class Searcher:
     """
 
     def __init__(
-        self, models, options: SearchConfig, *, longest_source=8, spread: bool = False, word_starts=()
+        self,
+        models,
+        options: SearchConfig,
+        *,
+        longest_source=8,
+        spread: bool = False,
+        word_starts=(),
+        target_lengths=None,
     ) -> None:
         self.engine = SearchEngine(
             models,
@@ -60,6 +67,7 @@ class Searcher:
             source_pad_id=0,
             longest_source=longest_source,
             spread=spread,
+            target_lengths=target_lengths,
         )
         networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
         params = [random_params(network, seed, scale=0.7) for seed, network in enumerate(networks)]
@@ -191,6 +199,28 @@ def test_sentences_that_exceed_the_default_capacity_are_searched_again(monkeypat
     assert_same_translations(default, whole)
 
 
+def test_hypotheses_of_likely_lengths_are_found_as_without_these():
+    """Others are found, too, in states that have less room and are searched again."""
+    sentences = make_sentences([8, 3, 5, 7, 2, 8, 4, 6] * 2)
+    options = SearchConfig(beam_size=3, max_length_ratio=3.0, max_length_offset=8)
+    found = []
+    for line in (None, (1.0, 6.0)):
+        searcher = Searcher([MODEL], options, target_lengths=line)
+        searcher.params[0]["output_bias"][2] += 2.5  # some translations end soon, others at their limit
+        found.append(searcher.search(sentences, 180))
+    (whole, wide), (learned, narrow) = found
+    likely = [len(sentence.source) + 6 for sentence in sentences]
+    within = [one.lengths.max() <= most for one, most in zip(whole, likely, strict=True)]
+    assert 0 < sum(within) < len(within)
+    chosen = [number for number, inside in enumerate(within) if inside]
+    assert_same_translations([learned[n] for n in chosen], [whole[n] for n in chosen])
+    assert all(one.lengths[0] > 0 and np.isfinite(one.scores[0]) for one in learned)
+    assert min(capacity for _, capacity, _ in narrow) < min(capacity for _, capacity, _ in wide)
+    limit = dataclasses.replace(options, length_bound="limit")
+    engine = Searcher([MODEL], limit, target_lengths=(1.0, 6.0)).engine
+    assert engine.lengths.learned is None and engine.lay_out(sentences).lines.likely_lengths is None
+
+
 def test_devices_search_queues_of_their_own_with_the_same_results():
     parts, sentences = jax.local_device_count(), make_sentences([8, 3, 5, 7, 2, 8, 4, 6] * 4)
     assert parts > 1
@@ -221,6 +251,11 @@ def test_fine_sizes_are_a_fifth_too_large_at_most():
 
 
 def test_what_constraints_need_is_counted_within_the_tokens_of_a_batch():
+    learned = LengthRule(1.5, 20, 128, 60, learned=(1.1, 6.5))
+    assert [learned.likely(length) for length in (1, 10, 100)] == [7, 17, 60]
+    assert [learned.likely(10, needed) for needed in (30, 90)] == [30, 60]
+    assert LengthRule(1.0, 0, 128, None, learned=(1.1, 6.5)).likely(10) == 10  # the limit
+    assert [learned.capacity(10, needed, full=False) for needed in (0, 30)] == [20, 32]
     rule = SizeRule(LengthRule(1.0, 8, 128, None), width=4, batch_tokens=2000)
     for full in (False, True):
         rule = dataclasses.replace(rule, full=full)

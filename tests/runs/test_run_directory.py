@@ -75,6 +75,7 @@ FREE = {
     "search.method": "greedy",
     "search.length_penalty_kind": "length",
     "search.stopping": "inexact",
+    "search.length_bound": "limit",
     "search.suppress": ["a"],
     "search.allow_unknown": False,
     "search.ensemble_mean": "probs",

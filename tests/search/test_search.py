@@ -229,12 +229,14 @@ def _search_lattice(logits, lines, *, options, n_best):
     )
 
 
-def search_lattice(probabilities: dict[int, float], limits, *, n_best=1, seeds=None, **options) -> tuple:
+def search_lattice(
+    probabilities: dict[int, float], limits, *, n_best=1, seeds=None, likely=None, **options
+) -> tuple:
     """A search with the same next token distribution everywhere: the result, and the number of its steps."""
     logits = np.full(7, -np.inf, np.float32)
     for token, probability in probabilities.items():
         logits[token] = math.log(probability)
-    lines = Lines(np.array(limits, np.int32), seeds=seeds)
+    lines = Lines(np.array(limits, np.int32), likely, seeds=seeds)
     _steps.clear()
     found = _search_lattice(logits, lines, options=SearchConfig(**options), n_best=n_best)
     jax.effects_barrier()

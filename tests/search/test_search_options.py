@@ -328,7 +328,18 @@ def test_one_group_is_plain_beam_search():
     assert all(len({tokens_of(found, row, rank)[0] for rank in range(4)}) == 4 for row in range(3))
 
 
-# ---- inexact stopping ----
+# ---- likely lengths, inexact stopping ----
+
+
+def test_exact_stopping_expects_no_better_hypothesis_than_of_the_likely_length():
+    # With a limit of 200 a word is worth a second step, as above; one of 40 tokens is not.
+    easy = {EOS: 0.9, 3: 0.05, 4: 0.05}
+    assert search_lattice(easy, [200] * 2, likely=np.array([40, 200], np.int32), beam_size=2)[1] == 2
+    found, counted = search_lattice(easy, [200] * 2, likely=np.array([40, 40], np.int32), beam_size=2)
+    assert counted == 1 and tokens_of(found, 0) == (EOS,)
+    # Without a finished hypothesis the search goes on to the limit.
+    found, counted = search_lattice({3: 0.6, 4: 0.4}, [7], likely=np.array([2], np.int32), beam_size=2)
+    assert counted == 7 and tokens_of(found, 0) == (3,) * 7
 
 
 @pytest.mark.parametrize(("patience", "steps"), [(0.5, 1), (1.0, 2)])

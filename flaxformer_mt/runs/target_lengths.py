@@ -1,0 +1,131 @@
+"""Lengths of translations that are learned from the training set: RUN/target_lengths.json.
+
+Contains the line above nearly all target lengths, the distribution that the file shows to its reader, and the
+file's reading and writing. It does not know how a search uses the line.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config.files import read_json_object
+from flaxformer_mt.errors import UserError, name_full_disk
+
+FILE_NAME = "target_lengths.json"
+
+# Share of the training pairs whose targets are not longer than the line says.
+_SHARE = 0.999
+
+# Fewer pairs do not tell the length that one of a thousand exceeds.
+_MIN_PAIRS = 1000
+
+# The line is fitted to no more pairs than this, evenly spread over the training set.
+_MAX_PAIRS = 1_000_000
+
+# Slopes that are tried: multiples of the mean ratio of the lengths.
+_SLOPES = np.linspace(1.0, 2.0, 101)
+
+# Maximum source lengths of the groups that the file tells apart; the last group has all longer ones.
+_GROUPS = (8, 16, 24, 32, 48, 64, 96, 128)
+
+# What the file says of the target lengths of a group.
+_QUANTILES = {"median": 0.5, "99%": 0.99, "99.9%": 0.999, "longest": 1.0}
+
+
+class TargetLengths(NamedTuple):
+    """The length that few translations exceed: int(ratio * source length + offset); lengths include eos."""
+
+    ratio: float
+    offset: float
+
+
+def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
+    """Fits the line with 99.9% of the pairs below it that is lowest on average; None for few pairs.
+
+    The slope is at least the mean ratio of the lengths, so that the line holds for sources that are longer
+    than those of the training set.
+
+    Args:
+      source_lengths, target_lengths: numbers of tokens [N], eos included.
+    """
+    sources, targets = _thin_out(source_lengths), _thin_out(target_lengths)
+    if len(source_lengths) < _MIN_PAIRS or not sources.all():
+        return None
+    rank = math.ceil(_SHARE * len(sources)) - 1
+    mean = sources.mean()
+    lines = []
+    for ratio in _SLOPES * (targets.sum() / sources.sum()):
+        ratio = math.ceil(1000 * ratio) / 1000
+        # The length is rounded down, so a length on the line must not be lost to rounding.
+        offset = math.ceil(100 * np.partition(targets - ratio * sources, rank)[rank]) / 100 + 0.01
+        lines.append((ratio * mean + offset, ratio, round(offset, 2)))
+    _, ratio, offset = min(lines)
+    return TargetLengths(ratio, offset)
+
+
+def _thin_out(lengths: np.ndarray) -> np.ndarray:
+    return lengths[:: -(-len(lengths) // _MAX_PAIRS) or 1].astype(np.float64)
+
+
+def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any] | None:
+    """Describes the line and the distribution of target lengths as JSON values; None for few pairs."""
+    line = fit_target_lengths(source_lengths, target_lengths)
+    if line is None:
+        return None
+    numbers = np.searchsorted(_GROUPS, source_lengths)
+    groups = []
+    for number in np.unique(numbers).tolist():
+        targets = np.sort(target_lengths[numbers == number])
+        ranks = {name: math.ceil(share * len(targets)) - 1 for name, share in _QUANTILES.items()}
+        longest = {} if number == len(_GROUPS) else {"longest_source": _GROUPS[number]}
+        quantiles = {name: int(targets[rank]) for name, rank in ranks.items()}
+        groups.append({**longest, "pairs": len(targets), **quantiles})
+    return {**line._asdict(), "share": _SHARE, "pairs": len(source_lengths), "groups": groups}
+
+
+def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> None:
+    """Writes what `describe_target_lengths` returned atomically; None removes the file."""
+    path = run_dir / FILE_NAME
+    if described is None:
+        path.unlink(missing_ok=True)
+        return
+    text = json.dumps(described, indent=1) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return  # another process may be reading the file
+    with name_full_disk(path):
+        path.with_suffix(".tmp").write_text(text, encoding="utf-8")
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def read_target_lengths(run_dir: Path) -> TargetLengths | None:
+    """Reads the line of a run; None if it has none.
+
+    Raises:
+      UserError: the file is damaged, or cannot be read.
+    """
+    path = run_dir / FILE_NAME
+    try:
+        found = read_json_object(path)
+        line = TargetLengths(*(float(found[name]) for name in TargetLengths._fields))
+        if not (0 <= line.ratio <= 1000 and abs(line.offset) <= 1e6):
+            raise ValueError(f"ratio is {line.ratio}, offset is {line.offset}")
+    except FileNotFoundError:
+        return None
+    except KeyError as error:
+        raise _say_damaged(path, f"{error} is missing") from error
+    except (ValueError, TypeError) as error:
+        raise _say_damaged(path, str(error)) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+    return line
+
+
+def _say_damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is damaged ({reason}); delete it, and translations are searched as without it, or let "
+        f"`prepare --run={path.parent}` write it again"
+    )
