@@ -90,10 +90,7 @@ def prepare(
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
-    lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
-    if run_dir is not None and is_first():
-        write_target_lengths(run_dir, lengths)
-        publish_files(run_dir)
+    lengths = _learn_lengths(train, run_dir)
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
@@ -110,6 +107,15 @@ def prepare(
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line)
+
+
+def _learn_lengths(train: EpochStores, run_dir: Path | None) -> dict[str, Any] | None:
+    """What there is to know of target lengths; it is written into the run directory, if there is one."""
+    lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
+    if run_dir is not None and is_first():
+        write_target_lengths(run_dir, lengths)
+        publish_files(run_dir)
+    return lengths
 
 
 def _tokenize_train(

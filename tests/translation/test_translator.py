@@ -384,12 +384,12 @@ def test_mistakes_are_named(translator, config, vocabs):
     wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
     with pytest.raises(UserError) as error:
         Translator(dataclasses.replace(config, search=wrong), None, vocabs)
-    assert [line.split(" is ")[0] for line in str(error.value).split("\n")] == [
+    assert {line.split(" is ")[0] for line in str(error.value).split("\n")} == {
         "search.beam_size",
         "search.length_penalty",
         "search.max_length_ratio",
         "search.batch_tokens",
-    ]
+    }
 
 
 # ---- run directories ----
