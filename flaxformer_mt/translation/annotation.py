@@ -30,7 +30,8 @@ class Notes(NamedTuple):
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
     # layer. None: the last layer but one, or the only layer; without a head either, the layer and the head
-    # that have learned alignments, if all models have trained with the same `model.alignment`.
+    # that have learned alignments, if all models have trained with the same `model.alignment`; at the step
+    # that has learned them, also if they are named.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
@@ -65,15 +66,12 @@ class Notes(NamedTuple):
         """Returns the attention weights that alignments are computed from."""
         if not self.watched_any:
             return ()
-        layer, guided = self.layer, {model.alignment for model in models}
+        layer, guided = self.layer, {(model.alignment, model.num_decoder_layers) for model in models}
         if len(guided) == 1:
-            (chosen,) = guided
-            learned = Watched(chosen.layer, chosen.head, chosen.step == "read")
-            count = models[0].num_decoder_layers
-            asked = (layer, self.head) == (None, None)
+            ((chosen, count),) = guided
             named = layer is not None and (layer % count, self.head) == (chosen.layer % count, chosen.head)
-            if chosen.weight and (asked or named):
-                return (learned,)
+            if chosen.weight and (named or (layer, self.head) == (None, None)):
+                return (Watched(chosen.layer, chosen.head, chosen.step == "read"),)
         if layer is None:
             layer = max(-2, -min(model.num_decoder_layers for model in models))
         return (Watched(layer, self.head),)
