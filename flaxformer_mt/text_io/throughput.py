@@ -48,7 +48,8 @@ class Throughput:
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
-        self._compiling = 0.0
+        # Seconds of compilation, in all and until lines were last added.
+        self._compiling = self._compiled_before = 0.0
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
         self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
@@ -63,23 +64,26 @@ class Throughput:
         now = self._clock()
         if now - self._last_added > _PAUSE and self._lines and self._is_due(now):
             self._last_shown = now
-            self._show(self.format(self._last_added))
+            self._show(self.format(self._last_added, compiling=self._compiled_before))
         self._lines += lines
         self._tokens += tokens
-        self._last_added = now
+        self._last_added, self._compiled_before = now, self._compiling
 
     def _is_due(self, now: float) -> bool:
         if now - self._start < self._silent_seconds:
             return False
         return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
-    def format(self, now: float) -> str:
+    def format(self, now: float, *, compiling: float | None = None) -> str:
         """Formats the counts and rates at time `now`, in seconds of the clock.
+
+        compiling: the seconds of compilation until then; None: all.
 
         Example:
           12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
         """
-        working = max(1e-9, now - self._start - self._compiling)
+        compiling = self._compiling if compiling is None else compiling
+        working = max(1e-9, now - self._start - compiling)
         done = self._done + self._lines
         noun = "line" if (self._total or done) == 1 else "lines"
         parts = [
@@ -87,8 +91,8 @@ class Throughput:
             f"{self._lines / working:,.1f} lines/s",
             f"{self._tokens / working:,.0f} target tokens/s",
         ]
-        if self._compiling >= 1:
-            parts.append(f"compiling {format_duration(self._compiling)}")
+        if compiling >= 1:
+            parts.append(f"compiling {format_duration(compiling)}")
         if self._total and done < self._total and self._lines:
             parts.append(f"{format_duration((self._total - done) * working / self._lines)} left")
         return " | ".join(parts)

@@ -61,6 +61,19 @@ def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
     assert last.endswith("0:41 in total")
 
 
+def test_compiling_after_the_last_lines_is_not_taken_from_their_time(clock):
+    stream = io.StringIO()
+    with Throughput(total=100, stream=stream, clock=clock) as throughput:
+        clock.now += 25.0
+        throughput.add(lines=50, tokens=500)
+        throughput._listen("/jax/core/compile/backend_compile_duration", 30.0)
+        clock.now += 30.0
+        throughput.add(lines=50, tokens=500)
+    first, last = stream.getvalue().rstrip("\n").split("\n")
+    assert first == "50/100 lines | 2.0 lines/s | 20 target tokens/s | 0:25 left"
+    assert last == "100/100 lines | 4.0 lines/s | 40 target tokens/s | compiling 0:30 | 0:55 in total"
+
+
 def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
     with Throughput(stream=io.StringIO(), clock=clock) as throughput:
         jax.jit(lambda x: x * 3 + 1)(2.0).block_until_ready()
