@@ -23,3 +23,6 @@ class LoraConfig:
     targets: tuple[str, ...] = ("*/kernel",)
     # Parameters that are trained as a whole besides, as patterns of their paths: *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
+    # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
+    # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
+    tokens: Annotated[int, at_least(0)] = 0

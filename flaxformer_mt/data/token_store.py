@@ -39,6 +39,9 @@ _SIDES = ("source", "target")
 # The folder of a killed build is removed after this time without a change in it.
 _STALE_SECONDS = 24 * 3600
 
+# Tokens that are counted at a time.
+_COUNTED = 1 << 22
+
 
 class BuildStopped(Exception):
     """Raised when a build ends because its `stop` event is set; callers that pass no event never see it."""
@@ -169,6 +172,16 @@ class TokenStore:
     def target_lengths(self) -> np.ndarray:
         """Number of tokens of each target sentence, eos included; int32."""
         return self.target.lengths
+
+    def count_tokens(self, *, source_size: int, target_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how often each id of the source vocabulary, and of the target vocabulary, occurs: int64."""
+        counts = []
+        for side, size in ((self.source, source_size), (self.target, target_size)):
+            total = np.zeros(size, np.int64)
+            for start in range(0, len(side.tokens), _COUNTED):  # memory stays bounded
+                total += np.bincount(side.tokens[start : start + _COUNTED], minlength=size)
+            counts.append(total)
+        return counts[0], counts[1]
 
 
 def fold(*numbers: int) -> int:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.losses.target_mixture import Mixture, logits_at_teacher, mean_of_teacher
-from flaxformer_mt.model.products import einsum_to_float32
+from flaxformer_mt.model.products import einsum_to_float32, sum_rows, take_rows
 from flaxformer_mt.shapes import (
     Array,
     SharedByRows,
@@ -190,7 +190,7 @@ def _chunked_totals_forward(
     distribution is equal for all words but one, and those of a teacher.
     """
     size, table = output.table.shape[0], output.table.astype(hidden.dtype)
-    table_mean = table.mean(0, dtype=jnp.float32)
+    table_mean = sum_rows(table, 1) / size
     bias: Array = jnp.zeros(()) if output.bias is None else output.bias
 
     def add(sums: tuple[_Totals, Output], chunk: tuple[Any, ...]) -> tuple[tuple[_Totals, Output], Array]:
@@ -200,7 +200,7 @@ def _chunked_totals_forward(
         scores = _score_words(hidden, output._replace(table=table), target if count else None)
         # Small products give the target's logit and the mean logit without a second pass over the logits.
         hidden32 = hidden.astype(jnp.float32)
-        target_rows = table[target].astype(jnp.float32)
+        target_rows = take_rows(table, target).astype(jnp.float32)
         at_target = (hidden32 * target_rows).sum(-1) + (bias[target] if bias.ndim else bias)
         mean = (hidden32 * table_mean).sum(-1) + bias.mean()
         loss = jnp.log(scores.total) + scores.shift - shares[0] * at_target - shares[1] * mean

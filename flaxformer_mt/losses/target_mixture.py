@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flaxformer_mt.model.products import take_rows
 from flaxformer_mt.shapes import Array, TeacherTokens
 
 
@@ -50,7 +51,7 @@ def mean_of_teacher(table: Array, mixture: Mixture) -> Array:
     def add(place: Array, total: Array) -> Array:
         share = jax.lax.dynamic_index_in_dim(mixture.teacher, place, axis=-1)
         ids = jax.lax.dynamic_index_in_dim(mixture.ids, place, axis=-1, keepdims=False)
-        return total + share * table[ids].astype(jnp.float32)
+        return total + share * take_rows(table, ids).astype(jnp.float32)
 
     zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
     return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)

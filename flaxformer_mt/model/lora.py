@@ -7,6 +7,11 @@ the factors of the adapted matrices, under the paths of these:
 
 The network gets matrix + scale * down @ up. I and O are all inputs and all outputs of a matrix: [H, E, D] of
 an attention's output has I = H * E and O = D.
+
+The vectors of N chosen tokens in a table of embeddings, or in the matrix of an output layer, can each have a
+change of their own, which no rank limits:
+
+    lora/PATH/rows [N, D]   lora/PATH/ids [N]   int32, not trained
 """
 
 import math
@@ -28,15 +33,23 @@ FACTORS = "lora"
 _SCALE = f"{FACTORS}/scale"
 _MATRICES = ("kernel", "embedding", "output_kernel")
 
+# Tables with a vector for each token: embeddings [V, D], and the matrix [D, V] of an output layer of its own.
+_TABLES = ("_embedding/embedding", "output_kernel")
+
 
 def is_matrix(path: str) -> bool:
     """Tell whether the parameter at a path is a matrix, which can be adapted."""
     return not path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in _MATRICES
 
 
+def is_table(path: str) -> bool:
+    """Tell whether the parameter at a path has a vector for each token."""
+    return is_matrix(path) and path.endswith(_TABLES)
+
+
 def is_factor(path: str) -> bool:
-    """Tell whether a path is that of a factor."""
-    return path.startswith(f"{FACTORS}/") and path != _SCALE
+    """Tell whether a path is that of a trained part of a change."""
+    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up", "rows")
 
 
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -54,11 +67,22 @@ def matrix_sizes(path: str, shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(inputs), math.prod(outputs)
 
 
-def add_factors(params: Any, paths: Iterable[str], *, rank: int, alpha: float, key: Array) -> Any:
+def add_factors(
+    params: Any,
+    paths: Iterable[str],
+    *,
+    rank: int,
+    alpha: float,
+    key: Array,
+    tokens: Mapping[str, Array] | None = None,
+) -> Any:
     """Return the parameters with factors for the matrices at these paths, which change nothing at first.
 
     `down` is uniform within 1 / sqrt(I) of 0, and `up` is 0. The factors of a layer do not depend on whether
     layers are stacked, nor on which other matrices are adapted.
+
+    Args:
+      tokens: the ids [N] of the tokens whose vectors have a change of their own, by the path of the table.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
@@ -78,6 +102,10 @@ def add_factors(params: Any, paths: Iterable[str], *, rank: int, alpha: float, k
             down, up = jnp.stack(list(map(draw, names))), jnp.zeros((count, rank, outputs), jnp.float32)
         leaves[f"{FACTORS}/{path}/down"] = draw(path) if down is None else down
         leaves[f"{FACTORS}/{path}/up"] = up
+    for path, ids in (tokens or {}).items():
+        width = leaves[path].shape[0 if path.endswith("output_kernel") else 1]
+        leaves[f"{FACTORS}/{path}/rows"] = jnp.zeros((len(ids), width), jnp.float32)
+        leaves[f"{FACTORS}/{path}/ids"] = jnp.asarray(ids, jnp.int32)
     return nest_leaves(leaves)
 
 
@@ -97,19 +125,33 @@ def merge_factors(params: Any) -> Any:
 
 
 def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the network, by path: each adapted matrix with scale * down @ up added to it.
+    """Return the parameters of the network, by path: each adapted matrix with its change added.
 
     Without factors, nothing changes. Leaves are numpy arrays, which stay numpy arrays, or JAX arrays.
     """
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
-    for name, down in leaves.items():
-        if not name.startswith(f"{FACTORS}/") or not name.endswith("/down"):
+    for name, leaf in leaves.items():
+        path, _, kind = name.removeprefix(f"{FACTORS}/").rpartition("/")
+        if not name.startswith(f"{FACTORS}/") or kind not in ("down", "rows"):
             continue
-        path = name.removeprefix(f"{FACTORS}/").removesuffix("/down")
+        if kind == "rows":
+            merged[path] = _add_rows(merged[path], leaves[f"{FACTORS}/{path}/ids"], leaf, path)
+            continue
         up, scale, matrix = leaves[f"{FACTORS}/{path}/up"], leaves[_SCALE], merged[path]
-        if isinstance(down, np.ndarray):
-            change = np.matmul(down, up)
+        if isinstance(leaf, np.ndarray):
+            change = np.matmul(leaf, up)
         else:
-            change = jnp.matmul(down, up, precision="highest")
+            change = jnp.matmul(leaf, up, precision="highest")
         merged[path] = matrix + (scale * change).reshape(matrix.shape)
     return merged
+
+
+def _add_rows(table: Any, ids: Any, rows: Any, path: str) -> Any:
+    """Add the changes [N, D] of the tokens with these ids to their vectors in a table [V, D] or [D, V]."""
+    by_column = path.endswith("output_kernel")
+    place, change = ((slice(None), ids), rows.T) if by_column else (ids, rows)
+    if not isinstance(rows, np.ndarray):
+        return jnp.asarray(table).at[place].add(change)
+    changed = np.array(table)
+    changed[place] += change
+    return changed

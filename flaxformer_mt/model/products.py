@@ -9,7 +9,7 @@ import functools
 import math
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,9 @@ from flaxformer_mt.shapes import (
     gather_after,
     gathers_again,
 )
+
+# Rows of a product that is computed for one of them.
+_ROWS_OF_ONES = 8
 
 # Paths of the parameters that products multiply.
 _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
@@ -123,22 +126,25 @@ def einsum_to_float32(spec: str, x: Array, y: Array) -> Array:
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
     """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
 
-    It multiplies int8 in the same form, to sums in int32.
+    It multiplies int8 in the same form, to sums in int32. The spec names the order of axes: operands are not
+    themselves views that a transposition has made.
 
     The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
-    and own and summed ones of y in either order. The library is chosen before XLA decides on layouts. A plain
-    transposition still counts as a view in another layout then, and would send the product to float32; one
-    that is folded into the product later makes it fail at run time. So the transposed array, and what comes
-    after the product, are kept apart by barriers. The axes of each kind are one axis between the barriers:
-    XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy. Nor does the
-    library multiply single rows of a batch, such as those of greedy search: they get a second row of zeros.
+    and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves fewer
+    numbers to transpose, those of the result included. The library is chosen before XLA decides on layouts. A
+    plain transposition still counts as a view in another layout then, and would send the product to float32;
+    one that is folded into the product later makes it fail at run time. So the transposed array, and what
+    comes after the product, are kept apart by barriers. The axes of each kind are one axis between the
+    barriers: XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy.
+    Nor does the library multiply single rows of a batch, such as those of greedy search: they get a second
+    row of zeros.
     """
     terms, result = spec.split("->")
     x_term, y_term = terms.split(",")
     sizes = dict(zip((*x_term, *y_term), (*x.shape, *y.shape), strict=True))
-    shared = [axis for axis in result if axis in x_term and axis in y_term]
-    summed = [axis for axis in x_term if axis in y_term and axis not in result]
-    own_of_x, own_of_y = ([a for a in result if a in term and a not in shared] for term in (x_term, y_term))
+    if _moved((y_term, x_term), result, sizes) < _moved((x_term, y_term), result, sizes):
+        x_term, y_term, x, y = y_term, x_term, y, x
+    shared, own_of_x, own_of_y, summed = _kinds((x_term, y_term), result)
     by_columns = [*shared, *own_of_y, *summed] == list(y_term)
     # Axes of a batch that devices split cannot be one axis.
     batch = [[axis] for axis in shared] if activations_are_sharded() else [shared] * bool(shared)
@@ -156,20 +162,86 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
     if single:
         product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
     axes = [*shared, *own_of_x, *own_of_y]
-    return product.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in result])
+    product = product.reshape([sizes[axis] for axis in axes])
+    return _in_order(product, "".join(axes), [[axis] for axis in result])
+
+
+def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Sort the axes of an einsum: shared ones, own ones of the first and second operand, summed ones."""
+    x_term, y_term = terms
+    shared = [axis for axis in result if axis in x_term and axis in y_term]
+    summed = [axis for axis in x_term if axis in y_term and axis not in result]
+    own_of_x, own_of_y = ([a for a in result if a in term and a not in shared] for term in terms)
+    return shared, own_of_x, own_of_y, summed
+
+
+def _moved(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int:
+    """Count the numbers that are transposed in memory to multiply rows of the first operand."""
+    x_term, y_term = terms
+    shared, own_of_x, own_of_y, summed = _kinds(terms, result)
+    moved = [
+        (x_term, [[*shared, *own_of_x, *summed]]),
+        (y_term, [[*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]]),
+        (result, [[*shared, *own_of_x, *own_of_y]]),
+    ]
+    return sum(math.prod(sizes[axis] for axis in term) for term, orders in moved if list(term) not in orders)
 
 
 def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
     """Transpose x from the order of axes in `term` to that of the groups, each of which becomes one axis.
 
     The result is an array of its own in memory, not a view in another layout: a reshaped array has the
-    default layout, and costs nothing if it had it before. Where all groups have one axis, an axis is added
-    before a barrier and removed after it.
+    default layout, and costs nothing if it had it before. Where all groups have one axis, and the order
+    changes, an axis is added before a barrier and removed after it.
     """
-    x = x.transpose([term.index(axis) for group in groups for axis in group])
+    order = [term.index(axis) for group in groups for axis in group]
+    x = x.transpose(order)
     sizes = iter(x.shape)
     shape = tuple(math.prod(next(sizes) for _ in group) for group in groups)
-    return x.reshape(shape) if shape != x.shape else jax.lax.optimization_barrier(x[None])[0]
+    if shape != x.shape:
+        return x.reshape(shape)
+    return x if order == sorted(order) else jax.lax.optimization_barrier(x[None])[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias(product: Array, bias: Array, dtype: DTypeLike) -> Array:
+    """Add a float32 bias [*features] to a product [..., *features] of `contract`, and cast the sum to dtype.
+
+    The gradient of the bias is summed in float32.
+    """
+    return (product + bias).astype(dtype)
+
+
+def _add_bias_forward(product: Array, bias: Array, dtype: DTypeLike) -> tuple[Array, tuple[int, ...]]:
+    return add_bias(product, bias, dtype), bias.shape
+
+
+def _add_bias_backward(dtype: DTypeLike, shape: tuple[int, ...], gradient: Array) -> tuple[Array, Array]:
+    del dtype  # that of the gradient
+    return gradient.astype(jnp.float32), sum_rows(gradient, len(shape))
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+def sum_rows(x: Array, features: int) -> Array:
+    """Sum x [..., *features] over all but the last `features` axes, in float32; not to be differentiated.
+
+    On CPUs the sum of bfloat16 numbers is a product with ones: XLA would write a float32 copy of x, and read
+    that.
+    """
+
+    def reduce(x: Array) -> Array:
+        return x.sum(range(x.ndim - features), dtype=jnp.float32)
+
+    def multiply(x: Array) -> Array:
+        matrix = x.reshape(-1, math.prod(x.shape[x.ndim - features :]))
+        ones = jnp.ones((_ROWS_OF_ONES, matrix.shape[0]), x.dtype)
+        return multiply_rows("NT,TF->NF", ones, matrix)[0].reshape(x.shape[x.ndim - features :])
+
+    if x.dtype != jnp.bfloat16 or activations_are_sharded():
+        return reduce(x)
+    return jax.lax.platform_dependent(x, cpu=multiply, default=reduce)
 
 
 def as_bits(x: Array) -> Array:

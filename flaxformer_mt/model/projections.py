@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
-from flaxformer_mt.model.products import contract
+from flaxformer_mt.model.products import add_bias, contract
 from flaxformer_mt.model.quantization import Quantized, contract_quantized
 from flaxformer_mt.shapes import Array, activations_are_sharded
 
@@ -65,7 +65,8 @@ class Projection(nn.Module):
         else:
             y = _contract_merged(x, self.kernel, self.kernel_scale, inputs=len(self.inputs))
             y = y.reshape(*leading, *self.features)
-        return checkpoint_name((y + self.bias if self.use_bias else y).astype(self.dtype), PROJECTED)
+        y = add_bias(y, self.bias, self.dtype) if self.use_bias else y.astype(self.dtype)
+        return checkpoint_name(y, PROJECTED)
 
     def of_head(self, x: Array, head: int) -> Array:
         """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""
@@ -99,9 +100,8 @@ def project_beside(x: Array, projections: Sequence[Projection], *, biases: Array
         return checkpoint_name(together.astype(dtype), PROJECTED)
     # On one device the matrix of merged axes needs no transposition.
     together = _contract_merged(x.astype(dtype), kernels, scales)
-    if biases is not None:
-        together = together + biases.reshape(-1)
-    return checkpoint_name(together.astype(dtype), PROJECTED).reshape(shape)
+    together = together.astype(dtype) if biases is None else add_bias(together, biases.reshape(-1), dtype)
+    return checkpoint_name(together, PROJECTED).reshape(shape)
 
 
 def _contract_merged(x: Array, kernel: Array, scale: Array | None, *, inputs: int = 1) -> Array:

@@ -8,9 +8,11 @@ import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.lora import is_factor, is_matrix, matrix_sizes
+from flaxformer_mt.model.lora import is_factor, is_matrix, is_table, matrix_sizes
 from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
 
 
@@ -52,6 +54,36 @@ def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
     """Returns the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
     return [path for path in flatten_tree(params) if is_matrix(path) and is_frozen(path, lora.targets)]
+
+
+def choose_tokens(
+    params: Any, lora: LoraConfig, counts: tuple[np.ndarray, np.ndarray] | None
+) -> dict[str, np.ndarray]:
+    """Returns the ids of the `optim.lora.tokens` most frequent tokens of each table, in ascending order.
+
+    A table that source and target share has the most frequent ones of both together. Of equally frequent
+    tokens, those with lower ids are chosen.
+
+    Args:
+      counts: how often each source token and each target token occurs; None: ids from 0 on.
+    """
+    if not lora.tokens:
+        return {}
+    chosen = {}
+    for path in filter(is_table, flatten_tree(params)):
+        ids = np.arange(lora.tokens, dtype=np.int32)
+        if counts is not None:
+            ids = np.sort(np.argsort(-_counts_of(path, counts), kind="stable")[: lora.tokens])
+        chosen[path] = ids
+    return chosen
+
+
+def _counts_of(path: str, counts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """How often each token of a table occurs."""
+    source, target = counts
+    if path.startswith("source_"):
+        return source
+    return source + target if path.startswith(("shared_", "token_")) and len(source) else target
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
@@ -101,6 +133,18 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
             f"optim.lora.rank is {lora.rank}, but {smallest} is a matrix of {inputs} x {outputs}; give at "
             f"most {min(inputs, outputs)}, or leave it out of optim.lora.targets"
         )
+    for path in filter(is_table, leaves):
+        size = leaves[path].shape[1 if path.endswith("output_kernel") else 0]
+        if lora.tokens > size:
+            raise UserError(
+                f"optim.lora.tokens is {lora.tokens}, but {path} has {size} tokens; give fewer, or train all "
+                "of it with optim.lora.also_train"
+            )
+        if lora.tokens and is_frozen(path, lora.also_train):
+            raise UserError(
+                f"optim.lora.tokens is {lora.tokens}, but optim.lora.also_train has all tokens of {path}; "
+                "set optim.lora.tokens to 0"
+            )
 
 
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
@@ -113,8 +157,9 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
     text = f"{trained:,} of {total:,} parameters ({trained / total:.1%}) are trained; the others are frozen"
     if not optim.lora.rank:
         return text
-    matrices = sum(is_factor(path) for path in sizes) // 2
-    return f"{text}; {matrices} matrices have a change of rank {optim.lora.rank}"
+    matrices = sum(path.endswith("/down") for path in sizes)
+    text = f"{text}; {matrices} matrices have a change of rank {optim.lora.rank}"
+    return f"{text}, and {optim.lora.tokens} tokens one of their own" if optim.lora.tokens else text
 
 
 def _examples(paths: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
 
 
 def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """Builds the optimizer: gradient clipping by the global norm, then the update rule that the config names.
+    """Builds the optimizer: the update rule that the config names, of gradients that are clipped already.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
     parameters of normalization layers are exempt. Of trees of all parameters, those that are trained count.
@@ -96,8 +96,8 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             optax.scale_by_learning_rate(schedule),
         ),
     }
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    rule = optax.chain(clip, rules[config.optimizer]())
+    # Checkpoints have the state of two transformations: clipping, which has none, was the first one.
+    rule = optax.chain(optax.identity(), rules[config.optimizer]())
     if config.freeze:  # nothing is frozen here any more: this is the form of the state in checkpoints
         rule = optax.multi_transform(
             {"trained": rule, "frozen": optax.set_to_zero()},
@@ -113,11 +113,20 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     )
 
 
+def clip_factor(norm: Array, config: OptimConfig) -> Array:
+    """Computes by what a gradient is multiplied so that its norm is at most `clip_norm`; 1 without clipping.
+
+    Args:
+      norm: the global norm of the gradient.
+    """
+    return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
+
+
 def _matrices(params: dict) -> dict:
     """Marks the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:
-        return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up")
+        return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

@@ -132,9 +132,14 @@ def set_up_training(
     if config.optim.freeze or config.optim.lora.rank:
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(config.seed)))
         check_patterns(shapes, config.optim)
+    counts = None
+    if config.optim.lora.tokens:
+        sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+        counts = prepared.train.base.count_tokens(**sizes)
 
     def make_state() -> TrainState:
-        return init_state(init_training_params(model, config), optimizer, ema=config.optim.ema_decay > 0)
+        params = init_training_params(model, config, counts=counts)
+        return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
 
     state, progress = load_state(checkpoints, parallel, make_state)
     return TrainingSetup(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
@@ -14,7 +15,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.frozen import find_targets
+from flaxformer_mt.training.frozen import choose_tokens, find_targets
 
 
 @struct.dataclass
@@ -39,13 +40,22 @@ class TrainState:
         return self.params if self.ema_params is None else self.ema_params
 
 
-def init_training_params(model: Model, config: Config) -> Any:
-    """The initial parameters of training: those of the network and the factors that optim.lora asks for."""
+def init_training_params(
+    model: Model, config: Config, *, counts: tuple[np.ndarray, np.ndarray] | None = None
+) -> Any:
+    """The initial parameters of training: those of the network and the factors that optim.lora asks for.
+
+    Args:
+      counts: how often each source token and each target token occurs, for `optim.lora.tokens`; without them
+        the shapes are right, but not the choice of tokens.
+    """
     key, lora = jax.random.key(config.seed), config.optim.lora
     params = init_params(model, key)
     if not lora.rank:
         return params
-    return add_factors(params, find_targets(params, lora), rank=lora.rank, alpha=lora.alpha, key=key)
+    tokens = choose_tokens(params, lora, counts)
+    targets = find_targets(params, lora)
+    return add_factors(params, targets, rank=lora.rank, alpha=lora.alpha, key=key, tokens=tokens)
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:

@@ -28,6 +28,7 @@ from flaxformer_mt.model.alignment_head import GUIDED, head_scores
 from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
+from flaxformer_mt.training.optimizers import clip_factor
 from flaxformer_mt.training.state import TrainState
 
 
@@ -144,21 +145,27 @@ def make_update(
     """
 
     def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
-        def divide() -> Any:
-            return jax.tree.map(lambda g: g / sums.weight, sums.gradients)  # the only division by a count
-
-        norm = optax.tree.norm(divide())
+        inverse = 1 / sums.weight  # the only division by a count
+        norm = optax.tree.norm(sums.gradients) * inverse
         finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
 
         def apply(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
             trained = select_trained(params, config.optim)
-            updates, opt_state = optimizer.update(divide(), opt_state, trained)
+            # One factor: XLA repeats a product wherever it is used, and writes a quotient to memory.
+            scale = inverse * clip_factor(norm, config.optim)
+            gradients = jax.tree.map(lambda g: g * scale, sums.gradients)
+            updates, opt_state = optimizer.update(gradients, opt_state, trained)
             params = replace_trained(params, optax.apply_updates(trained, updates), config.optim)
             if ema_params is not None:
                 # The decay is lower in early updates, so that the initial parameters soon lose their weight.
                 number = state.step.astype(jnp.float32)
                 decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
-                ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
+                ema_params = jax.tree.map(
+                    # The ids of tokens (optim.lora.tokens) have no average.
+                    lambda a, p: a + (1 - decay) * (p - a) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+                    ema_params,
+                    params,
+                )
             return params, opt_state, ema_params
 
         params, opt_state, ema_params = _take_if(

@@ -336,3 +336,18 @@ def test_closing_ends_a_build(vocabs, tmp_path):
     thread.join(5)
     assert len(outcome) == 1
     assert [*tmp_path.iterdir()] == [stores.base.folder]
+
+
+def test_tokens_are_counted_by_side(vocabs, tmp_path, monkeypatch):
+    """In bounded memory: a few tokens at a time."""
+    monkeypatch.setattr(store_module, "_COUNTED", 3)
+    store = TokenStore.build(make_pairs(9), vocabs, tmp_path)
+    source, target = store.count_tokens(source_size=vocabs.source.size, target_size=vocabs.target.size + 2)
+    wanted = [np.zeros(vocabs.source.size), np.zeros(vocabs.target.size + 2)]
+    for index in range(len(store)):
+        for side, counts in zip(store[index], wanted, strict=True):
+            for token in side:
+                counts[token] += 1
+    np.testing.assert_array_equal(source, wanted[0])
+    np.testing.assert_array_equal(target, wanted[1])
+    assert source.sum() > 3 and target[-1] == 0

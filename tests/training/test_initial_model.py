@@ -1,5 +1,6 @@
 """Runs that start from another run: its network, vocabulary and parameters, on other data."""
 
+import collections
 import dataclasses
 import shutil
 from fnmatch import fnmatch
@@ -13,6 +14,7 @@ from tiny_experiment import change
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import new_run
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -57,10 +59,10 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
     flags = [f"--init={tiny_run}@last", "--config.optim.lora.rank=2", "--config.optim.lora.targets=decoder"]
     flags += ["--config.optim.lora.also_train=encoder/*norm", "--config.optim.warmup_steps=2"]
     flags += ["--config.train.evaluate_every=8", "--config.train.checkpoint_every=4"]
-    flags += ["--config.data.test_split=none"]
+    flags += ["--config.data.test_split=none", "--config.optim.lora.tokens=5"]
     assert main(["train", f"--run={run}", *flags, "--config.train.steps=8"]) == 0
     err = capsys.readouterr().err
-    assert " parameters (" in err and "; 10 matrices have a change of rank 2" in err
+    assert " parameters (" in err and "; 10 matrices have a change of rank 2, and 5 tokens one of " in err
     stored = read_arrays(run, 8)
     shutil.rmtree(run / "checkpoints" / "8")
     (run / "report.json").unlink()
@@ -68,14 +70,19 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
     for path, leaf in read_arrays(run, 8).items():  # resumed: the same bits, in the optimizer's state too
         np.testing.assert_array_equal(leaf, stored[path], err_msg=path)
     moments = {path.split("/mu/")[1] for path in stored if "/mu/" in path}
-    assert len(moments) == 2 * 10 + 2 * 3 and all(
-        path.startswith(("lora/decoder/", "encoder/")) for path in moments
+    assert len(moments) == 2 * 10 + 2 * 3 + 1 and all(
+        path.startswith(("lora/decoder/", "lora/shared_embedding/embedding/rows", "encoder/"))
+        for path in moments
     )
     (base,) = tables(tiny_run, "last")
     start, end = tables(run, "0", "8")
     for path, leaf in base.items():
         np.testing.assert_array_equal(start[path], leaf)
         trained = fnmatch(path, "decoder/*/kernel") or fnmatch(path, "encoder/*norm/*")
+        if path == "shared_embedding/embedding":
+            changed = np.flatnonzero((end[path] != leaf).any(axis=1))
+            np.testing.assert_array_equal(changed, most_frequent(read_config(run / "config.json"), 5))
+            continue
         assert np.array_equal(end[path], leaf) != trained, path
         if not path.startswith("encoder/"):
             np.testing.assert_array_equal(stored[f"ema_params/{path}"], leaf)
@@ -86,6 +93,16 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
         np.testing.assert_allclose(leaf, (before[path] + end[path]) / 2, rtol=1e-5, atol=1e-7)
     assert main(["train", f"--run={run}", "--config.train.steps=8", "--config.optim.lora.alpha=3"]) == 2
     assert "optim.lora.alpha: 16.0 -> 3.0" in capsys.readouterr().err
+
+
+def most_frequent(config, count):
+    """The most frequent tokens of both sides of the training set, counted one by one."""
+    prepared = prepare(config)
+    seen = collections.Counter()
+    for index in range(len(prepared.train.base)):
+        for side in prepared.train.base[index]:
+            seen.update(side.tolist())
+    return sorted(sorted(seen, key=lambda token: (-seen[token], token))[:count])
 
 
 def read_arrays(run, step):

@@ -331,6 +331,19 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(("clip", "scale"), [(0.25, 0.25 / 0.5), (1.0, 1.0), (0.0, 1.0)])
+def test_the_mean_gradient_is_clipped_to_its_norm(clip, scale):
+    """Seen through Adam with betas 0, which divides by |g| + epsilon."""
+    fields = {"optimizer": "adam", "b1": 0.0, "b2": 0.0, "epsilon": 1.0, "clip_norm": clip, "ema_decay": 0.0}
+    config = change(CONFIG, optim=fields | {"warmup_steps": 0, "schedule": "constant", "learning_rate": 0.5})
+    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=8, total_steps=100))
+    state = init_state({"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(1)}, optimizer, ema=False)
+    after, metrics = make_update(optimizer, config)(state, sums_of([0.6, 0.0], 0.8, weight=2.0))
+    assert_close(metrics.gradient_norm, 0.5)  # before clipping, of the mean over two tokens
+    wanted = {"kernel": np.array([[0.3, 0.0]]) * scale, "bias": np.array([0.4]) * scale}
+    assert_close(after.params, jax.tree.map(lambda g: -0.5 * g / (g + 1), wanted))
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_gradient_leaves_everything_but_the_counters(case):
     state, update = small_state()
