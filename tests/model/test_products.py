@@ -17,7 +17,14 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import attention_weights
-from flaxformer_mt.model.products import cast_kernels, contract, take_rows
+from flaxformer_mt.model.products import (
+    add_bias,
+    cast_kernels,
+    contract,
+    einsum_to_float32,
+    sum_rows,
+    take_rows,
+)
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import make_gradient_step
@@ -159,6 +166,41 @@ def test_products_on_a_cpu_are_given_to_the_library_in_bfloat16():
     products = re.findall(r" dot\(%?([\w.-]+), %?([\w.-]+)\)", text)
     assert len(products) == 4
     assert {dtypes[name] for product in products for name in product} == {"bf16"}, text
+
+
+def test_the_smaller_side_of_a_product_is_transposed():
+    """A kernel's gradient [F, D] needs [F, T] or [D, T] in memory; the wide one is not written again."""
+    wide, narrow = (jax.ShapeDtypeStruct((160, width), jnp.bfloat16) for width in (96, 8))
+
+    def product(spec: str) -> Any:
+        return jax.jit(lambda x, y: einsum_to_float32(spec, x, y))
+
+    for spec, turned, whole in (("TF,TD->FD", "8,160", "96,160"), ("TF,TD->DF", "8,160", "96,160")):
+        text = product(spec).lower(wide, narrow).compile().as_text()
+        assert f"bf16[{turned}]" in text and f"bf16[{whole}]" not in text, spec
+    generator = np.random.default_rng(5)
+    x, y = (generator.integers(-4, 5, (160, width)).astype(np.float32) for width in (96, 8))
+    for spec in ("TF,TD->FD", "TF,TD->DF"):
+        narrowed = product(spec)(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+        np.testing.assert_array_equal(narrowed, np.einsum(spec, x, y))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_has_the_gradient_of_a_plain_sum(dtype):
+    """Summed in float32: of 300 rows of ones, bfloat16 would lose the last ones."""
+    generator = np.random.default_rng(6)
+    product, cotangent = (generator.integers(-4, 5, (3, 100, 2, 5)).astype(np.float32) for _ in range(2))
+    bias = generator.integers(-4, 5, (2, 5)).astype(np.float32)
+    result, transpose = jax.vjp(lambda p, b: add_bias(p, b, jnp.dtype(dtype)), product, bias)
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result.astype(jnp.float32), product + bias)
+    of_product, of_bias = transpose(jnp.asarray(cotangent, dtype))
+    assert of_product.dtype == of_bias.dtype == jnp.float32
+    np.testing.assert_array_equal(of_product, cotangent)
+    np.testing.assert_array_equal(of_bias, cotangent.sum((0, 1)))
+    ones = jnp.ones((3, 100, 5), dtype)
+    np.testing.assert_array_equal(sum_rows(ones, 1), np.full(5, 300.0))
+    np.testing.assert_array_equal(sum_rows(ones, 2), np.full((100, 5), 3.0))
 
 
 def test_cast_kernels_casts_what_is_multiplied():

@@ -152,7 +152,9 @@ def test_adam_is_its_definition():
 
 def test_clipping_scales_a_gradient_to_its_largest_norm():
     for norm, clip, factor in [(10.0, 2.5, 0.25), (10.0, 20.0, 1.0), (10.0, 0.0, 1.0), (0.0, 2.5, 1.0)]:
-        assert float(clip_factor(jax.numpy.float32(norm), dataclasses.replace(CONFIG, clip_norm=clip))) == factor
+        assert (
+            float(clip_factor(jax.numpy.float32(norm), dataclasses.replace(CONFIG, clip_norm=clip))) == factor
+        )
 
 
 @pytest.fixture(scope="module")
