@@ -23,6 +23,8 @@ class LoraConfig:
     targets: tuple[str, ...] = ("*/kernel",)
     # Parameters that are trained as a whole besides, as patterns of their paths: *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
+    # Rank of the changes of embeddings and of an output layer, if it is another one. 0: the same rank.
+    embedding_rank: Annotated[int, at_least(0)] = 0
     # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
     # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
     tokens: Annotated[int, at_least(0)] = 0

@@ -47,6 +47,11 @@ def is_table(path: str) -> bool:
     return is_matrix(path) and path.endswith(_TABLES)
 
 
+def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
+    """Return the rank of the change of the matrix at a path."""
+    return embedding_rank if embedding_rank and is_table(path) else rank
+
+
 def is_factor(path: str) -> bool:
     """Tell whether a path is that of a trained part of a change."""
     return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up", "rows")
@@ -74,6 +79,7 @@ def add_factors(
     rank: int,
     alpha: float,
     key: Array,
+    embedding_rank: int = 0,
     tokens: Mapping[str, Array] | None = None,
 ) -> Any:
     """Return the parameters with factors for the matrices at these paths, which change nothing at first.
@@ -82,24 +88,26 @@ def add_factors(
     layers are stacked, nor on which other matrices are adapted.
 
     Args:
+      embedding_rank: the rank for tables with a vector for each token; 0: `rank`.
       tokens: the ids [N] of the tokens whose vectors have a change of their own, by the path of the table.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
     for path in paths:
         inputs, outputs = matrix_sizes(path, leaves[path].shape)
+        own_rank = rank_at(path, rank=rank, embedding_rank=embedding_rank)
 
-        def draw(name: str, inputs: int = inputs) -> Array:
+        def draw(name: str, inputs: int = inputs, rank: int = own_rank) -> Array:
             own = jax.random.fold_in(key, zlib.crc32(name.encode()))
             bound = 1 / math.sqrt(inputs)
             return jax.random.uniform(own, (inputs, rank), jnp.float32, -bound, bound)
 
-        up = jnp.zeros((rank, outputs), jnp.float32)
+        up = jnp.zeros((own_rank, outputs), jnp.float32)
         down = None
         if STACKED in path.split("/"):
             count = leaves[path].shape[0]
             names = [path.replace(f"{STACKED}/", f"{STACKED}_{number}/", 1) for number in range(count)]
-            down, up = jnp.stack(list(map(draw, names))), jnp.zeros((count, rank, outputs), jnp.float32)
+            down, up = jnp.stack(list(map(draw, names))), jnp.zeros((count, own_rank, outputs), jnp.float32)
         leaves[f"{FACTORS}/{path}/down"] = draw(path) if down is None else down
         leaves[f"{FACTORS}/{path}/up"] = up
     for path, ids in (tokens or {}).items():

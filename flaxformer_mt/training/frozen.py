@@ -4,15 +4,16 @@ Gradients, their sums and the optimizer's state have the trained parameters only
 the paths of parameters.
 """
 
+import collections
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.lora import is_factor, is_matrix, is_table, matrix_sizes
+from flaxformer_mt.model.lora import is_factor, is_matrix, is_table, matrix_sizes, rank_at
 from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
 
 
@@ -126,13 +127,28 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
             f"optim.lora.targets and optim.lora.also_train both match {len(both)} matrices, such as "
             f"{both[0]}; adapt a matrix or train all of it"
         )
-    smallest = min(targets, key=lambda path: min(matrices[path]))
-    inputs, outputs = matrices[smallest]
-    if lora.rank > min(inputs, outputs):
+    for path in sorted(targets, key=lambda path: min(matrices[path])):
+        rank, (inputs, outputs) = rank_at(path, **_ranks(lora)), matrices[path]
+        if rank > min(inputs, outputs):
+            own = lora.embedding_rank and is_table(path)
+            raise UserError(
+                f"optim.lora.{'embedding_rank' if own else 'rank'} is {rank}, but {path} is a matrix of "
+                f"{inputs} x {outputs}; give at most {min(inputs, outputs)}, or leave it out of "
+                "optim.lora.targets"
+            )
+    if lora.embedding_rank and not any(map(is_table, targets)):
         raise UserError(
-            f"optim.lora.rank is {lora.rank}, but {smallest} is a matrix of {inputs} x {outputs}; give at "
-            f"most {min(inputs, outputs)}, or leave it out of optim.lora.targets"
+            f"optim.lora.embedding_rank is {lora.embedding_rank}, but optim.lora.targets "
+            f"{','.join(lora.targets)} match no table of embeddings; add */embedding"
         )
+    _check_tokens(leaves, lora)
+
+
+def _ranks(lora: LoraConfig) -> dict[str, int]:
+    return {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
+
+
+def _check_tokens(leaves: Mapping[str, Any], lora: LoraConfig) -> None:
     for path in filter(is_table, leaves):
         size = leaves[path].shape[1 if path.endswith("output_kernel") else 0]
         if lora.tokens > size:
@@ -157,9 +173,14 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
     text = f"{trained:,} of {total:,} parameters ({trained / total:.1%}) are trained; the others are frozen"
     if not optim.lora.rank:
         return text
-    matrices = sum(path.endswith("/down") for path in sizes)
-    text = f"{text}; {matrices} matrices have a change of rank {optim.lora.rank}"
-    return f"{text}, and {optim.lora.tokens} tokens one of their own" if optim.lora.tokens else text
+    ranks = [
+        rank_at(path.removeprefix("lora/").removesuffix("/down"), **_ranks(optim.lora))
+        for path in sizes
+        if path.endswith("/down")
+    ]
+    changes = [f"{count} of rank {rank}" for rank, count in sorted(collections.Counter(ranks).items())]
+    text = f"{text}; changes of matrices: {', '.join(changes)}"
+    return f"{text}; {optim.lora.tokens} tokens have one of their own" if optim.lora.tokens else text
 
 
 def _examples(paths: Sequence[str]) -> list[str]:

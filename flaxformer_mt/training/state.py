@@ -55,7 +55,8 @@ def init_training_params(
         return params
     tokens = choose_tokens(params, lora, counts)
     targets = find_targets(params, lora)
-    return add_factors(params, targets, rank=lora.rank, alpha=lora.alpha, key=key, tokens=tokens)
+    ranks = {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
+    return add_factors(params, targets, alpha=lora.alpha, key=key, tokens=tokens, **ranks)
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:

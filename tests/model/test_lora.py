@@ -83,9 +83,10 @@ def test_chosen_tokens_have_changes_of_their_own():
     plain = {"shared_embedding": {"embedding": np.float32(draw((7, 3)))}, output: np.float32(draw((3, 5)))}
     tokens = {table: np.array([1, 6]), output: np.array([0, 2, 4])}
     adapted = jax.device_get(
-        add_factors(plain, [table], rank=2, alpha=2, key=jax.random.key(0), tokens=tokens)
+        add_factors(plain, [table], rank=1, embedding_rank=2, alpha=1, key=jax.random.key(0), tokens=tokens)
     )
     leaves = flatten_tree(adapted)
+    assert leaves[f"lora/{table}/down"].shape == (7, 2) and leaves[f"lora/{table}/up"].shape == (2, 3)
     assert leaves[f"lora/{table}/rows"].shape == (2, 3) and leaves[f"lora/{output}/rows"].shape == (3, 3)
     assert leaves[f"lora/{table}/ids"].dtype == np.int32
     assert is_factor(f"lora/{table}/rows") and not is_factor(f"lora/{table}/ids")

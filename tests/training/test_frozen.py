@@ -88,6 +88,11 @@ def test_low_rank_changes_that_do_not_fit_are_refused():
             r"tokens is 5, but shared_embedding/embedding has 4 tokens; give fewer",
         ),
         (
+            LoraConfig(rank=1, embedding_rank=3, targets=("*",)),
+            r"embedding_rank is 3, but shared_embedding/embedding is a matrix of 4 x 2; give at most 2",
+        ),
+        (LoraConfig(rank=1, embedding_rank=2), r"targets \*/kernel match no table of embeddings"),
+        (
             LoraConfig(rank=1, tokens=2, also_train=("*embedding",)),
             "also_train has all tokens of shared_embedding/embedding; set optim.lora.tokens to 0",
         ),

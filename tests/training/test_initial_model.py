@@ -62,7 +62,10 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
     flags += ["--config.data.test_split=none", "--config.optim.lora.tokens=5"]
     assert main(["train", f"--run={run}", *flags, "--config.train.steps=8"]) == 0
     err = capsys.readouterr().err
-    assert " parameters (" in err and "; 10 matrices have a change of rank 2, and 5 tokens one of " in err
+    assert (
+        " parameters (" in err
+        and "; changes of matrices: 10 of rank 2; 5 tokens have one of their own" in err
+    )
     stored = read_arrays(run, 8)
     shutil.rmtree(run / "checkpoints" / "8")
     (run / "report.json").unlink()
