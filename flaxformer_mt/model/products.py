@@ -126,8 +126,7 @@ def einsum_to_float32(spec: str, x: Array, y: Array) -> Array:
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
     """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
 
-    It multiplies int8 in the same form, to sums in int32. The spec names the order of axes: operands are not
-    themselves views that a transposition has made.
+    It multiplies int8 in the same form, to sums in int32.
 
     The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
     and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves fewer
@@ -163,7 +162,7 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
         product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
     axes = [*shared, *own_of_x, *own_of_y]
     product = product.reshape([sizes[axis] for axis in axes])
-    return _in_order(product, "".join(axes), [[axis] for axis in result])
+    return product.transpose([axes.index(axis) for axis in result])
 
 
 def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -191,16 +190,13 @@ def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
     """Transpose x from the order of axes in `term` to that of the groups, each of which becomes one axis.
 
     The result is an array of its own in memory, not a view in another layout: a reshaped array has the
-    default layout, and costs nothing if it had it before. Where all groups have one axis, and the order
-    changes, an axis is added before a barrier and removed after it.
+    default layout, and costs nothing if it had it before. Where all groups have one axis, an axis is added
+    before a barrier and removed after it.
     """
-    order = [term.index(axis) for group in groups for axis in group]
-    x = x.transpose(order)
+    x = x.transpose([term.index(axis) for group in groups for axis in group])
     sizes = iter(x.shape)
     shape = tuple(math.prod(next(sizes) for _ in group) for group in groups)
-    if shape != x.shape:
-        return x.reshape(shape)
-    return x if order == sorted(order) else jax.lax.optimization_barrier(x[None])[0]
+    return x.reshape(shape) if shape != x.shape else jax.lax.optimization_barrier(x[None])[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
