@@ -162,7 +162,9 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
         product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
     axes = [*shared, *own_of_x, *own_of_y]
     product = product.reshape([sizes[axis] for axis in axes])
-    return product.transpose([axes.index(axis) for axis in result])
+    if axes == list(result):
+        return product
+    return _in_order(product, "".join(axes), [[axis] for axis in result])
 
 
 def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], list[str], list[str]]:
