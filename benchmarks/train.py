@@ -218,7 +218,14 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
         platform = "cuda" if options.device == "gpu" else "cpu"
         workers = {
             name: stack.enter_context(
-                open_worker(Path(__file__), system, tasks[dtype], threads=options.threads, platform=platform)
+                open_worker(
+                    Path(__file__),
+                    system,
+                    tasks[dtype],
+                    threads=options.threads,
+                    platform=platform,
+                    keep_memory=True,
+                )
             )
             for name, (system, dtype) in systems_of.items()
         }

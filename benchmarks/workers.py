@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.commands.huge_pages import choose_tunables
+
 
 class Worker:
     """A system in its own process, which executes one command at a time."""
@@ -37,7 +39,13 @@ class Worker:
 
 @contextmanager
 def open_worker(
-    script: Path, name: str, task: Path, *, threads: int, platform: str = "cpu"
+    script: Path,
+    name: str,
+    task: Path,
+    *,
+    threads: int,
+    platform: str = "cpu",
+    keep_memory: bool = False,
 ) -> Iterator[Worker]:
     """Starts a worker and yields it once its programs are compiled; ends it with the context.
 
@@ -46,13 +54,14 @@ def open_worker(
       name: the name of the system.
       task: the file with the task of all systems.
       platform: JAX's name of the platform, cpu or cuda.
+      keep_memory: whether the worker keeps the memory that it frees, as the command `train` does.
     """
     root = Path(__file__).resolve().parent.parent
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # The commands of the package set this themselves (commands/huge_pages.py); set here for all systems.
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+        # The commands of the package set this themselves; set here for all systems.
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES") or choose_tunables(keep=keep_memory),
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": platform,

@@ -82,7 +82,8 @@ def _lengths(segments: np.ndarray, count: int) -> np.ndarray:
 def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int = 0) -> Work:
     """Count the work that a compiled program executes for a batch shape, padding included.
 
-    With `loss_chunk_tokens` the loss pads the target to a whole number of chunks.
+    With `loss_chunk_tokens` the loss pads the target to a whole number of chunks. (On a CPU it leaves out the
+    chunks that would be padding alone; their number depends on the batch, and they are counted here.)
     """
     predictions = target
     if loss_chunk_tokens:

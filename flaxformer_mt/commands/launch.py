@@ -17,7 +17,8 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
         _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
     from flaxformer_mt.commands.huge_pages import use_huge_pages
 
-    use_huge_pages()  # starts this program again, so before anything that takes time to import
+    words = sys.argv[1:] if arguments is None else arguments
+    use_huge_pages(keep=words[:1] == ["train"])  # starts this program again, so before slow imports
     try:
         from flaxformer_mt.commands.main import main
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from flaxformer_mt.flops import loss_chunk_width
+from flaxformer_mt.losses.chunks import scan_chunks
 from flaxformer_mt.losses.target_mixture import Mixture, logits_at_teacher, mean_of_teacher
 from flaxformer_mt.model.products import einsum_to_float32, sum_rows, take_rows
 from flaxformer_mt.shapes import (
@@ -227,7 +228,7 @@ def _chunked_totals_forward(
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
     start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
-    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights, mixture))
+    (totals, d_output), d_hidden = scan_chunks(add, start, (hidden, target, weights, mixture))
     d_output = d_output._replace(table=d_output.table.T)
     return totals, (d_hidden, _subtract_targets(d_output, smoothing, hidden, target, weights, mixture))
 
