@@ -284,19 +284,6 @@ def _search_conflicts(search: SearchConfig, model: ModelConfig | None, where: st
         )
 
 
-def _find_merging_problems(lora: LoraConfig) -> Iterator[str]:
-    if lora.merge_warmup and not lora.merge_every:
-        yield (
-            f"optim.lora.merge_warmup is {lora.merge_warmup}, but optim.lora.merge_every is 0, and nothing "
-            "is merged; give the updates between two mergings, such as 500"
-        )
-    elif lora.merge_every and lora.merge_warmup >= lora.merge_every:
-        yield (
-            f"optim.lora.merge_warmup {lora.merge_warmup} is not below optim.lora.merge_every "
-            f"{lora.merge_every}; lower it, so that the learning rate rises to its full height"
-        )
-
-
 def _training_problems(config: Config) -> Iterator[str]:
     optim, train = config.optim, config.train
     if config.model.scan_layers and optim.optimizer == "muon":
@@ -316,7 +303,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         )
     if not optim.lora.rank and optim.lora != LoraConfig():
         yield "optim.lora.rank is 0, so other settings of optim.lora have no effect; give a rank, such as 8"
-    yield from _find_merging_problems(optim.lora)
     for flag in config.parallel.xla_flags:
         if not re.fullmatch(r"xla_\w+=\S+", flag):
             yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"

@@ -28,8 +28,3 @@ class LoraConfig:
     # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
     # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
     tokens: Annotated[int, at_least(0)] = 0
-    # Merge the changes into their matrices after every so many updates and begin new ones (ReLoRA): the sum
-    # of many changes of low rank has a high one, while no more numbers are trained at a time. 0: never.
-    merge_every: Annotated[int, at_least(0)] = 0
-    # Number of updates in which the learning rate rises again after each merging. 0: it does not fall.
-    merge_warmup: Annotated[int, at_least(0)] = 0

@@ -180,10 +180,7 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
     ]
     changes = [f"{count} of rank {rank}" for rank, count in sorted(collections.Counter(ranks).items())]
     text = f"{text}; changes of matrices: {', '.join(changes)}"
-    if optim.lora.tokens:
-        text = f"{text}; {optim.lora.tokens} tokens have one of their own"
-    every = optim.lora.merge_every
-    return f"{text}; they are merged, and begin anew, every {every} updates" if every else text
+    return f"{text}; {optim.lora.tokens} tokens have one of their own" if optim.lora.tokens else text
 
 
 def _examples(paths: Sequence[str]) -> list[str]:

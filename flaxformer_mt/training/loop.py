@@ -191,7 +191,7 @@ def _train(
                 position, microbatches = _take(batches, config.optim.accumulation)
             on_devices = [setup.put(batch) for batch in microbatches]
             with first_update:
-                state, metrics = setup.update(state, on_devices, step=progress.step + 1)
+                state, metrics = setup.train_step(state, on_devices)
             first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
             _advance(progress, position, config, tracker)

@@ -36,9 +36,7 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
     All schedules rise linearly over `warmup_updates` updates. noam is equation 3 of Vaswani et al. 2017,
     learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape
     and learning_rate as its peak; cosine and linear fall to final_fraction of the peak at `total_steps`.
-    After each merging of LoRA's changes the rate rises again over `optim.lora.merge_warmup` updates.
     """
-    merge_every, merge_warmup = config.lora.merge_every, max(config.lora.merge_warmup, 1)
     warmup = max(warmup_updates(config, total_steps=total_steps), 1)
     peak = config.learning_rate
     if config.schedule == "noam":
@@ -55,11 +53,7 @@ def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> S
             fraction = jnp.clip((number - warmup) / max(total_steps - warmup, 1), 0, 1)
             left = 1 - fraction if config.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * fraction))
             falling = config.final_fraction + (1 - config.final_fraction) * left
-        rate = peak * jnp.minimum(rising, falling)
-        if not merge_every:
-            return rate
-        since_merging = (number - 1) % merge_every + 1
-        return rate * jnp.where(number > merge_every, jnp.minimum(1, since_merging / merge_warmup), 1)
+        return peak * jnp.minimum(rising, falling)
 
     return schedule
 

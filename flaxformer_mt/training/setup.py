@@ -4,7 +4,6 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +37,6 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
-from flaxformer_mt.training.merging import make_merging, merges_after
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
@@ -89,22 +87,11 @@ class TrainingSetup(NamedTuple):
     placements: list[str]
     # Which kernel computes attention, and why, as a line for the log.
     attention: str
-    # Merges LoRA's changes and begins new ones.
-    merge: Callable[[TrainState], TrainState]
-    # Whether that is due after the update of this number.
-    merges_after: Callable[[int], bool]
 
     @property
     def row_share(self) -> RowShare:
         """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
-
-    def update(
-        self, state: TrainState, batches: list[BatchArray], *, step: int
-    ) -> tuple[TrainState, StepMetrics]:
-        """Computes the update of this number, counted from 1, and what follows it; donates the state."""
-        state, metrics = self.train_step(state, batches)
-        return self.merge(state) if self.merges_after(step) else state, metrics
 
     def put(self, batch: Batch) -> BatchArray:
         """Transfers a batch to the devices, as one array; returns before they have it."""
@@ -166,8 +153,6 @@ def set_up_training(
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         _describe_attention(config, parallel),
-        parallel.compile(make_merging(optimizer, config), donate=(0,)),
-        functools.partial(merges_after, config),
     )
 
 

@@ -41,7 +41,7 @@ ZERO = {
     *(f"model.{name}_dropout_rate" for name in ("embedding", "attention", "ffn")),
     *(f"optim.{name}" for name in ("warmup_steps", "final_fraction", "b1", "b2", "weight_decay")),
     *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank"),
-    *(f"optim.lora.{name}" for name in ("embedding_rank", "tokens", "merge_every", "merge_warmup")),
+    *("optim.lora.embedding_rank", "optim.lora.tokens"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
         "train.teacher_weight",
