@@ -6,9 +6,10 @@
 All systems train the same post-norm Transformer with the same number of parameters, dropout 0.1 everywhere,
 label smoothing 0.1 and Adam: ours, `MarianMTModel` of transformers, and `torch.nn.Transformer`. The batches
 come from our own planner. Each system runs in a process of its own, since thread pools in one process slow
-each other down; all systems have large memory pages and `--threads` threads. They first compile and warm up
-one after another, which is not measured; then they take turns for several rounds of all batches, and medians
-are compared.
+each other down; all systems have `--threads` threads and large memory pages, which they keep from update to
+update as `train` does (commands/huge_pages.py; GLIBC_TUNABLES, if set, holds for all instead). They first
+compile and warm up one after another, which is not measured; then they take turns for several rounds of all
+batches, and medians are compared.
 
 Settings: small and base for CPUs, each system in float32 and in bfloat16 (`--dtypes`; of the peers, by
 autocast), so that the fastest of ours is compared with the fastest peer (`ratio`), and each dtype with itself
