@@ -60,8 +60,8 @@ def open_worker(
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # The commands of the package set this themselves; set here for all systems.
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES") or choose_tunables(keep=keep_memory),
+        # The commands of the package set this themselves; set here for all systems, unless the user has.
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", choose_tunables(keep=keep_memory)),
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": platform,

@@ -30,7 +30,7 @@ def use_huge_pages(*, keep: bool) -> None:
     library. Call it before standard input is read.
 
     Args:
-      keep: whether the process keeps the pages that it no longer uses, if it has few cores.
+      keep: whether the process keeps the pages that it no longer uses, if the machine has few cores.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
         return
@@ -48,5 +48,5 @@ def use_huge_pages(*, keep: bool) -> None:
 
 def choose_tunables(*, keep: bool) -> str:
     """Returns the value of GLIBC_TUNABLES for a process; `keep` as in `use_huge_pages`."""
-    kept = keep and len(os.sched_getaffinity(0)) <= _CORES_OF_A_HEAP
+    kept = keep and (os.cpu_count() or 1) <= _CORES_OF_A_HEAP
     return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if kept else ())])

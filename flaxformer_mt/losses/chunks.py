@@ -31,7 +31,7 @@ def scan_real_tokens(add: Add, start: Any, rows: Chunks) -> tuple[Any, Array]:
 
     Tokens of weight 0 are moved behind the others, so that the last chunks have nothing else: of the weights
     [[1 1 0] [1 0 0] [1 1 1]] in chunks of three tokens, two are scored. A CPU gains by it what padding costs;
-    an accelerator would wait for the number of chunks.
+    the host of a GPU would wait for the condition of each turn of a loop whose number of turns is computed.
 
     Args:
       rows: hidden states, targets, weights and mixture in chunks [chunks, B, width, ...].

@@ -2,12 +2,15 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
 import pytest
 
+from flaxformer_mt.commands import huge_pages
 from flaxformer_mt.commands.huge_pages import choose_tunables
+from flaxformer_mt.commands.launch import launch
 
 PROGRAM = """
 import json, os, sys
@@ -20,12 +23,30 @@ print(json.dumps(os.environ.get("GLIBC_TUNABLES")))
 
 def test_training_keeps_its_memory_where_few_cores_share_a_heap(monkeypatch):
     for cores, kept in ((1, True), (4, True), (5, False), (64, False)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         assert ("arena_max=1:" in choose_tunables(keep=True)) == kept
         assert choose_tunables(keep=False) == "glibc.malloc.hugetlb=1"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sets the GNU C library")
+@pytest.mark.parametrize(
+    ("words", "keep"), [(["train", "--run=x"], True), (["translate", "--run=train"], False), ([], False)]
+)
+def test_only_training_asks_to_keep_memory(monkeypatch, words, keep):
+    asked = []
+
+    def record(**options: bool) -> None:
+        asked.append(options)
+        raise KeyboardInterrupt  # instead of the command
+
+    monkeypatch.setattr(huge_pages, "use_huge_pages", record)
+    monkeypatch.setattr(sys, "argv", ["flaxformer-mt", *words])
+    for arguments in (words, None):
+        with pytest.raises(KeyboardInterrupt):
+            launch(arguments)
+    assert asked == [{"keep": keep}] * 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets the GNU C library")
 @pytest.mark.parametrize(("given", "keep"), [(None, True), (None, False), ("glibc.malloc.check=0", True)])
 def test_a_program_starts_again_once_unless_the_user_has_chosen(given, keep, pytestconfig):
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
