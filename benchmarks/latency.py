@@ -8,7 +8,8 @@ with the programs that the first ones left ("warm"; medians of --rounds processe
 
 * `command`: `echo SENTENCE | python -m flaxformer_mt translate --run=RUN`, from its start to its end.
 * `api`: `import`, `load` and `warm_up` in seconds; then, in milliseconds, the first sentence and the later
-  ones: their median and their maximum by length in words, each sentence once.
+  ones: their median and their maximum by length in words, each sentence once, and of lines of made-up words,
+  whose translations may go on up to the length limit.
 * `programs`: the number of programs that `warm_up` prepared.
 
 A system is a function in SYSTEMS, from the options and the folder of the cache to its numbers.
@@ -17,6 +18,7 @@ A system is a function in SYSTEMS, from the options and the folder of the cache 
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -29,7 +31,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 # Numbers of words of the later sentences.
-LENGTHS = (1, 2, 5, 10, 20, 40)
+LENGTHS = (1, 2, 5, 10, 20, 40, 80)
+
+# Number of lines of made-up words, their largest number of words, and what words are made of.
+MADE_UP, MADE_UP_WORDS = 200, 24
+_SYLLABLES = ("ka", "ru", "mi", "zo", "pel", "dra", "fun", "gri", "wex", "los", "tup", "nem", "xi", "qua")
 
 # The environment's settings that would replace the caches of this benchmark.
 _OVERRIDING = ("JAX_COMPILATION_CACHE_DIR",)
@@ -68,19 +74,16 @@ def serve_api(run: str, sentence: str) -> dict[str, Any]:
     programs = translator.warm_up()
     warm = clock()
 
-    def translate(words: list[str]) -> float:
+    def translate(line: str) -> float:
         start = clock()
-        translator([" ".join(words)])
+        translator([line])
         return (clock() - start) * 1000
 
-    words = sentence.split()
-    first = translate(words)
+    first = translate(sentence)
     later: dict[str, Any] = {}
-    for length in LENGTHS:
-        # Each sentence is another one: the same words, from another one on.
-        turned = [(words[start:] + words * length)[:length] for start in range(len(words))]
-        times = [translate(each) for each in turned]
-        later[f"{length} words"] = {"median_ms": statistics.median(times), "max_ms": max(times)}
+    for name, lines in make_lines(sentence).items():
+        times = [translate(line) for line in lines]
+        later[name] = {"median_ms": statistics.median(times), "max_ms": max(times)}
     return {
         "import": imported - begin,
         "load": loaded - imported,
@@ -89,6 +92,26 @@ def serve_api(run: str, sentence: str) -> dict[str, Any]:
         "later": later,
         "programs": programs,
     }
+
+
+def make_lines(sentence: str) -> dict[str, list[str]]:
+    """Makes different lines of each length: the sentence's words, from another one on; and made-up words."""
+    words = sentence.split()
+    lines = {
+        f"{length} words": [
+            " ".join((words[start:] + words * length)[:length]) for start in range(len(words))
+        ]
+        for length in LENGTHS
+    }
+    draw = random.Random(1)
+    lines[f"up to {MADE_UP_WORDS} made-up words"] = [
+        " ".join(
+            "".join(draw.choices(_SYLLABLES, k=draw.randint(1, 4)))
+            for _ in range(draw.randint(1, MADE_UP_WORDS))
+        )
+        for _ in range(MADE_UP)
+    ]
+    return lines
 
 
 def _run(command: list[str], cache: Path, *, text: str = "") -> str:

@@ -147,8 +147,10 @@ class SearchEngine:
             return 0
         width = search_width(self.options, n_best)
         sizes = sizes_in_advance(SizeRule(self.lengths, width, self.budget.tokens))
+        # A sentence for each device: what a program needs only at its first step is loaded now as well.
+        sources = self.lay_out([Sentence(np.full(1, self._symbols.eos_id, np.int32))] * self.programs.parts)
         for size in sizes:
-            for _ in self._small.search(tuple(params), self.lay_out([]), size, n_best=n_best):
+            for _ in self._small.search(tuple(params), sources, size, n_best=n_best):
                 pass
         return len(sizes)
 
@@ -179,24 +181,28 @@ class SearchEngine:
         width = search_width(self.options, n_best)
         exceeding = []
         sizes = SizeRule(self.lengths, width, batch_tokens)
-        if calls := self._plan_small_input(sentences, sizes):
-            found = self._search_small_input(sentences, calls, n_best, params)
-        else:
-            found = self._search(sentences, n_best, params, sizes)
-        for index, result in found:
+        for index, result in self._search_once(sentences, n_best, params, sizes):
             if result.lengths[0] == OVER_CAPACITY:
                 exceeding.append(index)
             else:
                 yield index, result
         repeated = [sentences[index] for index in exceeding]
         full = SizeRule(self.lengths, width, batch_tokens, full=True)
-        for position, result in self._search(repeated, n_best, params, full):
+        for position, result in self._search_once(repeated, n_best, params, full):
             yield exceeding[position], result
+
+    def _search_once(
+        self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], sizes: SizeRule
+    ) -> Iterator[tuple[int, SearchResult]]:
+        """Searches once; the lengths of sentences that exceed the capacity are OVER_CAPACITY."""
+        if calls := self._plan_small_input(sentences, sizes):
+            return self._search_small_input(sentences, calls, n_best, params)
+        return self._search(sentences, n_best, params, sizes)
 
     def _search(
         self, sentences: Sequence[Sentence], n_best: int, params: tuple[Any, ...], sizes: SizeRule
     ) -> Iterator[tuple[int, SearchResult]]:
-        """Searches once; the lengths of sentences that exceed the capacity are OVER_CAPACITY."""
+        """Searches any number of sentences, with or without constraints, by continuous batching."""
         if not sentences:
             return
         lengths = [len(sentence.source) for sentence in sentences]

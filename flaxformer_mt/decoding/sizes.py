@@ -5,6 +5,8 @@ size of the next batch or state, as functions of lengths alone.
 """
 
 import bisect
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,8 +29,12 @@ _DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
 
 # Numbers of sentences of a device that the programs for small inputs take, and the shortest of their source
 # lengths, which are powers of two: few enough that all of them can be compiled in advance.
-SMALL_INPUTS = (1, 8, 64)
+SMALL_INPUTS = (1, 2, 8, 64)
 _SHORTEST_SMALL = 16
+
+# What a step of such a program does once for all its rows takes about as long as this many rows: reading the
+# parameters of a large model from memory. For a small one it is less.
+_ROWS_OF_A_STEP = 4
 
 # Maximum source length of the programs for small inputs that are compiled in advance.
 _LONGEST_IN_ADVANCE = 128
@@ -236,23 +242,58 @@ def plan_small_input(
 ) -> list[tuple[list[int], SmallSize]]:
     """Returns the indices of the sentences of each program call, and its size; [] if the input is not small.
 
+    Up to 16 sentences on each device are divided so that all calls together take the least time: a long
+    sentence does not keep short ones in rows beside it until it is done. On one device with a beam of 4,
+    lengths [10, 47, 9] give a call of one row for [1] and a call of two rows for [0, 2].
+
     Args:
       lengths: lengths of the sources.
       parts: number of devices that share the sentences.
     """
-    at_once = SMALL_INPUTS[1] * parts
-    step = at_once if len(lengths) <= 2 * at_once else SMALL_INPUTS[-1] * parts
-    if len(lengths) > step and step > at_once:
-        return []
+    at_once = SMALL_INPUTS[-2] * parts
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    if len(order) <= 2 * at_once:
+        starts = _divide([lengths[index] for index in order], sizes, parts=parts)
+    elif len(order) <= SMALL_INPUTS[-1] * parts and not sizes.full:
+        starts = [0]
+    else:
+        return []
     calls = []
-    for start in range(0, len(order), step):
-        indices = order[start : start + step]
-        size = small_size(lengths[indices[0]], -(-len(indices) // parts), sizes)
+    for start, end in itertools.pairwise([*starts, len(order)]):
+        size = _call_size(lengths[order[start]], end - start, sizes, parts=parts)
         if size is None:
             return []
-        calls.append((indices, size))
+        calls.append((order[start:end], size))
     return calls
+
+
+def _call_size(longest: int, count: int, sizes: SizeRule, *, parts: int) -> SmallSize | None:
+    return small_size(longest, -(-count // parts), sizes)
+
+
+def _divide(lengths: Sequence[int], sizes: SizeRule, *, parts: int) -> list[int]:
+    """Returns where each program call begins in lengths, the longest first, for the least time together.
+
+    A call takes as many steps as its translations are long, and a step the time that its rows take, and the
+    time of some more rows for all that it does once.
+    """
+    at_once = SMALL_INPUTS[-2] * parts
+    # Of the first `end` sentences: the least time, and where the last call of them begins.
+    best: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(lengths) + 1):
+        found = []
+        for start in range(max(0, end - at_once), end):
+            size = _call_size(lengths[start], end - start, sizes, parts=parts)
+            if size is not None:
+                time = size.size.capacity * (size.lines + _ROWS_OF_A_STEP)
+                found.append((best[start][0] + time, start))
+        best.append(min(found, default=(math.inf, end - 1)))
+    starts = []
+    end = len(lengths)
+    while end:
+        end = best[end][1]
+        starts.append(end)
+    return starts[::-1]
 
 
 def sizes_in_advance(sizes: SizeRule) -> list[SmallSize]:

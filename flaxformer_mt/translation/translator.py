@@ -205,8 +205,8 @@ class Translator:
     def warm_up(self, *, n_best: int = 1) -> int:
         """Prepares the programs for small inputs; returns their number.
 
-        Sentences of up to 128 tokens are then translated without tracing or compiling anything: one alone, 8
-        or 64 on each device. Programs that no process has compiled take a few seconds each; afterwards they
+        Sentences of up to 128 tokens are then translated without tracing or compiling anything: 1, 2, 8 or 64
+        on each device. Programs that no process has compiled take a few seconds each; afterwards they
         are loaded from disk. Lines with prefixes or required phrases use other programs.
         """
         if self.all_params[0] is None:

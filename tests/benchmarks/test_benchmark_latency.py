@@ -63,8 +63,16 @@ def test_the_api_translates_the_first_sentence_and_others_of_each_length(benchma
     }
     assert found["first_ms"] == pytest.approx(1) and fake.lines[0] == "a b c"
     assert fake.lines[1:7] == ["a", "b", "c", "a b", "b c", "c a"]
-    assert [len(line.split()) for line in fake.lines[1:]] == [n for n in benchmark.LENGTHS for _ in "abc"]
-    assert list(found["later"]) == [f"{number} words" for number in benchmark.LENGTHS]
+    cut = 1 + 3 * len(benchmark.LENGTHS)
+    assert [len(line.split()) for line in fake.lines[1:cut]] == [n for n in benchmark.LENGTHS for _ in "abc"]
+    made_up = fake.lines[cut:]
+    assert len(made_up) == benchmark.MADE_UP and len(set(made_up)) > benchmark.MADE_UP * 0.9
+    assert {len(line.split()) for line in made_up} == set(range(1, benchmark.MADE_UP_WORDS + 1))
+    assert not {"a", "b", "c"} & {word for line in made_up for word in line.split()}
+    assert list(found["later"]) == [
+        *(f"{number} words" for number in benchmark.LENGTHS),
+        f"up to {benchmark.MADE_UP_WORDS} made-up words",
+    ]
     # The second to the fourth call take 2, 3 and 4 ms.
     assert found["later"]["1 words"] == {"median_ms": pytest.approx(3), "max_ms": pytest.approx(4)}
 
