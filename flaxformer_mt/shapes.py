@@ -249,6 +249,24 @@ def current_part() -> Array | int | None:
     return _part.get()
 
 
+_slots: contextvars.ContextVar[Array | None] = contextvars.ContextVar("slots", default=None)
+
+
+@contextlib.contextmanager
+def tokens_of_slots(slots: Array | None) -> Iterator[None]:
+    """Tell what is traced inside which slots of a padded array the entries [R, N, ...] are; None: all."""
+    token = _slots.set(slots)
+    try:
+        yield
+    finally:
+        _slots.reset(token)
+
+
+def current_slots() -> Array | None:
+    """Return the slots of the entries of arrays without padding, or None where arrays have padding."""
+    return _slots.get()
+
+
 class SharedByRows(NamedTuple):
     """A parameter that several functions of a batch's rows use, and its copies for the parts of the rows.
 

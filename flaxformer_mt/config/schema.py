@@ -256,6 +256,9 @@ class TrainConfig:
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
     # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0
+    # Which tokens the layers compute that need no sentences: with auto, on a CPU that is one device, those of
+    # a batch without its padding; none: with padding, as on all other devices.
+    unpad: Literal["auto", "none"] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
     # Batch shapes that are compiled before the first update, several at a time, instead of when they first

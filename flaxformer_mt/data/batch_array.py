@@ -21,7 +21,7 @@ _PADDING = -1
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["numbers", "target_weights", "alignment", "teacher"],
-    meta_fields=["source_length", "packed", "pad_id", "bos_id"],
+    meta_fields=["source_length", "packed", "pad_id", "bos_id", "unpadded"],
 )
 @dataclasses.dataclass(frozen=True)
 class BatchArray:
@@ -29,7 +29,8 @@ class BatchArray:
 
     A token is 2 * id, plus 1 if it is the first of its sentence; padding is -1. source_length: S. packed:
     whether the batch has segments and positions. pad_id, bos_id, target_weights, alignment, teacher: as in
-    the `Batch`.
+    the `Batch`. unpadded: sizes of the arrays of source and target tokens, at least as many as there are, if
+    programs are to compute tokens without padding.
     """
 
     numbers: Array
@@ -40,6 +41,7 @@ class BatchArray:
     target_weights: Array | None = None
     alignment: Array | None = None
     teacher: TeacherTokens | None = None
+    unpadded: tuple[int, int] | None = None
 
     def to_batch(self) -> Batch:
         """Computes the arrays of the batch, inside a program for the devices."""
@@ -91,11 +93,14 @@ def _read_side(numbers: Array, pad_id: int) -> _Side:
     return _Side(jnp.where(mask, numbers >> 1, pad_id), mask, mask & (numbers & 1 == 1))
 
 
-def to_array(batch: Batch, *, pad_id: int, bos_id: int) -> BatchArray:
+def to_array(
+    batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
+) -> BatchArray:
     """Writes a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape.
 
     Args:
       pad_id, bos_id: the ids that the batch was made with.
+      unpadded: as in the `BatchArray`.
     """
     facts: dict[str, Any] = {
         "source_length": batch.source.shape[1],
@@ -105,6 +110,7 @@ def to_array(batch: Batch, *, pad_id: int, bos_id: int) -> BatchArray:
         "target_weights": batch.target_weights,
         "alignment": batch.alignment,
         "teacher": batch.teacher,
+        "unpadded": unpadded,
     }
     shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
     if isinstance(batch.source, jax.ShapeDtypeStruct):

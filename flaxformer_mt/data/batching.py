@@ -95,6 +95,26 @@ class EpochPlan:
         """[len(shapes)] Number of batches of each shape."""
         return np.bincount(self._shape_numbers, minlength=len(self.shapes))
 
+    def likely_tokens(self, lengths: np.ndarray) -> list[int]:
+        """[len(shapes)] Number of tokens of one side that a full batch of each shape hardly exceeds.
+
+        Five standard deviations above the mean of the pairs in batches of this shape, and 0 without any.
+
+        Args:
+          lengths: [N] number of tokens of each pair on that side.
+        """
+        counts = self._stops - self._starts
+        first = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(self._starts - first, counts)
+        numbers = np.repeat(self._shape_numbers, counts)
+        tokens = lengths[self._examples[places]].astype(np.float64)
+        found = []
+        for number, shape in enumerate(self.shapes):
+            own = tokens[numbers == number]
+            spread = 5 * own.std() * shape.rows**0.5 if len(own) else 0.0
+            found.append(int(np.ceil(own.mean() * shape.rows + spread)) if len(own) else 0)
+        return found
+
     @property
     def padding_share(self) -> float:
         """Fraction of padding in the source and target arrays of all batches; 0 for an empty plan."""
@@ -159,8 +179,13 @@ def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, con
     return _plan(groups, shapes, np.arange(len(groups.starts)), lengths, skipped=0)
 
 
-def plan_summary(plan: EpochPlan) -> dict[str, Any]:
-    """Summary of a plan for the log, as JSON values."""
+def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any]:
+    """Summary of a plan for the log, as JSON values.
+
+    Args:
+      source_lengths, target_lengths: [N] number of tokens of each pair, as the plan was made from.
+    """
+    likely = zip(plan.likely_tokens(source_lengths), plan.likely_tokens(target_lengths), strict=True)
     return {
         "batches": len(plan),
         "pairs": plan.num_pairs,
@@ -169,8 +194,8 @@ def plan_summary(plan: EpochPlan) -> dict[str, Any]:
         "target_tokens": plan.target_tokens,
         "padding": round(plan.padding_share, 4),
         "shapes": [
-            {**shape._asdict(), "batches": int(count)}
-            for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
+            {**shape._asdict(), "batches": int(count), "likely_tokens": list(tokens)}
+            for shape, count, tokens in zip(plan.shapes, plan.shape_counts, likely, strict=True)
         ],
     }
 

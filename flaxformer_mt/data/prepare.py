@@ -204,4 +204,4 @@ def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
     plan = plan_epoch(
         *lengths, config=config.data, seed=config.seed, epoch=0, parts=train.base.parts, shapes=shapes
     )
-    return plan_summary(plan)
+    return plan_summary(plan, *lengths)

@@ -46,7 +46,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
                     if share
                 ],
                 "noise": {kind: rate for kind, rate in rates.items() if rate and kind != "typo_kinds"},
-                "batches": plan_summary(plan),
+                "batches": plan_summary(plan, *lengths),
             }
         )
         start += updates or 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from flaxformer_mt.losses.target_mixture import Mixture
 from flaxformer_mt.model.products import as_bits, from_bits, take_rows
+from flaxformer_mt.model.unpadding import order_tokens
 from flaxformer_mt.shapes import Array, activations_are_sharded
 
 # Hidden states, targets, weights and mixture, each in chunks [chunks, B, width, ...].
@@ -40,8 +41,7 @@ def scan_real_tokens(add: Add, start: Any, rows: Chunks) -> tuple[Any, Array]:
     chunks, tokens = weights.shape[0], weights[0].size
     real = weights.ravel() != 0
     number = real.sum()
-    place = jnp.where(real, jnp.cumsum(real), number + jnp.cumsum(~real)) - 1
-    order = jnp.zeros_like(place).at[place].set(jnp.arange(len(place), dtype=place.dtype))
+    order, place = order_tokens(real)
     ordered = jax.tree.map(
         lambda x: take_rows(x.reshape(-1, *x.shape[3:]), order).reshape(chunks, 1, tokens, *x.shape[3:]), rows
     )

@@ -25,12 +25,14 @@ from flaxformer_mt.model.projections import (
     project_together,
     stack_biases,
 )
+from flaxformer_mt.model.unpadding import Mask, UnpaddedMask, remove_padding, restore_padding
 from flaxformer_mt.shapes import (
     Array,
     AttentionMask,
     Cache,
     activations_are_sharded,
     constrain,
+    tokens_of_slots,
     typed,
 )
 
@@ -101,15 +103,20 @@ class MultiHeadAttention(nn.Module):
         x: Array,
         memory: Array,
         *,
-        mask: Array | MaskRule | None,
+        mask: Mask,
         positions: Array | None = None,
         deterministic: bool,
     ) -> Array:
-        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys."""
+        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys.
+
+        With an `UnpaddedMask`, x, the memory and the result are without padding.
+        """
+        places = mask if isinstance(mask, UnpaddedMask) else None
+        mask = mask.mask if isinstance(mask, UnpaddedMask) else mask
         needs_weights = (not deterministic and self.dropout.rate > 0) or self.is_mutable_collection(
             "intermediates"
         )
-        if not needs_weights and positions is None and isinstance(mask, MaskRule):
+        if not needs_weights and positions is None and places is None and isinstance(mask, MaskRule):
             if (projected := self._project_for_kernel(x, memory)) is not None:
                 return self.output(attend_pallas(projected[0], mask, projected[1]))
         if memory is x:
@@ -119,13 +126,18 @@ class MultiHeadAttention(nn.Module):
             keys, values = project_together(memory, [self.key, self.value])
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
+        if places is not None:
+            query = restore_padding(query, places.query)
+            keys, values = (restore_padding(heads, places.memory) for heads in (keys, values))
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
         kind = choose_attention(self.config.attention, query, keys, values, needs_weights=needs_weights)
         if kind != "plain" and not (kind == "pallas" and isinstance(mask, jax.Array)):
-            return self.output(attend_fused(query, keys, values, mask, kind))
-        if isinstance(mask, MaskRule):
-            mask = mask.dense(query.shape[1])
-        return self.attend(query, keys, values, mask=mask, deterministic=deterministic)
+            heads = attend_fused(query, keys, values, mask, kind)
+        else:
+            if isinstance(mask, MaskRule):
+                mask = mask.dense(query.shape[1])
+            heads = self.attend(query, keys, values, mask=mask, deterministic=deterministic)
+        return self.output(heads if places is None else remove_padding(heads, places.query))
 
     def _project_for_kernel(self, x: Array, memory: Array) -> tuple[list[Array], list[Array]] | None:
         """Project queries, keys and values as the TPU kernel reads them; None if it cannot be used.
@@ -150,24 +162,28 @@ class MultiHeadAttention(nn.Module):
             projected.append(constrain(project_beside(side, projections, biases=bias), "BTNHK"))
         return projected, biases
 
-    def store_head(self, x: Array, memory: Array) -> None:
+    def store_head(self, x: Array, memory: Array, mask: Mask) -> None:
         """Store the queries [B, Q, K] and keys [B, M, K] of the head that learns alignments, if asked for.
 
         They are computed apart, so that any kernel may compute the attention of the layer.
         """
         chosen = self.config.alignment
         if chosen.weight and self.is_mutable_collection(GUIDED):
-            self.sow(GUIDED, "head_query", self.query.of_head(x, chosen.head))
-            self.sow(GUIDED, "head_keys", self.key.of_head(memory, chosen.head))
+            query, keys = self.query.of_head(x, chosen.head), self.key.of_head(memory, chosen.head)
+            if isinstance(mask, UnpaddedMask):
+                query, keys = restore_padding(query, mask.query), restore_padding(keys, mask.memory)
+            self.sow(GUIDED, "head_query", query)
+            self.sow(GUIDED, "head_keys", keys)
 
     def attend(
         self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool
     ) -> Array:
-        """Average the values for projected queries [B, Q, H, K], and project the result to [B, Q, D]."""
+        """Average the values for projected queries [B, Q, H, K]: [B, Q, H, E]."""
         weights = attention_weights(query, keys, mask)
         self.sow("intermediates", "attention_weights", weights)
-        weights = self.dropout(weights, deterministic=deterministic)
-        return self.output(weighted_values(weights, values))
+        with tokens_of_slots(None):
+            weights = self.dropout(weights, deterministic=deterministic)
+        return weighted_values(weights, values)
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.

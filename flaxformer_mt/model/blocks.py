@@ -11,8 +11,8 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import MultiHeadAttention
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
-from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence
+from flaxformer_mt.model.unpadding import Mask
 from flaxformer_mt.shapes import Array
 
 
@@ -27,9 +27,7 @@ class EncoderBlock(nn.Module):
         self.feedforward = FeedForward(self.config)
         self.feedforward_residual = Residual(self.config)
 
-    def __call__(
-        self, x: Array, mask: Array | MaskRule | None, positions: Array | None, deterministic: bool
-    ) -> Array:
+    def __call__(self, x: Array, mask: Mask, positions: Array | None, deterministic: bool) -> Array:
         """Map x [B, S, D] to [B, S, D]."""
 
         def attend(y: Array) -> Array:
@@ -116,15 +114,15 @@ class DecoderBlock(nn.Module):
         self,
         x: Array,
         memory: Array,
-        self_mask: Array | MaskRule | None,
-        cross_mask: Array | MaskRule | None,
+        self_mask: Mask,
+        cross_mask: Mask,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:
         """Map x [B, T, D] to [B, T, D], with cross-attention to memory [B, S, D]."""
 
         def attend_memory(y: Array) -> Array:
-            self.cross_attention.store_head(y, memory)
+            self.cross_attention.store_head(y, memory, cross_mask)
             return self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
 
         x = self._read_target(x, self_mask, positions, deterministic)

@@ -20,7 +20,8 @@ from flaxformer_mt.model.products import take_rows
 from flaxformer_mt.model.quantization import find_output
 from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix, find_starts
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
-from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows
+from flaxformer_mt.model.unpadding import BatchPlaces, Mask, TokenPlaces, UnpaddedMask, remove_padding
+from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows, tokens_of_slots
 
 
 class EncoderDecoder(nn.Module):
@@ -57,24 +58,20 @@ class EncoderDecoder(nn.Module):
         """Compute float32 logits [B, T, V] of every next target token."""
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
-    def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute the hidden states [B, T, D] of the decoder, the input of the output layer."""
-        cross_rule = self._cross_rule(batch)
-        if batch.source_segments is None or batch.target_segments is None:
-            source_rule = cross_rule
-            reads_padding = self.config.padding_mask != "both"
-            self_rule = MaskRule(None, None if reads_padding else batch.target_mask, True, True)
-        else:
-            source_rule = MaskRule(batch.source_segments, batch.source_segments)
-            self_rule = MaskRule(batch.target_segments, batch.target_segments, causal=True)
-        source_mask = self._mask(source_rule, batch.source.shape[1])
-        cross_mask = self._mask(cross_rule, batch.target_in.shape[1])
-        self_mask = self._target_mask(self_rule, batch.target_in.shape[1])
+    def hidden(self, batch: Batch, *, deterministic: bool, places: BatchPlaces | None = None) -> Array:
+        """Compute the hidden states [B, T, D] of the decoder, the input of the output layer.
+
+        Args:
+          places: where the tokens of the batch are, to compute them without padding: [R, N, D].
+        """
+        source_mask, cross_mask, self_mask = self._masks(batch, places)
+        source_places, target_places = (None, None) if places is None else places
         memory = self._encode(
             batch.source,
             batch.source_mask,
             source_mask,
             positions=batch.source_positions,
+            places=source_places,
             deterministic=deterministic,
         )
         return self._decode(
@@ -83,7 +80,29 @@ class EncoderDecoder(nn.Module):
             self_mask=self_mask,
             cross_mask=cross_mask,
             positions=batch.target_positions,
+            places=target_places,
             deterministic=deterministic,
+        )
+
+    def _masks(self, batch: Batch, places: BatchPlaces | None) -> tuple[Mask, Mask, Mask]:
+        """Make the masks of attention in the encoder, of cross-attention, and of causal attention."""
+        cross_rule = self._cross_rule(batch)
+        if batch.source_segments is None or batch.target_segments is None:
+            source_rule = cross_rule
+            reads_padding = self.config.padding_mask != "both"
+            self_rule = MaskRule(None, None if reads_padding else batch.target_mask, True, True)
+        else:
+            source_rule = MaskRule(batch.source_segments, batch.source_segments)
+            self_rule = MaskRule(batch.target_segments, batch.target_segments, causal=True)
+        source, target = batch.source.shape[1], batch.target_in.shape[1]
+        of_source, of_cross = self._mask(source_rule, source), self._mask(cross_rule, target)
+        of_target = self._target_mask(self_rule, target)
+        if places is None:
+            return of_source, of_cross, of_target
+        return (
+            UnpaddedMask(of_source, places.source, places.source),
+            UnpaddedMask(of_cross, places.target, places.source),
+            UnpaddedMask(of_target, places.target, places.target),
         )
 
     def cross_mask(self, batch: Batch) -> Array | None:
@@ -265,36 +284,52 @@ class EncoderDecoder(nn.Module):
         self,
         source: Array,
         is_token: Array,
-        mask: Array | MaskRule | None,
+        mask: Mask,
         *,
         positions: Array | None,
+        places: TokenPlaces | None = None,
         deterministic: bool,
     ) -> Array:
         length, packed = source.shape[1], positions is not None
         positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_source(source, is_token)
-        x = self.encoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        x = self.encoder.run(x, mask, self.encoder.rotary(positions), deterministic)
-        return self.encoder.finish(x)
+        if places is not None:
+            source, is_token, positions = _take_tokens(places, source, is_token, positions)
+        with tokens_of_slots(None if places is None else places.slots):
+            embedded = self._embed_source(source, is_token)
+            options: dict[str, Any] = {"length": length, "packed": packed, "deterministic": deterministic}
+            x = self.encoder.start(embedded, positions, **options)
+            x = self.encoder.run(x, mask, self.encoder.rotary(positions), deterministic)
+            return self.encoder.finish(x)
 
     def _decode(
         self,
         target_in: Array,
         memory: Array,
         *,
-        self_mask: Array | MaskRule | None,
-        cross_mask: Array | MaskRule | None,
+        self_mask: Mask,
+        cross_mask: Mask,
         positions: Array | None,
+        places: TokenPlaces | None = None,
         deterministic: bool,
     ) -> Array:
         length, packed = target_in.shape[1], positions is not None
         positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_target(target_in)
-        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        rotary = self.decoder.rotary(positions)
-        x = self.decoder.run(x, memory, self_mask, cross_mask, rotary, deterministic)
-        return self._finish(x)
+        if places is not None:
+            target_in, positions = _take_tokens(places, target_in, positions)
+        with tokens_of_slots(None if places is None else places.slots):
+            embedded = self._embed_target(target_in)
+            options: dict[str, Any] = {"length": length, "packed": packed, "deterministic": deterministic}
+            x = self.decoder.start(embedded, positions, **options)
+            rotary = self.decoder.rotary(positions)
+            x = self.decoder.run(x, memory, self_mask, cross_mask, rotary, deterministic)
+            return self._finish(x)
 
     def _finish(self, x: Array) -> Array:
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
+
+
+def _take_tokens(places: TokenPlaces, *arrays: Array) -> list[Array]:
+    """Take the entries [R, N] of arrays [B, T], or [1, T] if all rows are alike."""
+    shape = places.entries.shape
+    return [remove_padding(jnp.broadcast_to(array, shape), places) for array in arrays]

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.shapes import Array, constrain, current_part
+from flaxformer_mt.shapes import Array, constrain, current_part, current_slots
 
 
 def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
@@ -78,7 +78,8 @@ class Dropout(nn.Module):
 
     Rescaling keeps the expectation. The key gives two random words; the random number of an entry is a hash
     of these words and of the flat index of the entry. Such numbers cost two multiplications each, are
-    computed where they are used instead of passing through memory, and are the same for every sharding.
+    computed where they are used instead of passing through memory, and are the same for every sharding, and
+    with or without padding.
     """
 
     rate: float
@@ -91,8 +92,7 @@ class Dropout(nn.Module):
         words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         # Rates are below 1; the cap keeps some entries even where rounding would drop all.
         threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
-        numbers = _flat_indices(x.shape)
-        part = current_part()
+        numbers, part = _flat_indices(x.shape, current_slots()), current_part()
         if part is not None:
             numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(x.size % 2**32)
         kept = _hash(numbers, words) >= jnp.uint32(threshold)
@@ -100,12 +100,20 @@ class Dropout(nn.Module):
         return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
 
 
-def _flat_indices(shape: tuple[int, ...]) -> Array:
-    """Compute the flat index of each entry in row-major order, modulo 2 ** 32."""
+def _flat_indices(shape: tuple[int, ...], slots: Array | None) -> Array:
+    """Compute the flat index of each entry in row-major order, modulo 2 ** 32.
+
+    Args:
+      slots: of entries [R, N, ...], the flat indices [R, N] of their slots [B, T]; None: they are their own.
+    """
     numbers, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         step = jnp.uint32(stride % 2**32)
-        numbers = numbers + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
+        index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        if axis == 1 and slots is not None:
+            index = jnp.asarray(slots, jnp.uint32).reshape(*slots.shape, *(1,) * (len(shape) - 2))
+            return numbers + index * step
+        numbers = numbers + index * step
         stride *= shape[axis]
     return numbers
 

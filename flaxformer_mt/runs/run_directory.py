@@ -40,6 +40,7 @@ _CHANGEABLE_FIELDS = {
     "model.remat": _ROUNDING,
     "model.attention": _ROUNDING,
     "train.loss_chunk_tokens": _ROUNDING,
+    "train.unpad": _ROUNDING,
     "train.checkpoint_every": "other steps are saved, of which train.average_last takes the mean",
     "train.evaluate_every": "other steps are evaluated, of which the best is chosen",
     "train.patience": "training may stop at another step",

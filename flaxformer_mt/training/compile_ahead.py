@@ -50,7 +50,7 @@ class ProgramsByShape:
 
 
 def _key(batch: BatchArray) -> Any:
-    return batch.numbers.shape, batch.source_length, batch.packed
+    return batch.numbers.shape, batch.source_length, batch.packed, batch.unpadded
 
 
 def choose_shapes(

@@ -40,6 +40,7 @@ from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
+from flaxformer_mt.training.unpadded_sizes import UnpaddedSizes, find_unpadded_sizes, fitting_sizes
 from flaxformer_mt.training.update import (
     StepMetrics,
     add_sums,
@@ -87,6 +88,8 @@ class TrainingSetup(NamedTuple):
     placements: list[str]
     # Which kernel computes attention, and why, as a line for the log.
     attention: str
+    # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
+    unpadded: UnpaddedSizes
 
     @property
     def row_share(self) -> RowShare:
@@ -95,8 +98,8 @@ class TrainingSetup(NamedTuple):
 
     def put(self, batch: Batch) -> BatchArray:
         """Transfers a batch to the devices, as one array; returns before they have it."""
-        vocab = self.prepared.vocabs.target
-        return self.parallel.put(to_array(batch, pad_id=vocab.pad_id, bos_id=vocab.bos_id))
+        vocab, sizes = self.prepared.vocabs.target, fitting_sizes(batch, self.unpadded)
+        return self.parallel.put(to_array(batch, pad_id=vocab.pad_id, bos_id=vocab.bos_id, unpadded=sizes))
 
 
 def set_up_training(
@@ -153,6 +156,7 @@ def set_up_training(
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         _describe_attention(config, parallel),
+        find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
     )
 
 
@@ -167,8 +171,8 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     """
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
-    report, updates = setup.prepared.report, config.train.steps - setup.progress.step
-    plans = [stage["batches"] for stage in report.get("stages", [report])[setup.progress.stage :]]
+    updates = config.train.steps - setup.progress.step
+    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
     chosen = [choose_shapes(config, plan, updates=updates, platform=parallel.platform) for plan in plans]
     shapes = sorted({shape for found in chosen for shape in found}, key=lambda shape: -shape.work)
     if not shapes:
@@ -200,11 +204,17 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
             target_weights=None if store.weights is None else weights,
             alignment=None if store.links is None else links,
             teacher=teacher,
+            unpadded=setup.unpadded.get(shape),
         )
         batch = parallel.put_shapes(array)
         return batch, step.arguments_of(state, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
+
+
+def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
+    """The summaries of the first epoch, or of the first epochs of all stages."""
+    return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
 
 
 def _describe_attention(config: Config, parallel: Parallel) -> str:

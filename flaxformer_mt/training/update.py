@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.losses import (
     AlignmentSums,
+    Mixture,
     Reduce,
     TokenSums,
     alignment_cross_entropy,
@@ -26,6 +27,7 @@ from flaxformer_mt.losses import (
 )
 from flaxformer_mt.model.alignment_head import GUIDED, head_scores
 from flaxformer_mt.model.lora import merge_factors
+from flaxformer_mt.model.unpadding import BatchPlaces, find_places, remove_padding
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.optimizers import clip_factor
@@ -89,7 +91,10 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
     def gradient_step(
         params: Any, step: Array, batch: Batch | BatchArray, microbatch: int = 0, *, reduce: Reduce = keep
     ) -> Sums:
-        batch = as_batch(batch)
+        sizes = batch.unpadded if isinstance(batch, BatchArray) else None
+        batch, places = as_batch(batch), None
+        if sizes is not None:
+            places = BatchPlaces(*map(find_places, (batch.source_mask, batch.target_mask), sizes))
         dropout_key = make_dropout_key(config, step, microbatch)
         mixture = None
         if train.teacher_weight and batch.teacher is not None:
@@ -100,18 +105,7 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
             network = merge_factors(replace_trained(params, trained, config.optim))
 
             def run(module: Any) -> tuple[TokenSums, Array | None]:
-                hidden = module.hidden(batch, deterministic=False)
-                sums = sum_over_tokens(
-                    module,
-                    hidden,
-                    batch.target_out,
-                    batch.target_mask,
-                    smoothing=train.label_smoothing,
-                    chunk_tokens=train.loss_chunk_tokens,
-                    count=train.log_accuracy,
-                    token_weights=batch.target_weights,
-                    mixture=mixture,
-                )
+                sums = _sum_loss(module, batch, places, mixture, train)
                 return sums, module.cross_mask(batch) if guided else None
 
             (sums, mask), stored = nn.apply(run, model, mutable=[GUIDED] if guided else [])(
@@ -131,6 +125,30 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         return reduce(Sums(gradients, sums.loss_sum, sums.weight, sums.correct_sum, alignment))
 
     return gradient_step
+
+
+def _sum_loss(
+    module: Any, batch: Batch, places: BatchPlaces | None, mixture: Mixture | None, train: TrainConfig
+) -> TokenSums:
+    """Sums the loss of a batch by a model that is bound to its parameters; with `places`, without padding."""
+    target = batch.target_out, batch.target_mask, batch.target_weights, mixture
+    if places is None:
+        hidden = module.hidden(batch, deterministic=False)
+    else:
+        hidden = module.hidden(batch, deterministic=False, places=places)
+        target = jax.tree.map(lambda x: remove_padding(x, places.target), target)
+    tokens, is_token, weights, mixture = target
+    return sum_over_tokens(
+        module,
+        hidden,
+        tokens,
+        is_token,
+        smoothing=train.label_smoothing,
+        chunk_tokens=train.loss_chunk_tokens,
+        count=train.log_accuracy,
+        token_weights=weights,
+        mixture=mixture,
+    )
 
 
 def make_update(

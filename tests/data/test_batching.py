@@ -364,7 +364,7 @@ def test_the_summary_adds_up():
     source, target = make_lengths(1000)
     source[0] = 99
     plan = plan_of("bucket", (source, target))
-    summary = json.loads(json.dumps(plan_summary(plan)))
+    summary = json.loads(json.dumps(plan_summary(plan, source, target)))
     assert summary["batches"] == len(plan) == sum(shape["batches"] for shape in summary["shapes"])
     assert (summary["pairs"], summary["skipped"]) == (999, 1)
     places = sum(s["batches"] * s["rows"] * (s["source"] + s["target"]) for s in summary["shapes"])

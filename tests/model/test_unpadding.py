@@ -1,0 +1,194 @@
+"""Batches without padding: where tokens go, that gradients and dropout masks stay, and what is multiplied."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_experiment import change, random_params
+
+from flaxformer_mt.config import Config, GuidedAlignmentConfig, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.data.batch_array import to_array
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.layers import Dropout
+from flaxformer_mt.model.unpadding import (
+    ROW,
+    BatchPlaces,
+    find_places,
+    order_tokens,
+    remove_padding,
+    restore_padding,
+)
+from flaxformer_mt.shapes import Batch, TeacherTokens, tokens_of_slots
+from flaxformer_mt.training.update import make_gradient_step
+
+V, ROWS, SOURCE, TARGET = 23, 17, 7, 11
+SIZES = (2 * ROW, 4 * ROW)
+CONFIG = Config(
+    model=ModelConfig(
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        model_dim=12,
+        num_heads=3,
+        ffn_dim=20,
+        dropout_rate=0.3,
+        norm_position="pre",
+    ),
+    optim=OptimConfig(),
+    train=TrainConfig(label_smoothing=0.1, log_accuracy=True, loss_chunk_tokens=48),
+)
+
+
+def make_batch(*, extra: bool = False) -> Batch:
+    """Sentences of different lengths, and a row of padding; `extra`: weights, alignments and a teacher."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(1, SOURCE - 1, ROWS), random.integers(2, TARGET - 1, ROWS)
+    for side in lengths:
+        side[4] = 0
+    source_mask, target_mask = (
+        np.arange(length) < side[:, None] for side, length in zip(lengths, (SOURCE, TARGET), strict=True)
+    )
+    assert source_mask.sum() < SIZES[0] < source_mask.size and target_mask.sum() < SIZES[1] < target_mask.size
+    source, target = (
+        random.integers(3, V, mask.shape).astype(np.int32) * mask for mask in (source_mask, target_mask)
+    )
+    target_in = np.concatenate([np.ones((ROWS, 1), np.int32), target[:, :-1]], axis=1) * target_mask
+    batch = Batch(source, target_in, target, source_mask, target_mask)
+    if not extra:
+        return batch
+    scored = (ROWS, TARGET, 2)
+    links = random.random((ROWS, TARGET, SOURCE)) < 0.3
+    links &= target_mask[..., None] & source_mask[:, None]
+    return batch._replace(
+        target_weights=random.uniform(0.5, 2, target.shape).astype(np.float32) * target_mask,
+        alignment=np.packbits(links, axis=-1, bitorder="little"),
+        teacher=TeacherTokens(
+            random.integers(3, V, scored).astype(np.int32), np.full(scored, 0.3, np.float16)
+        ),
+    )
+
+
+def test_real_tokens_come_first():
+    slots, places = order_tokens(np.array([[True, True, False], [True, False, False]]))
+    assert slots.tolist() == [0, 1, 3, 2, 4, 5]
+    assert places.tolist() == [[0, 1, 3], [2, 4, 5]]
+
+
+def test_padding_is_taken_out_and_put_back_and_each_is_the_gradient_of_the_other():
+    mask = make_batch().source_mask
+    places = find_places(mask, SIZES[0])
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = jax.random.normal(jax.random.key(0), (ROWS, SOURCE, 5)).astype(dtype)
+        taken, back = jax.vjp(lambda x: remove_padding(x, places), x)
+        assert taken.shape == (2, ROW, 5) and taken.dtype == dtype
+        number = int(mask.sum())
+        np.testing.assert_array_equal(taken.reshape(-1, 5)[:number], x[np.nonzero(mask)])
+        restored, again = jax.vjp(lambda y: restore_padding(y, places), taken)
+        np.testing.assert_array_equal(restored[mask], x[mask])
+        assert not restored[np.asarray(places.entries) >= SIZES[0]].any()
+        np.testing.assert_array_equal(back(taken)[0], restored)
+        np.testing.assert_array_equal(again(restored)[0], taken)
+    ids = jnp.arange(ROWS * SOURCE).reshape(ROWS, SOURCE)
+    assert remove_padding(ids, places).ravel().tolist() == places.slots.ravel().tolist()
+
+
+def test_dropout_masks_are_those_of_the_padded_array():
+    places = find_places(make_batch().source_mask, SIZES[0])
+    x = jnp.ones((ROWS, SOURCE, 4, 3))
+    dropped = functools.partial(
+        Dropout(0.5).apply, {}, deterministic=False, rngs={"dropout": jax.random.key(1)}
+    )
+    padded = dropped(x)
+    with tokens_of_slots(places.slots):
+        unpadded = dropped(remove_padding(x, places))
+    np.testing.assert_array_equal(unpadded, remove_padding(padded, places))
+    assert 0.4 < float((padded == 0).mean()) < 0.6
+
+
+VARIANTS = {
+    "post, rotary, gated, own tables": {
+        "norm_position": "post",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "tying": "none",
+    },
+    "learned, rms, biases, target padding masked": {
+        "positions": "learned",
+        "max_positions": 16,
+        "norm": "rms",
+        "output_bias": True,
+        "padding_mask": "both",
+    },
+    "stacked, recomputed": {"scan_layers": True, "remat": "full"},
+}
+
+
+@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
+def test_losses_and_gradients_are_those_with_padding(fields):
+    """With dropout, whose masks belong to places in the padded batch."""
+    check_gradients(change(CONFIG, model=fields), make_batch())
+
+
+def test_weights_alignments_and_a_teacher_are_taken_along():
+    guided = GuidedAlignmentConfig(weight=0.5, layer=0, head=1)
+    config = change(CONFIG, model={"alignment": guided}, train={"teacher_weight": 0.4})
+    check_gradients(config, make_batch(extra=True))
+
+
+def check_gradients(config: Config, batch: Batch) -> None:
+    model = make_model(config.model, source_size=V, target_size=V)
+    params = random_params(model, scale=0.3)
+    gradient = jax.jit(make_gradient_step(model, config))
+    arrays = [to_array(batch, pad_id=0, bos_id=1, unpadded=sizes) for sizes in (None, SIZES)]
+    padded, unpadded = (gradient(params, np.int32(2), array) for array in arrays)
+    assert jax.tree.structure(padded) == jax.tree.structure(unpadded)
+    assert float(padded.weight) == pytest.approx(float(unpadded.weight), rel=1e-6)
+    for one, other in zip(jax.tree.leaves(padded), jax.tree.leaves(unpadded), strict=True):
+        largest = float(jnp.abs(one).max())
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5 * max(largest, 1))
+
+
+def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
+    """All products but those of attention have the rows of the batch without padding."""
+    model = make_model(CONFIG.model, source_size=V, target_size=V)
+    params, batch = random_params(model), make_batch()
+    found = {}
+    for sizes in (None, SIZES):
+        array = to_array(batch, pad_id=0, bos_id=1, unpadded=sizes)
+        gradient = jax.jit(make_gradient_step(model, CONFIG))
+        text = gradient.lower(params, np.int32(0), array).as_text()
+        found[sizes] = {
+            int(n) for dot in re.findall(r"dot_general.*", text) for n in re.findall(r"<(\d+)x", dot)
+        }
+        found[sizes] |= {
+            int(a) * int(b)
+            for dot in re.findall(r"dot_general.*", text)
+            for a, b in re.findall(r"<(\d+)x(\d+)x\d+xf32>", dot)
+        }
+    slots = {ROWS * SOURCE, ROWS * TARGET}
+    assert slots <= found[None]
+    assert not slots & found[SIZES] and set(SIZES) <= found[SIZES]
+
+
+def test_hidden_states_are_those_of_the_tokens():
+    model = make_model(dataclasses.replace(CONFIG.model, dropout_rate=0.0), source_size=V, target_size=V)
+    params, batch = random_params(model), make_batch()
+    places = BatchPlaces(find_places(batch.source_mask, SIZES[0]), find_places(batch.target_mask, SIZES[1]))
+
+    def run(module, **options):
+        return module.hidden(batch, deterministic=True, **options)
+
+    from flax import linen as nn
+
+    hidden = nn.apply(run, model)({"params": params})
+    unpadded = nn.apply(functools.partial(run, places=places), model)({"params": params})
+    assert unpadded.shape == (4, ROW, 12)
+    np.testing.assert_allclose(
+        restore_padding(unpadded, places.target)[batch.target_mask],
+        hidden[batch.target_mask],
+        rtol=1e-4,
+        atol=1e-5,
+    )
