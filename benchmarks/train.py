@@ -18,7 +18,8 @@ packed batches, and the peers on buckets with the same number of tokens per batc
 with a toy model in seconds.
 
 Prints JSON: for each system the tokens per second of every round, the GFLOP/s of the matrix products of a
-step (padding included), and their share of the GFLOP/s of a 1024 x 1024 float32 product in the same process;
+step (padding included, most of which ours leaves out on a CPU), and their share of the GFLOP/s of a
+1024 x 1024 float32 product in the same process;
 `ratio`, our rate divided by that of the fastest peer; and, if the peak of the device is known, `utilization`,
 the share of the peak that the FLOPs of non-padding tokens reach.
 """
@@ -37,7 +38,7 @@ from workers import open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.data.batching import plan_epoch
+from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.loader import make_batch
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.flops import padded_work, peak_flops, real_work, training_flops
@@ -121,17 +122,21 @@ def make_config(setting: Setting, options: argparse.Namespace, batching: Any) ->
     )
 
 
-def make_batches(config: Config, count: int) -> list[Batch]:
-    """Makes the first `count` batches of the first epoch, in the order of training."""
+def make_batches(config: Config, count: int) -> tuple[list[Batch], list[dict[str, Any]]]:
+    """Makes the first `count` batches of the first epoch, in the order of training.
+
+    Returns them, and the shapes of the epoch as `plan_summary` describes them.
+    """
     prepared = prepare(config)
     store, vocab = prepared.train.base, prepared.vocabs.target
     plan = plan_epoch(
         store.source_lengths, store.target_lengths, config=config.data, seed=config.seed, epoch=0
     )
-    return [
+    batches = [
         make_batch(store, plan, index, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         for index in range(min(count, len(plan)))
     ]
+    return batches, plan_summary(plan, store.source_lengths, store.target_lengths)["shapes"]
 
 
 def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
@@ -155,10 +160,11 @@ def write_tasks(
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     """Writes the batches and a task file for each dtype; returns their paths and the batches by kind."""
     kinds = ["bucket"] if options.batching == "bucket" else ["pack", "bucket"]
-    batches = {
+    made = {
         kind: make_batches(make_config(setting, options, kind), options.batches or setting.batches)
         for kind in kinds
     }
+    batches = {kind: some for kind, (some, _) in made.items()}
     for kind, some in batches.items():
         arrays = {
             f"{number}.{name}": array
@@ -170,6 +176,7 @@ def write_tasks(
     task: dict[str, Any] = {
         "config": to_dict(make_config(setting, options, kinds[0])),
         "batches": {kind: str(folder / f"{kind}.npz") for kind in kinds},
+        "shapes": made[kinds[0]][1],
         "vocabulary": setting.vocabulary,
         "device": options.device,
         "threads": options.threads,

@@ -46,8 +46,12 @@ def load_batches(path: Path) -> list[Batch]:
     return [Batch(**batches[index]) for index in sorted(batches)]
 
 
-def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
-    """Builds our training step, compiled and fed in the same way as by the command `train`."""
+def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: list[dict[str, Any]]) -> System:
+    """Builds our training step, compiled and fed in the same way as by the command `train`.
+
+    Args:
+      shapes: those of an epoch, as `plan_summary` describes them.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -56,6 +60,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     from flaxformer_mt.parallel import make_parallel
     from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
     from flaxformer_mt.training.state import init_state
+    from flaxformer_mt.training.unpadded_sizes import find_unpadded_sizes, fitting_sizes
     from flaxformer_mt.training.update import make_train_step
 
     parallel = make_parallel(config)
@@ -71,8 +76,11 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int) -> System:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     held = {"state": parallel.place(init_state(params, optimizer, ema=False))}
 
+    sizes = find_unpadded_sizes(config, parallel, [shapes])
+
     def put(batch: Batch) -> Any:
-        return parallel.put(to_array(batch, pad_id=config.vocab.pad_id, bos_id=config.vocab.bos_id))
+        ids = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
+        return parallel.put(to_array(batch, **ids, unpadded=fitting_sizes(batch, sizes)))
 
     def train(numbers: list[int]) -> float:
         for number in numbers:
@@ -100,7 +108,7 @@ def make_system(name: str, task: dict[str, Any]) -> System:
     config = from_dict(task["config"])
     batches = load_batches(Path(task["batches"][config.data.batching if name == "ours" else "bucket"]))
     if name == "ours":
-        return make_ours(config, batches, task["vocabulary"])
+        return make_ours(config, batches, task["vocabulary"], task["shapes"])
     from torch_peers import make_peer
 
     return make_peer(name, config, batches, task)
