@@ -68,6 +68,7 @@ FREE = {
     "model.remat": "full",
     "model.attention": "plain",
     "train.loss_chunk_tokens": 256,
+    "train.unpad": "none",
     "train.checkpoint_every": 10,
     "train.evaluate_every": 10,
     "train.patience": 3,
