@@ -148,7 +148,7 @@ class SearchEngine:
         width = search_width(self.options, n_best)
         sizes = sizes_in_advance(SizeRule(self.lengths, width, self.budget.tokens))
         # A sentence for each device: what a program needs only at its first step is loaded now as well.
-        sources = self.lay_out([Sentence(np.full(1, self._symbols.eos_id, np.int32))] * self.programs.parts)
+        sources = self.lay_out([Sentence(np.full(1, self._source_pad_id, np.int32))] * self.programs.parts)
         for size in sizes:
             for _ in self._small.search(tuple(params), sources, size, n_best=n_best):
                 pass
