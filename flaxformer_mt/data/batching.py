@@ -98,7 +98,8 @@ class EpochPlan:
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
         """[len(shapes)] Number of tokens of one side that a full batch of each shape hardly exceeds.
 
-        Five standard deviations above the mean of the pairs in batches of this shape, and 0 without any.
+        Five standard deviations above the mean of the pairs in batches of this shape, and 0 without any. It
+        is not for packed plans, whose rows have several pairs.
 
         Args:
           lengths: [N] number of tokens of each pair on that side.
@@ -185,7 +186,16 @@ def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np
     Args:
       source_lengths, target_lengths: [N] number of tokens of each pair, as the plan was made from.
     """
-    likely = zip(plan.likely_tokens(source_lengths), plan.likely_tokens(target_lengths), strict=True)
+    shapes = [
+        {**shape._asdict(), "batches": int(count)}
+        for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
+    ]
+    if not plan.packed:
+        both = plan.likely_tokens(source_lengths), plan.likely_tokens(target_lengths)
+        shapes = [
+            {**shape, "likely_tokens": list(tokens)}
+            for shape, tokens in zip(shapes, zip(*both, strict=True), strict=True)
+        ]
     return {
         "batches": len(plan),
         "pairs": plan.num_pairs,
@@ -193,10 +203,7 @@ def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np
         "source_tokens": plan.source_tokens,
         "target_tokens": plan.target_tokens,
         "padding": round(plan.padding_share, 4),
-        "shapes": [
-            {**shape._asdict(), "batches": int(count), "likely_tokens": list(tokens)}
-            for shape, count, tokens in zip(plan.shapes, plan.shape_counts, likely, strict=True)
-        ],
+        "shapes": shapes,
     }
 
 

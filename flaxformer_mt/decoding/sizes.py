@@ -6,7 +6,6 @@ size of the next batch or state, as functions of lengths alone.
 
 import bisect
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -253,6 +252,8 @@ def plan_small_input(
     at_once = SMALL_INPUTS[-2] * parts
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     if len(order) <= 2 * at_once:
+        if _call_size(lengths[order[0]], min(len(order), at_once), sizes, parts=parts) is None:
+            return []
         starts = _divide([lengths[index] for index in order], sizes, parts=parts)
     elif len(order) <= SMALL_INPUTS[-1] * parts and not sizes.full:
         starts = [0]
@@ -284,10 +285,10 @@ def _divide(lengths: Sequence[int], sizes: SizeRule, *, parts: int) -> list[int]
         found = []
         for start in range(max(0, end - at_once), end):
             size = _call_size(lengths[start], end - start, sizes, parts=parts)
-            if size is not None:
-                time = size.size.capacity * (size.lines + _ROWS_OF_A_STEP)
-                found.append((best[start][0] + time, start))
-        best.append(min(found, default=(math.inf, end - 1)))
+            assert size is not None, "as many sentences of the longest source fit at once"
+            time = size.size.capacity * (size.lines + _ROWS_OF_A_STEP)
+            found.append((best[start][0] + time, start))
+        best.append(min(found))
     starts = []
     end = len(lengths)
     while end:

@@ -35,8 +35,7 @@ class SmallInputs:
         """Yields each sentence's number and hypotheses [N, ...], which may be over the capacity.
 
         Args:
-          sources: one row per sentence, the longest first, and a last row for padding; [padding alone] runs
-            the program without a sentence.
+          sources: one row per sentence, the longest first, and a last row for padding.
         """
         parts, num_sentences = self._programs.parts, len(sources.ids) - 1
         shares = deal(num_sentences, parts)

@@ -113,8 +113,8 @@ _take_entries.defvjp(
 def _rows_at(x: Array, rows: Array) -> Array:
     """Take rows of x, as bits (see `take_rows`), at indices that are within it.
 
-    Barriers keep them apart from transpositions: XLA's CPU compiler would compute both together, number by
-    number, which takes several times as long as one after the other.
+    XLA's CPU compiler computes rows together with a transposition beside them, number by number, which takes
+    several times as long as one after the other. Barriers keep float32 arrays apart, and bfloat16 gradients.
     """
     bits = jnp.asarray(as_bits(jax.lax.optimization_barrier(x)))
     taken = bits.at[rows].get(mode="promise_in_bounds")

@@ -55,8 +55,6 @@ def find_unpadded_sizes(
 
 def fitting_sizes(batch: Batch, sizes: UnpaddedSizes) -> tuple[int, int] | None:
     """Returns the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
-    if not sizes:
-        return None
     rows, source = batch.source.shape
     shape = Shape(rows, source, batch.target_in.shape[1])
     room = sizes.get(shape)

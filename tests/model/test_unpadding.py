@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -159,15 +160,9 @@ def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
     for sizes in (None, SIZES):
         array = to_array(batch, pad_id=0, bos_id=1, unpadded=sizes)
         gradient = jax.jit(make_gradient_step(model, CONFIG))
-        text = gradient.lower(params, np.int32(0), array).as_text()
-        found[sizes] = {
-            int(n) for dot in re.findall(r"dot_general.*", text) for n in re.findall(r"<(\d+)x", dot)
-        }
-        found[sizes] |= {
-            int(a) * int(b)
-            for dot in re.findall(r"dot_general.*", text)
-            for a, b in re.findall(r"<(\d+)x(\d+)x\d+xf32>", dot)
-        }
+        text = gradient.lower(params, np.int32(0), array).compile().as_text()
+        shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
+        found[sizes] = {math.prod(map(int, shape.split(",")[:-1])) for shape in shapes}
     slots = {ROWS * SOURCE, ROWS * TARGET}
     assert slots <= found[None]
     assert not slots & found[SIZES] and set(SIZES) <= found[SIZES]
