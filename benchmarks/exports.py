@@ -14,14 +14,15 @@ processor time of all threads, which other programs hardly change.
 """
 
 import argparse
+import importlib.metadata
 import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
 import sentencepiece
+from systems import require_packages
 
 from flaxformer_mt.evaluation.metrics import score_translations
 
@@ -33,6 +34,8 @@ class Export:
 
     def __init__(self, folder: Path, lines: list[str], *, threads: int) -> None:
         """Loads the model in the precision that it was exported in."""
+        import ctranslate2
+
         source, self.target = (
             sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
             for side in ("source", "target")
@@ -85,7 +88,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     first = next(iter(medians.values()))
     ratios = {name: round(median / first, 2) for name, median in medians.items()}
     settings = {"beam_size": options.beam_size, "threads": options.threads, "clock": options.clock}
-    versions = {"ctranslate2": ctranslate2.__version__}
+    versions = {"ctranslate2": importlib.metadata.version("ctranslate2")}
     return {**settings, **versions, "models": found, "medians": medians, "ratios": ratios}
 
 
@@ -101,7 +104,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=list(_CLOCKS), default="wall")
-    print(json.dumps(measure(parser.parse_args()), indent=2))
+    options = parser.parse_args()
+    require_packages(["ctranslate2"])
+    print(json.dumps(measure(options), indent=2))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from systems import require_packages
 
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run, load_weights
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     options = parser.parse_args()
+    require_packages(["hugging_face", "ctranslate2"])
     config = read_config(options.run / "config.json")
     pairs = read_pairs(config.data, "test")
     sources = [pair.source for pair in pairs]

@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from systems import choose_systems, require_packages
+
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.corpus.reader import read_pairs
@@ -199,13 +201,15 @@ def main() -> None:
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)))
     parser.add_argument("--systems", default="ours,ctranslate2")
     options = parser.parse_args()
+    systems = choose_systems(parser, options.systems, ("ctranslate2",))
+    require_packages(systems)
     with tempfile.TemporaryDirectory() as work:
         result = compare(
             options.run,
             Path(work),
             requests=options.requests,
             clients=[int(count) for count in options.clients.split(",")],
-            systems=options.systems.split(","),
+            systems=systems,
         )
     print(json.dumps(result, indent=2))
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from systems import choose_systems, require_packages
 from workers import open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
@@ -202,7 +203,7 @@ def name_systems(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
     return {
         f"{system} {dtype}" if several else system: (system, dtype)
         for dtype in options.dtypes
-        for system in options.systems.split(",")
+        for system in options.systems
     }
 
 
@@ -351,6 +352,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     options.dtypes = (options.dtypes or default).split(",")
     if unknown := set(options.dtypes) - {"float32", "bfloat16"}:
         parser.error(f"unknown dtypes {', '.join(unknown)}; known: float32, bfloat16")
+    options.systems = choose_systems(parser, options.systems, PEERS)
     return options
 
 
@@ -362,6 +364,7 @@ def main() -> None:
 
         serve(options.worker, json.loads(options.task.read_text(encoding="utf-8")))
         return
+    require_packages(options.systems)
     setting = SETTINGS[options.setting]
     print(json.dumps(measure(shrink(setting) if options.tiny else setting, options), indent=2))
 

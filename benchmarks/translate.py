@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from systems import choose_systems, require_packages
 from workers import Worker, open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
@@ -376,9 +377,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    options.systems = options.systems.split(",")
-    if unknown := set(options.systems) - {"ours", *PEERS}:
-        parser.error(f"unknown systems {', '.join(unknown)}; known: ours, {', '.join(PEERS)}")
+    options.systems = choose_systems(parser, options.systems, PEERS)
     options.precisions = options.precisions.split(",")
     if unknown := set(options.precisions) - {"float32", "bfloat16", "int8"}:
         parser.error(f"unknown precisions {', '.join(unknown)}; known: float32, bfloat16, int8")
@@ -394,6 +393,7 @@ def main() -> None:
 
         serve(options.worker, json.loads(options.task.read_text(encoding="utf-8")))
         return
+    require_packages(options.systems)
     print(json.dumps(measure(options), indent=2))
 
 
