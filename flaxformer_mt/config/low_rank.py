@@ -4,7 +4,7 @@ A field's comment is its `--help` text.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flaxformer_mt.config.bounds import above, at_least
 
@@ -28,6 +28,3 @@ class LoraConfig:
     # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
     # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
     tokens: Annotated[int, at_least(0)] = 0
-    # How changes begin: random, or with the directions of the gradient of the first 32 batches, which learns
-    # faster. With gradient and an alpha like the rank, the learning rate is as in training all parameters.
-    initializer: Literal["random", "gradient"] = "random"

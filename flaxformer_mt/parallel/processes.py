@@ -168,18 +168,6 @@ def exchange(message: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def take_from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of process 0, in all processes; all pass the same names, shapes and dtypes together.
-
-    Processors of two kinds may round differently, and what all devices hold must be equal.
-    """
-    if jax.process_count() == 1:
-        return arrays
-    from jax.experimental import multihost_utils
-
-    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(arrays))
-
-
 def any_process(value: bool) -> bool:
     """Return whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))

@@ -37,7 +37,6 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
-from flaxformer_mt.training.lora_start import BATCHES, start_along_gradient
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, to_trees
@@ -124,7 +123,6 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
         try:
             _train(config, setup, checkpoints, tracker, trace, announce=progress is not None)
         finally:
-            setup.prepared.train.close()
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
         tracker.message("scoring the test set")
@@ -174,16 +172,6 @@ def _train(
         _evaluate(validate_params, state, progress, tracker, train.best_metric)
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     clock = time.monotonic() - progress.train_seconds
-    if config.optim.lora.initializer == "gradient" and progress.step == IMPORTED_STEP:
-        tracker.message(f"the changes of matrices start along the gradient of the first {BATCHES} batches")
-        with _open_batches(config, setup) as batches:
-            state = start_along_gradient(
-                state,
-                (setup.put(batch) for _, batch in batches),
-                model=setup.model,
-                config=config,
-                parallel=setup.parallel,
-            )
     with tracker.announce_if_slow(_COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
@@ -268,7 +256,7 @@ def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
 
 @contextlib.contextmanager
 def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Batch]]]:
-    """The batches from the run's position on; ends the loader's threads with the context."""
+    """The batches from the run's position on; ends the loader's threads when training ends."""
     prepared = setup.prepared
     vocab = prepared.vocabs.target
     batches = train_batches(
@@ -285,6 +273,7 @@ def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tup
         yield batches
     finally:
         batches.close()
+        prepared.train.close()
 
 
 def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:

@@ -3,7 +3,6 @@
 Contains pure functions of `OptimConfig`; model, loss and devices are left to the caller.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,10 @@ import optax
 from optax import contrib
 
 from flaxformer_mt.config import OptimConfig
-from flaxformer_mt.model.lora import FACTORS
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.frozen import label_parameters, select_trained
 
 Schedule = Callable[[Array | int], Array]
-
-# Share of itself by which a direction of LoRA changes in an update, as a multiple of the learning rate.
-_TURN = 4.0
 
 
 def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
@@ -109,9 +104,6 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             lambda params: label_parameters(params, config.freeze),
         )
 
-    if config.lora.initializer == "gradient":
-        rule = optax.chain(rule, optax.stateless(_slow_directions))
-
     def select(tree: optax.Params | None) -> Any:
         return select_trained(tree, config)
 
@@ -128,24 +120,6 @@ def clip_factor(norm: Array, config: OptimConfig) -> Array:
       norm: the global norm of the gradient.
     """
     return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
-
-
-def _slow_directions(updates: Any, params: Any) -> Any:
-    """Scales the updates of LoRA's directions, so that they turn alike whatever their rank is.
-
-    Directions of rank R have elements of about 1 / sqrt(R), by `lora_start.find_directions`: those of tables,
-    which have a high rank and which all tokens share, would turn while tokens learn their coordinates.
-    """
-    del params
-
-    def scale(path: tuple, update: Array) -> Array:
-        names = [key.key for key in path]
-        if names[0] != FACTORS or names[-1] != ("up" if names[-2] == "embedding" else "down"):
-            return update
-        rank = update.shape[-2 if names[-1] == "up" else -1]
-        return update * (_TURN / math.sqrt(rank))
-
-    return jax.tree_util.tree_map_with_path(scale, updates)
 
 
 def _matrices(params: dict) -> dict:
