@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,9 +14,11 @@ FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "serve.py"
 
 @pytest.fixture(scope="module")
 def benchmark():
+    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
     spec = importlib.util.spec_from_file_location("benchmark_serve", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(FILE.parent))
     return module
 
 

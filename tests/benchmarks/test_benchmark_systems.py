@@ -45,7 +45,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(systems,
     assert line.count("pip install") == 2 and line.count("transformers==") == 1
 
 
-@pytest.mark.parametrize("command", ["train.py", "serve.py --run=RUN", "exports.py --source=A --target=B C"])
+@pytest.mark.parametrize("command", ["train.py", "exports.py --source=A --target=B C"])
 def test_a_benchmark_without_the_packages_of_others_ends_with_one_line(command, tmp_path):
     """As where only the package itself is installed: modules of others cannot be found."""
     (tmp_path / "sitecustomize.py").write_text(
