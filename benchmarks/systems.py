@@ -8,10 +8,8 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 
+from flaxformer_mt.convert.format_registry import EXTRAS
 from flaxformer_mt.errors import install_command
-
-# The extra of flaxformer_mt that installs a package, which has the name of its module.
-_EXTRAS = {"torch": "torch", "transformers": "torch", "ctranslate2": "ctranslate2"}
 
 # Packages that each system of others needs.
 _PACKAGES = {
@@ -43,7 +41,7 @@ def require_packages(systems: Iterable[str]) -> None:
     needed = dict.fromkeys(package for system in systems for package in _PACKAGES.get(system, ()))
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
-        extras = dict.fromkeys(_EXTRAS[package] for package in missing)
+        extras = dict.fromkeys(EXTRAS[package] for package in missing)
         commands = " && ".join(install_command(extra=extra) for extra in extras)
         print(f"error: not installed: {', '.join(missing)}; install with: {commands}", file=sys.stderr)
         raise SystemExit(2)

@@ -23,8 +23,8 @@ _MODULES = {
     "ctranslate2": "ctranslate2.model_folder",
 }
 NAMES = tuple(_MODULES)
-# Package -> optional dependency group (extra) of flaxformer-mt that installs it.
-_EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "ctranslate2": "ctranslate2"}
+# Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
+EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "ctranslate2": "ctranslate2"}
 
 
 def find_format(name: str) -> Format:
@@ -42,9 +42,9 @@ def find_format(name: str) -> Format:
         return importlib.import_module(f"flaxformer_mt.convert.{_MODULES[name]}").FORMAT
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in EXTRAS:
             raise
         raise UserError(
             f"format {name} needs {package}, which is not installed; install it with: "
-            f"{install_command(extra=_EXTRAS[package])}"
+            f"{install_command(extra=EXTRAS[package])}"
         ) from error
