@@ -328,7 +328,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=0, help="number of batches; 0: as the setting says")
     parser.add_argument("--rounds", type=int, default=0, help="number of rounds; 0: as the setting says")
     parser.add_argument(
-        "--loss_chunk_tokens", type=int, help="loss chunk of our system; default: 256 on a CPU, 0 on a GPU"
+        "--loss_chunk_tokens", type=int, help="loss chunk of our system; default: 512 on a CPU, 0 on a GPU"
     )
     parser.add_argument("--torch_compile", action="store_true", help="compile the peers, once for each shape")
     parser.add_argument("--marian_attention", choices=("sdpa", "eager"), default="sdpa")
@@ -345,7 +345,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.loss_chunk_tokens is None:
-        options.loss_chunk_tokens = 256 if options.device == "cpu" else 0
+        options.loss_chunk_tokens = 512 if options.device == "cpu" else 0
     if options.batching is None:
         options.batching = "pack" if options.setting == "big" else "bucket"
     default = "bfloat16" if options.setting == "big" else "float32,bfloat16"

@@ -57,7 +57,7 @@ def get_config() -> Config:
             evaluate_every=600,
             checkpoint_every=600,
             keep_checkpoints=3,
-            loss_chunk_tokens=256,
+            loss_chunk_tokens=512,
         ),
         search=SearchConfig(method="beam", beam_size=5, length_penalty=1.0),
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.losses.target_mixture import Mixture
-from flaxformer_mt.model.products import as_bits, from_bits, take_rows
+from flaxformer_mt.model.bfloat16 import as_bits, from_bits, take_rows
 from flaxformer_mt.model.unpadding import order_tokens
 from flaxformer_mt.shapes import Array, activations_are_sharded
 

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.losses.chunks import scan_chunks
 from flaxformer_mt.losses.target_mixture import Mixture, logits_at_teacher, mean_of_teacher
-from flaxformer_mt.model.products import einsum_to_float32, sum_rows, take_rows
+from flaxformer_mt.model.bfloat16 import narrow, take_rows
+from flaxformer_mt.model.products import einsum_to_float32, multiply_and_sum, sum_columns, sum_rows
 from flaxformer_mt.shapes import (
     Array,
     SharedByRows,
@@ -143,6 +144,15 @@ def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores
         correct = None if target is None else _is_argmax(logits, target)
         return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), correct)
 
+    def rounded_at_once(hidden: Array, output: Output) -> _Scores:
+        # XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and
+        # to round them. This is the sum of the rounded ones, of which the largest, 1, is exact.
+        logits = _project(hidden, output)
+        largest = logits.max(axis=-1)
+        exponentials = narrow(jnp.exp(logits - largest[..., None]), hidden.dtype)
+        correct = None if target is None else _is_argmax(logits, target)
+        return _Scores(largest, sum_columns(exponentials), exponentials, correct)
+
     def in_two_passes(hidden: Array, output: Output) -> _Scores:
         # A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute
         # the product twice takes it less time than to write and to read logits in float32.
@@ -150,9 +160,8 @@ def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores
         exponentials = jnp.exp(_project(hidden, output) - largest[..., None])
         return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), None)
 
-    if target is not None:
-        return with_logits(hidden, output)
-    return jax.lax.platform_dependent(hidden, output, tpu=in_two_passes, default=with_logits)
+    tpu = in_two_passes if target is None else with_logits
+    return jax.lax.platform_dependent(hidden, output, tpu=tpu, cpu=rounded_at_once, default=with_logits)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -199,31 +208,33 @@ def _chunked_totals_forward(
         hidden, target, weights, mixture = chunk
         shares = (1 - smoothing, smoothing) if mixture is None else (mixture.target, mixture.even)
         scores = _score_words(hidden, output._replace(table=table), target if count else None)
-        # Small products give the target's logit and the mean logit without a second pass over the logits.
+        # The row of the table under the target distribution gives its mean logit without a second pass over
+        # the logits, and is what the gradient of the hidden states lacks.
         hidden32 = hidden.astype(jnp.float32)
-        target_rows = take_rows(table, target).astype(jnp.float32)
-        at_target = (hidden32 * target_rows).sum(-1) + (bias[target] if bias.ndim else bias)
-        mean = (hidden32 * table_mean).sum(-1) + bias.mean()
-        loss = jnp.log(scores.total) + scores.shift - shares[0] * at_target - shares[1] * mean
+        target_share, even_share = (jnp.asarray(share)[..., None] for share in shares)
+        aimed = target_share * take_rows(table, target).astype(jnp.float32) + even_share * table_mean
+        aimed_bias = shares[0] * (bias[target] if bias.ndim else bias) + shares[1] * bias.mean()
+        loss = jnp.log(scores.total) + scores.shift - multiply_and_sum(hidden32, aimed) - aimed_bias
         if mixture is not None:
             loss = loss - logits_at_teacher(hidden32, table, bias, mixture)
         totals = _add_chunk(totals, loss, scores.correct, weights)
-        narrow, total = scores.exponentials, scores.total
-        factors = (weights / total)[..., None]  # of the exponentials in the gradient
+        exponentials = scores.exponentials
+        factors = (weights / scores.total)[..., None]  # of the exponentials in the gradient
         even_mass = (weights * shares[1])[..., None]
-        target_mass = (weights * shares[0])[..., None]  # beyond the target's even share
-        d_hidden = factors * einsum_to_float32("BTV,VD->BTD", narrow, table)
-        d_hidden = d_hidden - even_mass * table_mean - target_mass * target_rows
+        d_hidden = factors * einsum_to_float32("BTV,VD->BTD", exponentials, table)
+        d_hidden = d_hidden - weights[..., None] * aimed
         if mixture is not None:
             d_hidden = d_hidden - weights[..., None] * mean_of_teacher(table, mixture)
-        scaled = (hidden32 * factors).astype(hidden.dtype)
-        d_table = einsum_to_float32("BTD,BTV->DV", scaled, narrow)
+        scaled = narrow(hidden32 * factors, hidden.dtype)
+        d_table = einsum_to_float32("BTD,BTV->DV", scaled, exponentials)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
         d_bias = gradient.bias
         if d_bias is not None:
-            d_bias = d_bias + (narrow.astype(jnp.float32) * factors).sum((0, 1)) - even_mass.sum() / size
+            d_bias = (
+                d_bias + (exponentials.astype(jnp.float32) * factors).sum((0, 1)) - even_mass.sum() / size
+            )
         so_far = Output(constrain(jnp.asarray(gradient.table) + d_table, "DV"), d_bias)
-        return (totals, so_far), d_hidden.astype(hidden.dtype)
+        return (totals, so_far), narrow(d_hidden, hidden.dtype)
 
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flaxformer_mt.model.products import take_rows
+from flaxformer_mt.model.bfloat16 import take_rows
 from flaxformer_mt.shapes import Array, TeacherTokens
 
 

@@ -11,11 +11,11 @@ from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
+from flaxformer_mt.model.bfloat16 import take_rows
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_causal_mask, make_padding_mask
-from flaxformer_mt.model.products import take_rows
 from flaxformer_mt.model.quantization import find_output
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits
 from flaxformer_mt.shapes import Array, Batch, Cache, SharedByRows, share_by_rows

@@ -12,11 +12,11 @@ from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.model.attention import make_ancestors, make_ancestry_mask, make_prefix_inputs
+from flaxformer_mt.model.bfloat16 import take_rows
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock, RecurrentDecoderBlock
 from flaxformer_mt.model.fused_attention import takes_rules
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.masks import MaskRule, make_padding_mask
-from flaxformer_mt.model.products import take_rows
 from flaxformer_mt.model.quantization import find_output
 from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix, find_starts
 from flaxformer_mt.model.stack import Stack, list_output, make_embedding, make_listed_logits, make_logits

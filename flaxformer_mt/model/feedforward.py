@@ -55,6 +55,10 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """Map x [B, T, D] to [B, T, D] through width F."""
+        if self.config.activation == "relu":
+            kept = self.dropout.draw((*x.shape[:-1], self.config.ffn_dim), deterministic=deterministic)
+            hidden = self.input.rectify(_taps(self.input, x), kept)
+            return _run(self.output, constrain(hidden, "BTF"))
         hidden = constrain(_run(self.input, x), "BTF")
         if self.config.activation == "swiglu":
             hidden = hidden * jax.nn.silu(_run(self.gate, x))
@@ -64,5 +68,10 @@ class FeedForward(nn.Module):
 
 
 def _run(layer: Projection, x: Array) -> Array:
-    """Apply a layer to x [..., D]; a convolution takes [..., 1, D]."""
-    return layer(x.reshape(*x.shape[:-1], *layer.inputs))
+    """Apply a layer to x [..., D]."""
+    return layer(_taps(layer, x))
+
+
+def _taps(layer: Projection, x: Array) -> Array:
+    """Shape x [..., D] as the inputs of a layer: [..., D], or [..., 1, D] of a convolution."""
+    return x.reshape(*x.shape[:-1], *layer.inputs)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.model.products import as_bits, contract, from_bits
+from flaxformer_mt.model.bfloat16 import as_bits, from_bits
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.quantization import multiply_integers, quantize_rows
 from flaxformer_mt.shapes import Array
 

@@ -4,7 +4,9 @@ Leaf layers take sizes; only those that select a variant by name take the model 
 """
 
 import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,13 @@ def _normalise_backward(epsilon: float, saved: tuple[Array, Array, Array], gradi
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
+class Kept(NamedTuple):
+    """What dropout leaves: which entries of an array, and the factor that keeps their expectation."""
+
+    entries: Array
+    scale: float
+
+
 class Dropout(nn.Module):
     """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
 
@@ -84,20 +93,26 @@ class Dropout(nn.Module):
 
     rate: float
 
-    @nn.compact
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """Drop entries of x, unless `deterministic`; the key comes from the RNG stream `dropout`."""
-        if deterministic or self.rate == 0:
+        kept = self.draw(x.shape, deterministic=deterministic)
+        if kept is None:
             return x
+        # In float32, so that numbers are rounded once.
+        scaled = x.astype(jnp.float32) * kept.scale
+        return jnp.where(kept.entries, scaled, 0.0).astype(x.dtype)
+
+    def draw(self, shape: tuple[int, ...], *, deterministic: bool) -> Kept | None:
+        """Draw which entries of an array stay, from the RNG stream `dropout`; None if all do."""
+        if deterministic or self.rate == 0:
+            return None
         words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         # Rates are below 1; the cap keeps some entries even where rounding would drop all.
         threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
-        numbers, part = _flat_indices(x.shape, current_slots()), current_part()
+        numbers, part = _flat_indices(shape, current_slots()), current_part()
         if part is not None:
-            numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(x.size % 2**32)
-        kept = _hash(numbers, words) >= jnp.uint32(threshold)
-        scale = jnp.asarray(2**32 / (2**32 - threshold), x.dtype)
-        return jnp.where(kept, x * scale, jnp.zeros((), x.dtype))
+            numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32)
+        return Kept(_hash(numbers, words) >= jnp.uint32(threshold), 2**32 / (2**32 - threshold))
 
 
 def _flat_indices(shape: tuple[int, ...], slots: Array | None) -> Array:

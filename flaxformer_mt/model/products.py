@@ -7,15 +7,14 @@ score is rounded before the softmax, and no gradient of a kernel before it is su
 
 import functools
 import math
-import re
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from flaxformer_mt.model.bfloat16 import narrow
 from flaxformer_mt.shapes import (
     Array,
     activations_are_sharded,
@@ -27,9 +26,6 @@ from flaxformer_mt.shapes import (
 
 # Rows of a product that is computed for one of them.
 _ROWS_OF_ONES = 8
-
-# Paths of the parameters that products multiply.
-_MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
 
 
 def contract(spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
@@ -60,8 +56,8 @@ def _contract(spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x
 def _contract_forward(
     spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    narrow = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
-    x, y = x.astype(narrow), y.astype(narrow)
+    smaller = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
+    x, y = x.astype(smaller), y.astype(smaller)
     whole, kept = _gather(spec, x, y) if parameter else (y, y)
     return einsum_to_float32(spec, x, whole), (x, kept)
 
@@ -83,7 +79,7 @@ def _contract_backward(
     y_gradient = _einsum_in_order(y_term, (result, gradient), (x_term, x))
     if parameter:
         y_gradient = constrain_gradient(y_gradient, y_term)
-    return x_gradient.astype(dtypes[0]), y_gradient.astype(dtypes[1])
+    return narrow(x_gradient, dtypes[0]), narrow(y_gradient, dtypes[1])
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
@@ -207,7 +203,7 @@ def add_bias(product: Array, bias: Array, dtype: DTypeLike) -> Array:
 
     The gradient of the bias is summed in float32.
     """
-    return (product + bias).astype(dtype)
+    return narrow(product + bias, dtype)
 
 
 def _add_bias_forward(product: Array, bias: Array, dtype: DTypeLike) -> tuple[Array, tuple[int, ...]]:
@@ -220,6 +216,41 @@ def _add_bias_backward(dtype: DTypeLike, shape: tuple[int, ...], gradient: Array
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def rectify(product: Array, bias: Array | None, kept: Array | None, scale: float, dtype: DTypeLike) -> Array:
+    """Add a bias as `add_bias` does, take the positive part, and drop entries that are not `kept`.
+
+    The gradient is that of the result's positive entries, so that neither the sum nor the entries that
+    dropout keeps are saved for it, or computed again: sums [1, -1, 2], of which the last is dropped, become
+    [1, 0, 0] times the scale, and the gradient of the first one passes.
+
+    Args:
+      kept: bool, as the product; None: all.
+      scale: the factor of what is kept.
+    """
+    total = jnp.maximum(product if bias is None else product + bias, 0.0) * scale
+    return (total if kept is None else jnp.where(kept, total, 0.0)).astype(dtype)
+
+
+def _rectify_forward(
+    product: Array, bias: Array | None, kept: Array | None, scale: float, dtype: DTypeLike
+) -> tuple[Array, tuple[Array, int | None]]:
+    result = rectify(product, bias, kept, scale, dtype)
+    return result, (result, None if bias is None else bias.ndim)
+
+
+def _rectify_backward(
+    scale: float, dtype: DTypeLike, saved: tuple[Array, int | None], gradient: Array
+) -> tuple[Array, Array | None, None]:
+    result, features = saved
+    passed = jnp.where(result > 0, gradient.astype(jnp.float32) * scale, 0.0)
+    gradient = passed.astype(dtype)
+    return gradient.astype(jnp.float32), None if features is None else sum_rows(gradient, features), None
+
+
+rectify.defvjp(_rectify_forward, _rectify_backward)
 
 
 def sum_rows(x: Array, features: int) -> Array:
@@ -237,62 +268,35 @@ def sum_rows(x: Array, features: int) -> Array:
         ones = jnp.ones((_ROWS_OF_ONES, matrix.shape[0]), x.dtype)
         return multiply_rows("NT,TF->NF", ones, matrix)[0].reshape(x.shape[x.ndim - features :])
 
+    return _sum_by(multiply, reduce, x)
+
+
+def sum_columns(x: Array) -> Array:
+    """Sum x [..., F] over its last axis, in float32, as `sum_rows` sums; not to be differentiated."""
+
+    def reduce(x: Array) -> Array:
+        return x.sum(axis=-1, dtype=jnp.float32)
+
+    def multiply(x: Array) -> Array:
+        ones = jnp.ones((x.shape[-1], _ROWS_OF_ONES), x.dtype)
+        rows = string.ascii_lowercase[: x.ndim - 1]
+        return multiply_rows(f"{rows}F,FN->{rows}N", x, ones)[..., 0]
+
+    return _sum_by(multiply, reduce, x)
+
+
+def _sum_by(multiply: Callable[[Array], Array], reduce: Callable[[Array], Array], x: Array) -> Array:
     if x.dtype != jnp.bfloat16 or activations_are_sharded():
         return reduce(x)
     return jax.lax.platform_dependent(x, cpu=multiply, default=reduce)
 
 
-def as_bits(x: Array) -> Array:
-    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; others stay as they are.
+def multiply_and_sum(x: Array, y: Array) -> Array:
+    """Sum the products of two float32 arrays [..., D] over the last axis.
 
-    XLA's CPU compiler computes updates of bfloat16 arrays in float32, and then copies and converts the whole
-    array instead of writing a slice of it in place.
+    XLA's CPU library takes ten times as long for an array of three axes as for one of two.
     """
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-
-def from_bits(x: Array) -> Array:
-    """Return the numbers that `as_bits` represents."""
-    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
-
-
-def take_rows(table: Array, ids: Array) -> Array:
-    """Take the rows [..., D] of ids [...] from a table [V, D].
-
-    XLA's CPU compiler gathers no bfloat16: it first converts the whole table to float32, in each call of a
-    program. So rows are gathered as bits.
-    """
-    return _take_by_bits(table, ids) if table.dtype == jnp.bfloat16 else jnp.take(table, ids, axis=0)
-
-
-@jax.custom_jvp
-def _take_by_bits(table: Array, ids: Array) -> Array:
-    return from_bits(jnp.take(as_bits(table), ids, axis=0))
-
-
-@_take_by_bits.defjvp
-def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Bits have no derivative: without this rule, that of the table would silently be zero."""
-    table, ids = primals
-    return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
-
-
-def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
-    """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
-
-    A program that multiplies a matrix many times, as decoding does, then casts it once. The vectors that are
-    looked up in a table of embeddings become float32 again. Matrices of 8-bit integers stay as they are.
-
-    Args:
-      params: nested dicts of numpy arrays or of JAX arrays, traced or not.
-    """
-
-    dtype = jnp.dtype(dtype)
-
-    def cast(path: tuple[Any, ...], leaf: Array) -> Array:
-        name = "/".join(key.key for key in path)
-        if leaf.dtype in (dtype, jnp.int8) or not _MULTIPLIED.search(name):
-            return leaf
-        return leaf.astype(dtype)
-
-    return jax.tree_util.tree_map_with_path(cast, params)
+    if activations_are_sharded():
+        return (x * y).sum(axis=-1)
+    width = x.shape[-1]
+    return (x.reshape(-1, width) * y.reshape(-1, width)).sum(axis=-1).reshape(x.shape[:-1])

@@ -14,7 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from flaxformer_mt.model.initializers import Initializer
-from flaxformer_mt.model.products import add_bias, contract
+from flaxformer_mt.model.layers import Kept
+from flaxformer_mt.model.products import add_bias, contract, rectify
 from flaxformer_mt.model.quantization import Quantized, contract_quantized
 from flaxformer_mt.shapes import Array, activations_are_sharded
 
@@ -53,20 +54,30 @@ class Projection(nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
+        y = self._multiply(x)
+        y = add_bias(y, self.bias, self.dtype) if self.use_bias else y.astype(self.dtype)
+        return checkpoint_name(y, PROJECTED)
+
+    def rectify(self, x: Array, kept: Kept | None) -> Array:
+        """Map x [..., *inputs] to the positive part of [..., *features], less what dropout takes from it."""
+        bias = self.bias if self.use_bias else None
+        entries, scale = (None, 1.0) if kept is None else kept
+        y = rectify(self._multiply(x), bias, entries, scale, self.dtype)
+        return checkpoint_name(y, PROJECTED)
+
+    def _multiply(self, x: Array) -> Array:
+        """Multiply x [..., *inputs] with the kernel: float32 [..., *features]."""
         leading = x.shape[: x.ndim - len(self.inputs)]
         width = math.prod(self.inputs)  # not -1: a language model's source has no tokens
         x = x.astype(self.dtype).reshape(*leading, width)
-        if activations_are_sharded():
-            kernel = self.kernel.reshape(self.kernel.shape[-len(self.axes) :])
-            features = len(self.features)
-            x = x.reshape(*leading, *kernel.shape[:-features])
-            summed, kept = self.axes[:-features], self.axes[-features:]
-            y = contract(f"...{summed},{self.axes}->...{kept}", x, kernel, parameter=True)
-        else:
+        if not activations_are_sharded():
             y = _contract_merged(x, self.kernel, self.kernel_scale, inputs=len(self.inputs))
-            y = y.reshape(*leading, *self.features)
-        y = add_bias(y, self.bias, self.dtype) if self.use_bias else y.astype(self.dtype)
-        return checkpoint_name(y, PROJECTED)
+            return y.reshape(*leading, *self.features)
+        kernel = self.kernel.reshape(self.kernel.shape[-len(self.axes) :])
+        features = len(self.features)
+        x = x.reshape(*leading, *kernel.shape[:-features])
+        summed, kept = self.axes[:-features], self.axes[-features:]
+        return contract(f"...{summed},{self.axes}->...{kept}", x, kernel, parameter=True)
 
     def of_head(self, x: Array, head: int) -> Array:
         """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""

@@ -12,10 +12,11 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.alignment_head import GUIDED
+from flaxformer_mt.model.bfloat16 import take_rows
 from flaxformer_mt.model.initializers import Initializer, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
-from flaxformer_mt.model.products import contract, take_rows
+from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.model.quantization import Quantized, contract_quantized
 from flaxformer_mt.shapes import Array, constrain, map_row_parts, share_by_rows

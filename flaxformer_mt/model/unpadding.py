@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
+from flaxformer_mt.model.bfloat16 import as_bits, from_bits
 from flaxformer_mt.model.masks import MaskRule
-from flaxformer_mt.model.products import as_bits, from_bits
 from flaxformer_mt.shapes import Array, typed
 
 # Tokens of a row. With a single row of all tokens, XLA's CPU library would compute the gradients of norms,

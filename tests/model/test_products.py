@@ -17,13 +17,16 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import attention_weights
+from flaxformer_mt.model.bfloat16 import cast_kernels
+from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.products import (
     add_bias,
-    cast_kernels,
     contract,
     einsum_to_float32,
+    multiply_and_sum,
+    rectify,
+    sum_columns,
     sum_rows,
-    take_rows,
 )
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
@@ -203,13 +206,57 @@ def test_a_bias_has_the_gradient_of_a_plain_sum(dtype):
     np.testing.assert_array_equal(sum_rows(ones, 2), np.full((100, 5), 3.0))
 
 
-def test_cast_kernels_casts_what_is_multiplied():
-    params = random_params(make("convolution, untied, with biases"))
-    kept = {"scale", "bias", "output_bias"}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cast_kernels(params, "bfloat16")):
-        assert (leaf.dtype == jnp.float32) == (path[-1].key in kept), path
-    same = cast_kernels(params, "float32")
-    assert all(one is other for one, other in zip(*map(jax.tree.leaves, (params, same)), strict=True))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_rectified_sum_has_the_value_and_the_gradient_of_its_parts(dtype, dropped, biased):
+    """Sum, positive part, dropout and cast, one after the other; a sum of 0 passes no gradient."""
+    generator = np.random.default_rng(7)
+    product, cotangent = (generator.integers(-4, 5, (3, 100, 5)).astype(np.float32) for _ in range(2))
+    bias = generator.integers(-4, 5, 5).astype(np.float32) if biased else None
+    kept = generator.random((3, 100, 5)) < 0.7 if dropped else None
+
+    def by_parts(product: jax.Array, bias: jax.Array | None) -> jax.Array:
+        positive = jax.nn.relu(product if bias is None else product + bias)
+        return (positive if kept is None else jnp.where(kept, positive, 0.0)) * 1.25
+
+    result, transpose = jax.vjp(lambda p, b: rectify(p, b, kept, 1.25, jnp.dtype(dtype)), product, bias)
+    expected, expected_transpose = jax.vjp(by_parts, product, bias)
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result.astype(jnp.float32), expected)
+    gradients, expected_gradients = transpose(jnp.asarray(cotangent, dtype)), expected_transpose(cotangent)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradients))
+    jax.tree.map(np.testing.assert_array_equal, gradients, expected_gradients)
+    unknown = rectify(jnp.full(2, jnp.nan), None, None, 1.0, jnp.dtype(dtype))
+    assert np.isnan(unknown.astype(jnp.float32)).all()  # so that the update is skipped
+
+
+def test_the_gradient_of_a_rectified_layer_draws_no_random_numbers_again():
+    """The compiled program has the first constant of the hash where it drops entries, and nowhere else."""
+    layer = FeedForward(dataclasses.replace(CONFIG, dropout_rate=0.1))
+    x = jnp.ones((8, 32, CONFIG.model_dim), jnp.bfloat16)
+    params = layer.init(jax.random.key(0), x, deterministic=True)
+
+    def total(params: Any, x: jax.Array) -> jax.Array:
+        result = layer.apply(params, x, deterministic=False, rngs={"dropout": jax.random.key(1)})
+        return (result.astype(jnp.float32) ** 2).sum()
+
+    for program, number in ((total, 1), (jax.grad(total, (0, 1)), 1)):
+        text = jax.jit(program).lower(params, x).compile().as_text()
+        assert text.count(f"constant({0x7FEB352D})") == number
+
+
+def test_sums_over_the_last_axis_are_those_of_numpy():
+    generator = np.random.default_rng(8)
+    x, y = (generator.integers(-4, 5, (3, 7, 300)).astype(np.float32) for _ in range(2))
+    np.testing.assert_array_equal(jax.jit(multiply_and_sum)(x, y), (x * y).sum(-1))
+    for numbers in (x, x[0]):
+        for dtype in ("float32", "bfloat16"):
+            sums = jax.jit(sum_columns)(jnp.asarray(numbers, dtype))
+            assert sums.dtype == jnp.float32
+            np.testing.assert_array_equal(sums, numbers.sum(-1))
+    # in float32: bfloat16 has no number between 256 and 258
+    np.testing.assert_array_equal(sum_columns(jnp.ones((2, 257), jnp.bfloat16)), [257.0, 257.0])
 
 
 def computations_of_loops(text: str) -> dict[str, list[str]]:
@@ -293,13 +340,6 @@ def test_no_call_of_a_decoding_program_converts_the_table_of_embeddings():
     text = jax.jit(decode).lower(params, jnp.zeros((3, 4), jnp.int32)).compile().as_text()
     converted = converted_sizes({"program": text.split("\n")})
     assert converted and V * CONFIG.model_dim not in converted, text
-
-
-def test_rows_of_a_bfloat16_table_are_those_of_numpy_and_have_a_gradient():
-    table, ids = jnp.arange(12, dtype=jnp.bfloat16).reshape(4, 3), jnp.array([[2, 0], [2, 3]])
-    np.testing.assert_array_equal(take_rows(table, ids), np.asarray(table)[ids])
-    gradient = jax.grad(lambda table: take_rows(table, ids).sum().astype(jnp.float32))(table)
-    np.testing.assert_array_equal(gradient.astype(jnp.float32), np.outer([1, 0, 2, 1], np.ones(3)))
 
 
 def test_rows_are_refilled_without_a_conversion_of_what_they_keep():

@@ -122,5 +122,8 @@ def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
         array = setup.put(batch)
         assert array.unpadded == (sizes if unpad == "auto" else None)
         after[unpad], _ = setup.train_step(setup.state, [array])
-    for one, other in zip(*map(jax.tree.leaves, (after["none"].params, after["auto"].params)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-3)
+    leaves = (jax.tree_util.tree_leaves_with_path(after[unpad].params) for unpad in ("none", "auto"))
+    for (path, one), (_, other) in zip(*leaves, strict=True):
+        # The loss does not depend on biases of keys: Adam scales up gradients that are rounding alone.
+        of_keys = [key.key for key in path[-2:]] == ["key", "bias"]
+        np.testing.assert_allclose(one, other, atol=5e-3 if of_keys else 1e-6, err_msg=str(path))

@@ -1,0 +1,93 @@
+"""Numbers in bfloat16 outside of products: how they are rounded, updated, looked up, and cast once.
+
+Knows what XLA's CPU compiler does badly with such arrays. Products of them are in `products`.
+"""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from flaxformer_mt.shapes import Array
+
+# Paths of the parameters that products multiply.
+_MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
+
+
+def narrow(x: Array, dtype: DTypeLike) -> Array:
+    """Cast x to dtype as `astype` does; not to be differentiated.
+
+    On CPUs bfloat16 is rounded by additions of integers: XLA's own code for it, which treats NaNs of any
+    payload, takes up to three times as long. NaNs as operations return them (quiet ones) stay NaN.
+    """
+
+    def cast(x: Array) -> Array:
+        return x.astype(dtype)
+
+    def add(x: Array) -> Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        # Half of the last bit that stays, and ties to even.
+        bits = (bits + jnp.uint32(0x7FFF) + ((bits >> 16) & jnp.uint32(1))) >> 16
+        return jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
+
+    if x.dtype != jnp.float32 or jnp.dtype(dtype) != jnp.bfloat16:
+        return cast(x)
+    return jax.lax.platform_dependent(x, cpu=add, default=cast)
+
+
+def as_bits(x: Array) -> Array:
+    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; others stay as they are.
+
+    XLA's CPU compiler computes updates of bfloat16 arrays in float32, and then copies and converts the whole
+    array instead of writing a slice of it in place.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(x: Array) -> Array:
+    """Return the numbers that `as_bits` represents."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def take_rows(table: Array, ids: Array) -> Array:
+    """Take the rows [..., D] of ids [...] from a table [V, D].
+
+    XLA's CPU compiler gathers no bfloat16: it first converts the whole table to float32, in each call of a
+    program. So rows are gathered as bits.
+    """
+    return _take_by_bits(table, ids) if table.dtype == jnp.bfloat16 else jnp.take(table, ids, axis=0)
+
+
+@jax.custom_jvp
+def _take_by_bits(table: Array, ids: Array) -> Array:
+    return from_bits(jnp.take(as_bits(table), ids, axis=0))
+
+
+@_take_by_bits.defjvp
+def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Bits have no derivative: without this rule, that of the table would silently be zero."""
+    table, ids = primals
+    return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
+
+
+def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
+    """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
+
+    A program that multiplies a matrix many times, as decoding does, then casts it once. The vectors that are
+    looked up in a table of embeddings become float32 again. Matrices of 8-bit integers stay as they are.
+
+    Args:
+      params: nested dicts of numpy arrays or of JAX arrays, traced or not.
+    """
+
+    dtype = jnp.dtype(dtype)
+
+    def cast(path: tuple[Any, ...], leaf: Array) -> Array:
+        name = "/".join(key.key for key in path)
+        if leaf.dtype in (dtype, jnp.int8) or not _MULTIPLIED.search(name):
+            return leaf
+        return leaf.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params)
