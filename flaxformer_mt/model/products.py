@@ -222,12 +222,15 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 def rectify(product: Array, bias: Array | None, kept: Array | None, scale: float, dtype: DTypeLike) -> Array:
     """Add a bias as `add_bias` does, take the positive part, and drop entries that are not `kept`.
 
-    The gradient is that of the result's positive entries, so that neither the sum nor the entries that
-    dropout keeps are saved for it, or computed again: sums [1, -1, 2], of which the last is dropped, become
-    [1, 0, 0] times the scale, and the gradient of the first one passes.
+    It is the rectifier of Vaswani et al. 2017 (section 3.3) with dropout, in one pass over a product
+    [..., *features] of `contract`; the result has dtype `dtype`, both gradients are float32. The gradient is
+    that of the result's positive entries, so that neither the sum nor the entries that dropout keeps are
+    saved for it, or computed again: sums [1, -1, 2], of which the last is dropped, become [1, 0, 0] times
+    the scale, and the gradient of the first one passes.
 
     Args:
-      kept: bool, as the product; None: all.
+      bias: float32 [*features], or None.
+      kept: bool [..., *features]; None: all.
       scale: the factor of what is kept.
     """
     total = jnp.maximum(product if bias is None else product + bias, 0.0) * scale
