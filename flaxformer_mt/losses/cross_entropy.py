@@ -137,21 +137,17 @@ class _Scores(NamedTuple):
 def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores:
     """Score all words; with `target`, compare the most probable one with it."""
 
-    def with_logits(hidden: Array, output: Output) -> _Scores:
+    def with_logits(hidden: Array, output: Output, *, round_first: bool = False) -> _Scores:
         logits = _project(hidden, output)
         largest = logits.max(axis=-1)
         exponentials = jnp.exp(logits - largest[..., None])
         correct = None if target is None else _is_argmax(logits, target)
+        if round_first:
+            # XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum
+            # and to round them. This is the sum of the rounded ones, of which the largest, 1, is exact.
+            rounded = narrow(exponentials, hidden.dtype)
+            return _Scores(largest, sum_columns(rounded), rounded, correct)
         return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), correct)
-
-    def rounded_at_once(hidden: Array, output: Output) -> _Scores:
-        # XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and
-        # to round them. This is the sum of the rounded ones, of which the largest, 1, is exact.
-        logits = _project(hidden, output)
-        largest = logits.max(axis=-1)
-        exponentials = narrow(jnp.exp(logits - largest[..., None]), hidden.dtype)
-        correct = None if target is None else _is_argmax(logits, target)
-        return _Scores(largest, sum_columns(exponentials), exponentials, correct)
 
     def in_two_passes(hidden: Array, output: Output) -> _Scores:
         # A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute
@@ -161,7 +157,8 @@ def _score_words(hidden: Array, output: Output, target: Array | None) -> _Scores
         return _Scores(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), None)
 
     tpu = in_two_passes if target is None else with_logits
-    return jax.lax.platform_dependent(hidden, output, tpu=tpu, cpu=rounded_at_once, default=with_logits)
+    cpu = functools.partial(with_logits, round_first=True)
+    return jax.lax.platform_dependent(hidden, output, tpu=tpu, cpu=cpu, default=with_logits)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -212,9 +209,9 @@ def _chunked_totals_forward(
         # the logits, and is what the gradient of the hidden states lacks.
         hidden32 = hidden.astype(jnp.float32)
         target_share, even_share = (jnp.asarray(share)[..., None] for share in shares)
-        aimed = target_share * take_rows(table, target).astype(jnp.float32) + even_share * table_mean
-        aimed_bias = shares[0] * (bias[target] if bias.ndim else bias) + shares[1] * bias.mean()
-        loss = jnp.log(scores.total) + scores.shift - multiply_and_sum(hidden32, aimed) - aimed_bias
+        expected_row = target_share * take_rows(table, target).astype(jnp.float32) + even_share * table_mean
+        expected_bias = shares[0] * (bias[target] if bias.ndim else bias) + shares[1] * bias.mean()
+        loss = jnp.log(scores.total) + scores.shift - multiply_and_sum(hidden32, expected_row) - expected_bias
         if mixture is not None:
             loss = loss - logits_at_teacher(hidden32, table, bias, mixture)
         totals = _add_chunk(totals, loss, scores.correct, weights)
@@ -222,7 +219,7 @@ def _chunked_totals_forward(
         factors = (weights / scores.total)[..., None]  # of the exponentials in the gradient
         even_mass = (weights * shares[1])[..., None]
         d_hidden = factors * einsum_to_float32("BTV,VD->BTD", exponentials, table)
-        d_hidden = d_hidden - weights[..., None] * aimed
+        d_hidden = d_hidden - weights[..., None] * expected_row
         if mixture is not None:
             d_hidden = d_hidden - weights[..., None] * mean_of_teacher(table, mixture)
         scaled = narrow(hidden32 * factors, hidden.dtype)
