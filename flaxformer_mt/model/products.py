@@ -27,6 +27,9 @@ from flaxformer_mt.shapes import (
 # Rows of a product that is computed for one of them.
 _ROWS_OF_ONES = 8
 
+# What it costs to move a number where the last axis of an array changes, if it costs 1 where whole rows move.
+_COST_OF_COLUMNS = 3
+
 
 def contract(spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
     """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
@@ -125,8 +128,8 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
     It multiplies int8 in the same form, to sums in int32.
 
     The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
-    and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves fewer
-    numbers to transpose, those of the result included. The library is chosen before XLA decides on layouts. A
+    and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves less
+    to move in memory, the result included. The library is chosen before XLA decides on layouts. A
     plain transposition still counts as a view in another layout then, and would send the product to float32;
     one that is folded into the product later makes it fail at run time. So the transposed array, and what
     comes after the product, are kept apart by barriers. The axes of each kind are one axis between the
@@ -137,10 +140,11 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
     terms, result = spec.split("->")
     x_term, y_term = terms.split(",")
     sizes = dict(zip((*x_term, *y_term), (*x.shape, *y.shape), strict=True))
-    if _moved((y_term, x_term), result, sizes) < _moved((x_term, y_term), result, sizes):
+    if _moving_cost((y_term, x_term), result, sizes) < _moving_cost((x_term, y_term), result, sizes):
         x_term, y_term, x, y = y_term, x_term, y, x
     shared, own_of_x, own_of_y, summed = _kinds((x_term, y_term), result)
-    by_columns = [*shared, *own_of_y, *summed] == list(y_term)
+    by_rows, by_columns = [*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]
+    by_columns = min([by_rows, by_columns], key=lambda order: _disorder(y_term, order)) is by_columns
     # Axes of a batch that devices split cannot be one axis.
     batch = [[axis] for axis in shared] if activations_are_sharded() else [shared] * bool(shared)
     x = _in_order(x, x_term, [*batch, own_of_x, summed])
@@ -172,8 +176,8 @@ def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], l
     return shared, own_of_x, own_of_y, summed
 
 
-def _moved(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int:
-    """Count the numbers that are transposed in memory to multiply rows of the first operand."""
+def _moving_cost(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int:
+    """Estimate what it costs to bring all arrays into order to multiply rows of the first operand."""
     x_term, y_term = terms
     shared, own_of_x, own_of_y, summed = _kinds(terms, result)
     moved = [
@@ -181,7 +185,17 @@ def _moved(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int
         (y_term, [[*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]]),
         (result, [[*shared, *own_of_x, *own_of_y]]),
     ]
-    return sum(math.prod(sizes[axis] for axis in term) for term, orders in moved if list(term) not in orders)
+    return sum(
+        math.prod(sizes[axis] for axis in term) * min(_disorder(term, order) for order in orders)
+        for term, orders in moved
+    )
+
+
+def _disorder(term: str, order: Sequence[str]) -> int:
+    """Weigh a transposition by what a number of it costs: 0 if nothing moves, little if whole rows do."""
+    if list(term) == list(order):
+        return 0
+    return 1 if term[-1] == order[-1] else _COST_OF_COLUMNS
 
 
 def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
