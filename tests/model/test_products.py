@@ -24,6 +24,7 @@ from flaxformer_mt.model.products import (
     contract,
     einsum_to_float32,
     multiply_and_sum,
+    multiply_rows,
     rectify,
     sum_columns,
     sum_rows,
@@ -186,6 +187,24 @@ def test_the_smaller_side_of_a_product_is_transposed():
     for spec in ("TF,TD->FD", "TF,TD->DF"):
         narrowed = product(spec)(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
         np.testing.assert_array_equal(narrowed, np.einsum(spec, x, y))
+
+
+def test_attention_copies_whole_rows():
+    """Scores and averages need no other order of the last axis; a gradient turns scores, not vectors."""
+    sizes = dict(zip("BQMHK", (2, 5, 7, 3, 11), strict=True))
+    turned = {
+        "BQHK,BMHK->BHQM": [],  # scores; gradients of weights
+        "BHQM,BMHK->BQHK": [],  # averages; gradients of queries
+        "BHQM,BQHK->BMHK": ["BHQM"],  # gradients of keys and of values
+    }
+    for spec, expected in turned.items():
+        terms = spec.partition("->")[0].split(",")
+        operands = [jax.ShapeDtypeStruct([sizes[a] for a in term], jnp.bfloat16) for term in terms]
+        equations = equations_in(jax.make_jaxpr(lambda x, y, s=spec: multiply_rows(s, x, y))(*operands).jaxpr)
+        moves = [equation for equation in equations if equation.primitive.name == "transpose"]
+        columns = [move for move in moves if move.params["permutation"][-1] != move.invars[0].aval.ndim - 1]
+        shapes = [tuple(sizes[axis] for axis in term) for term in expected]
+        assert [move.invars[0].aval.shape for move in columns] == shapes, spec
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
