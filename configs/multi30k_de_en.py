@@ -4,7 +4,7 @@
 
 DIR contains train, valid and test, each as .de and .en (test is test_2016_flickr). Measured on two cores of
 an AMD EPYC: 49 minutes, 42.61 lower-cased and 42.38 cased BLEU with beam 5; with
---config.model.dtype=bfloat16, which that processor multiplies faster, 26 minutes, 42.09 and 41.86
+--config.model.dtype=bfloat16, which that processor multiplies faster, 21 minutes, 42.70 and 42.48
 (docs/results.md).
 """
 

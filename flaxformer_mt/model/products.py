@@ -143,8 +143,8 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
     if _moving_cost((y_term, x_term), result, sizes) < _moving_cost((x_term, y_term), result, sizes):
         x_term, y_term, x, y = y_term, x_term, y, x
     shared, own_of_x, own_of_y, summed = _kinds((x_term, y_term), result)
-    by_rows, by_columns = [*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]
-    by_columns = min([by_rows, by_columns], key=lambda order: _disorder(y_term, order)) is by_columns
+    rows, columns = [*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]
+    by_columns = _disorder(y_term, columns) < _disorder(y_term, rows)
     # Axes of a batch that devices split cannot be one axis.
     batch = [[axis] for axis in shared] if activations_are_sharded() else [shared] * bool(shared)
     x = _in_order(x, x_term, [*batch, own_of_x, summed])
