@@ -27,7 +27,7 @@ from flaxformer_mt.shapes import (
 # Rows of a product that is computed for one of them.
 _ROWS_OF_ONES = 8
 
-# What it costs to move a number where the last axis of an array changes, if it costs 1 where whole rows move.
+# About what it costs to move a number where the last axis of an array changes; where whole rows move, 1.
 _COST_OF_COLUMNS = 3
 
 
@@ -129,11 +129,11 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
 
     The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
     and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves less
-    to move in memory, the result included. The library is chosen before XLA decides on layouts. A
-    plain transposition still counts as a view in another layout then, and would send the product to float32;
-    one that is folded into the product later makes it fail at run time. So the transposed array, and what
-    comes after the product, are kept apart by barriers. The axes of each kind are one axis between the
-    barriers: XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy.
+    to move in memory, the result included. The library is chosen before XLA decides on layouts. A plain
+    transposition still counts as a view in another layout then, and would send the product to float32; one
+    that is folded into the product later makes it fail at run time. So the transposed array, and what comes
+    after the product, are kept apart by barriers. The axes of each kind are one axis between the barriers:
+    XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy.
     Nor does the library multiply single rows of a batch, such as those of greedy search: they get a second
     row of zeros.
     """
