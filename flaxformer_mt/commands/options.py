@@ -46,8 +46,8 @@ class SearchOptions:
     # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
     # None: as in the run's config.
     coverage_layer: int | None = None
-    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact stops sooner,
-    # when patience * beam_size hypotheses are finished. None: as in the run's config.
+    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact also when
+    # patience * beam_size hypotheses are finished. None: as in the run's config.
     stopping: Literal["exact", "inexact"] | None = None
     # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
     # None: as in the run's config.
@@ -106,7 +106,7 @@ class SearchOptions:
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length. None:
     # as in the run's config.
     max_length_offset: int | None = None
-    # Length up to which --stopping=exact expects a better translation, and that memory is reserved for.
+    # Length up to which beam search expects a better translation, and that memory is reserved for.
     # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
     # maximum. None: as in the run's config.
     length_bound: Literal["learned", "limit"] | None = None

@@ -21,7 +21,7 @@ class LengthConfig:
     max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
     max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
-    # Length up to which stopping=exact expects a better translation, and that memory is reserved for.
+    # Length up to which beam search expects a better translation, and that memory is reserved for.
     # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
     # maximum.
     length_bound: Literal["learned", "limit"] = "learned"

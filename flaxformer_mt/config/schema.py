@@ -340,8 +340,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     coverage_penalty: Annotated[float, at_least(0)] = 0.0
     # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
     coverage_layer: Annotated[int, between(-10_000, 10_000)] = -1
-    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact stops sooner,
-    # when patience * beam_size hypotheses are finished.
+    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact also when
+    # patience * beam_size hypotheses are finished.
     stopping: Literal["exact", "inexact"] = "exact"
     # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
     patience: Annotated[float, above(0, at_most=1_000_000)] = 1.0

@@ -21,6 +21,7 @@ from flaxformer_mt.data.buckets import (
     make_training_shapes,
     smallest_shape,
 )
+from flaxformer_mt.data.even_batches import deal_evenly
 from flaxformer_mt.data.packing import pack_rows
 
 
@@ -98,8 +99,9 @@ class EpochPlan:
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
         """[len(shapes)] Number of tokens of one side that a full batch of each shape hardly exceeds.
 
-        Five standard deviations above the mean of the pairs in batches of this shape, and 0 without any. It
-        is not for packed plans, whose rows have several pairs.
+        Five standard deviations above the mean, and 0 without any batch of this shape. Full batches differ
+        from each other, and the pairs of other epochs from these: by as much as the mean of so many pairs
+        that are drawn at random. It is not for packed plans, whose rows have several pairs.
 
         Args:
           lengths: [N] number of tokens of each pair on that side.
@@ -107,13 +109,20 @@ class EpochPlan:
         counts = self._stops - self._starts
         first = np.cumsum(counts) - counts
         places = np.arange(counts.sum()) + np.repeat(self._starts - first, counts)
-        numbers = np.repeat(self._shape_numbers, counts)
         tokens = lengths[self._examples[places]].astype(np.float64)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        of_batches = np.bincount(owners, tokens, minlength=len(counts))
         found = []
         for number, shape in enumerate(self.shapes):
-            own = tokens[numbers == number]
-            spread = 5 * own.std() * shape.rows**0.5 if len(own) else 0.0
-            found.append(int(np.ceil(own.mean() * shape.rows + spread)) if len(own) else 0)
+            chosen = self._shape_numbers == number
+            own = tokens[chosen[owners]]
+            if not len(own):
+                found.append(0)
+                continue
+            full = of_batches[chosen & (counts == shape.rows)]
+            of_epochs = own.std() * shape.rows / len(own) ** 0.5
+            spread = 5 * ((full.std() if len(full) else 0.0) + of_epochs)
+            found.append(int(np.ceil(own.mean() * shape.rows + spread)))
         return found
 
     @property
@@ -163,7 +172,7 @@ def plan_epoch(
     elif config.batching == "shuffle":
         groups = _group_in_order(examples, *lengths, shapes)
     else:
-        groups = _group_into_buckets(examples, *lengths, shapes)
+        groups = _group_into_buckets(examples, source_lengths, target_lengths, shapes, random)
     order = random.permutation(len(groups.starts))
     return _plan(groups, shapes, order, lengths, skipped=skipped)
 
@@ -259,13 +268,30 @@ def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.rand
 
 
 def _group_into_buckets(
-    examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
+    examples: np.ndarray,
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    shapes: tuple[Shape, ...],
+    random: np.random.Generator | None = None,
 ) -> _Groups:
-    """Cuts the pairs of each shape, in the given order, into batches; the last one may be partly filled."""
-    numbers = smallest_shape(source_lengths, target_lengths, shapes).astype(np.uint16)
+    """Cuts the pairs of each shape into batches; the last one may be partly filled.
+
+    Args:
+      examples: numbers of pairs.
+      source_lengths, target_lengths: number of tokens of each pair of the store.
+      random: deals the pairs of a shape so that its batches have similar numbers of tokens. None: the batches
+        are those of the given order.
+    """
+    lengths = source_lengths[examples], target_lengths[examples]
+    numbers = smallest_shape(*lengths, shapes).astype(np.uint16)
     by_shape = examples[np.argsort(numbers, kind="stable")]
     ends = np.cumsum(np.bincount(numbers, minlength=len(shapes)))
     groups = _promote_leftovers(np.split(by_shape, ends[:-1]), shapes)
+    if random is not None:
+        groups = [
+            deal_evenly(group, source_lengths[group], target_lengths[group], rows=shape.rows, random=random)
+            for group, shape in zip(groups, shapes, strict=True)
+        ]
     starts, stops, first = [], [], 0
     for group, shape in zip(groups, shapes, strict=True):
         last = first + len(group)

@@ -285,7 +285,7 @@ class SearchEngine:
         for row, sentence in enumerate(sentences):
             limits[row] = self.lengths.limit(len(sentence.source), sentence.shortest)
         lines = Lines(max_lengths=limits)
-        if self.lengths.learned is not None and (options.method, options.stopping) == ("beam", "exact"):
+        if self.lengths.learned is not None and options.method == "beam":
             likely = np.zeros(rows, np.int32)
             for row, sentence in enumerate(sentences):
                 needed = max(sentence.shortest, self._min_length(sentence))

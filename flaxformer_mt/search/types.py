@@ -66,7 +66,7 @@ class Lines(NamedTuple):
 
     # Maximum length of a hypothesis; 0: the row is empty and is not searched.
     max_lengths: Int[Array, "B"]
-    # Length that a translation is not expected to exceed: exact stopping of beam search looks no further.
+    # Length that a translation is not expected to exceed: beam search looks no further for a better one.
     # None: max_lengths.
     likely_lengths: Int[Array, "B"] | None = None
     # Minimum length of a hypothesis.

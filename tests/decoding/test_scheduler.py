@@ -216,6 +216,10 @@ def test_hypotheses_of_likely_lengths_are_found_as_without_these():
     assert_same_translations([learned[n] for n in chosen], [whole[n] for n in chosen])
     assert all(one.lengths[0] > 0 and np.isfinite(one.scores[0]) for one in learned)
     assert min(capacity for _, capacity, _ in narrow) < min(capacity for _, capacity, _ in wide)
+    for stopping in ("exact", "inexact"):
+        stops = dataclasses.replace(options, stopping=stopping)
+        lines = Searcher([MODEL], stops, target_lengths=(1.0, 6.0)).engine.lay_out(sentences).lines
+        assert lines.likely_lengths[:-1].tolist() == likely
     limit = dataclasses.replace(options, length_bound="limit")
     engine = Searcher([MODEL], limit, target_lengths=(1.0, 6.0)).engine
     assert engine.lengths.learned is None and engine.lay_out(sentences).lines.likely_lengths is None

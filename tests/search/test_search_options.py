@@ -342,6 +342,14 @@ def test_exact_stopping_expects_no_better_hypothesis_than_of_the_likely_length()
     assert counted == 7 and tokens_of(found, 0) == (3,) * 7
 
 
+def test_inexact_stopping_expects_no_better_one_either():
+    # One has ended after the first step, and four are to: but nothing of up to 40 tokens exceeds the first.
+    easy, four = {EOS: 0.9, 3: 0.05, 4: 0.05}, {"beam_size": 2, "stopping": "inexact", "patience": 2.0}
+    assert search_lattice(easy, [200] * 2, **four)[1] == 2
+    found, counted = search_lattice(easy, [200] * 2, likely=np.array([40] * 2, np.int32), **four)
+    assert counted == 1 and tokens_of(found, 0) == (EOS,)
+
+
 @pytest.mark.parametrize(("patience", "steps"), [(0.5, 1), (1.0, 2)])
 def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
     # Each step one of two beams ends. An exact search would continue for long: words are almost free.
