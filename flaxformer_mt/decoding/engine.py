@@ -111,8 +111,8 @@ class SearchEngine:
           shortlist: restricts the tokens of each translation to candidates for its source, of which only
             the most probable are used: at most 16 for each source token, besides those of all sentences.
           target_lengths: ratio and offset of the length that few translations exceed, which bounds the room
-            for them, and what exact stopping of beam search expects of an unfinished hypothesis, unless
-            options.length_bound is limit.
+            for them, and what beam search expects of an unfinished hypothesis, unless options.length_bound is
+            limit.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
         """
         self.options = options
