@@ -278,7 +278,7 @@ def sum_rows(x: Array, features: int) -> Array:
     """
 
     def reduce(x: Array) -> Array:
-        return x.sum(range(x.ndim - features), dtype=jnp.float32)
+        return x.sum(tuple(range(x.ndim - features)), dtype=jnp.float32)
 
     def multiply(x: Array) -> Array:
         matrix = x.reshape(-1, math.prod(x.shape[x.ndim - features :]))

@@ -58,7 +58,7 @@ def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -
     rank = math.ceil(_SHARE * len(sources)) - 1
     mean = sources.mean()
     lines = []
-    for ratio in _SLOPES * (targets.sum() / sources.sum()):
+    for ratio in _SLOPES * (float(targets.sum()) / float(sources.sum())):
         ratio = math.ceil(1000 * ratio) / 1000
         # The length is rounded down, so a length on the line must not be lost to rounding.
         offset = math.ceil(100 * np.partition(targets - ratio * sources, rank)[rank]) / 100 + 0.01

@@ -73,11 +73,11 @@ def align_words(
     # The sum over a target word's pieces has the same maximum as their mean.
     word_sums = np.zeros((max(target_words) + 1, len(source_sums)))
     np.add.at(word_sums, np.asarray(target_words), source_sums.T)
-    pairs = [(int(word_sums[j].argmax()), j) for j in sorted(set(target_words))]
+    pairs = [(int(np.argmax(word_sums[j])), j) for j in sorted(set(target_words))]
     if cover:
         missing = sorted(set(source_words) - {i for i, _ in pairs})
         pairs = sorted(
-            [*pairs, *((i, int(word_sums[:, i].argmax())) for i in missing)], key=lambda p: p[::-1]
+            [*pairs, *((i, int(np.argmax(word_sums[:, i]))) for i in missing)], key=lambda p: p[::-1]
         )
     return tuple(pairs)
 
