@@ -226,7 +226,7 @@ class SearchPrograms:
             waiting = self._read_rows(params, ids, mask, lines, n_best=n_best)
             if self._shares_first_step:
                 waiting = self._begin_rows(params, waiting, n_best=n_best)
-            counts = np.asarray((lines.max_lengths > 0).sum()), jnp.asarray(size.rows)
+            counts = jnp.sum(lines.max_lengths > 0), jnp.asarray(size.rows)
             state = empty_rows(layout, size)
             found = search_queue(task, layout, state, waiting, *counts, refill=refill).results
             found = jax.tree.map(lambda leaf: leaf[: len(ids)], found)
