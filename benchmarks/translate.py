@@ -30,139 +30,36 @@ With --shortlist=FILE, ours and CTranslate2 (its vmap) are also measured with a 
 """
 
 import argparse
-import dataclasses
 import json
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 from systems import choose_systems, require_packages
+from translation_material import BEAM, Material, make_material, print_error
 from workers import Worker, open_worker
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.convert.export_run import load_weights, write_checked
+from flaxformer_mt.convert.export_run import write_checked
 from flaxformer_mt.convert.format_interface import Weights
 from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.corpus.reader import read_pairs
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import score_translations
-from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.runs.target_lengths import read_target_lengths
-from flaxformer_mt.trees import flatten_tree
-from flaxformer_mt.vocab import make_vocabs
 
-BEAM = 4
 PEERS = ("hugging_face", "ctranslate2")
 # Hugging Face's model, by the place of the norms.
 _HUGGING_FACE = {"post": "marian", "pre": "hf-pre-norm"}
-# Lengths in subwords of the first 500 English lines of newstest2014, percentiles 0, 10, 25, 50, 75, 90, 100.
-_NEWS_LENGTHS = (3, 11, 15, 23, 32, 41, 91)
 # Tolerance of the export check: random weights give logits in the hundreds; equal weights are enough here.
 _TOLERANCE = 1e-2
 # A translation system whose BLEU is lower by at most this much counts as equally good.
 _EQUAL_BLEU = 0.1
-
-
-class Pair(NamedTuple):
-    """A source sentence and its translation."""
-
-    source: str
-    target: str
-
-
-class Material(NamedTuple):
-    """The weights, the sentences as ids, and the references (None if the weights are random)."""
-
-    weights: Weights
-    sentences: list[list[int]]
-    references: list[str] | None
-    facts: dict[str, Any]
-
-
-def make_material(options: argparse.Namespace, cache: Path) -> Material:
-    """Builds the model and the sentences of the setting."""
-    if options.setting == "captions" and not options.tiny:
-        if not options.run:
-            raise SystemExit("--setting=captions needs --run=RUN, a trained run")
-        weights = load_weights(options.run, checkpoint=options.checkpoint, warn=print_error)
-        pairs = read_pairs(weights.config.data, "test")
-        some = [pairs[index] for index in range(min(options.lines, len(pairs)))]
-        facts = {"weights": f"trained for {weights.step} steps ({options.run.name}, {weights.checkpoint})"}
-        references: list[str] | None = [pair.target for pair in some]
-        texts = [pair.source for pair in some]
-    else:
-        pairs = read_news(options)
-        weights = make_random_weights(options, pairs, cache)
-        texts, references = [pair.source for pair in pairs[: options.lines]], None
-        facts = {"weights": "random", "text": str(options.news or "made up")}
-    search = dataclasses.replace(weights.config.search, beam_size=BEAM, batch_tokens=options.batch_tokens)
-    if options.setting == "news":  # exactly as long as the source, which is never truncated
-        lengths: dict[str, Any] = {"ratio": 1.0, "offset": 0}
-        bounds = {f"{end}_length_{part}": value for end in ("min", "max") for part, value in lengths.items()}
-        search = dataclasses.replace(search, **bounds)
-    weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=search))
-    longest, vocab = weights.config.data.max_source_length, weights.vocabs.source
-    sentences = [[*ids[: longest - 1][:-1], vocab.eos_id] for ids in map(vocab.tokenize, texts)]
-    return Material(weights, sentences, references, facts)
-
-
-def read_news(options: argparse.Namespace) -> list[Pair]:
-    """Reads all pairs of --news; without it, makes pairs of similar lengths from equally frequent words."""
-    if options.news:
-        sides = [(options.news / f"test.{code}").read_text(encoding="utf-8") for code in ("en", "de")]
-        return [Pair(*pair) for pair in zip(*(side.strip("\n").split("\n") for side in sides), strict=True)]
-    random, words = np.random.default_rng(1), 60 if options.tiny else 40_000
-    sentences = 12 if options.tiny else 3000
-    places = np.linspace(0, 1, len(_NEWS_LENGTHS))
-    shares = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
-    assert len(shares) == len(places)
-    lengths = np.interp(random.random(2 * sentences), shares, _NEWS_LENGTHS).astype(int)
-    if options.tiny:
-        lengths = lengths % 7 + 3
-    numbers = np.arange(lengths.sum()) % words
-    random.shuffle(numbers)
-    parts = np.split(numbers, np.cumsum(lengths)[:-1])
-    texts = [" ".join(f"w{number}" for number in part) for part in parts]
-    return [Pair(*texts[start : start + 2]) for start in range(0, 2 * sentences, 2)]
-
-
-def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cache: Path) -> Weights:
-    """Initializes a Transformer-base, post-norm, with all embeddings tied."""
-    sizes = {
-        "model_dim": 512,
-        "ffn_dim": 2048,
-        "num_heads": 8,
-        "num_encoder_layers": 6,
-        "num_decoder_layers": 6,
-    }
-    if options.tiny:
-        sizes = {name: {"num_heads": 2, "model_dim": 8, "ffn_dim": 16}.get(name, 1) for name in sizes}
-    kind: Any = "bpe" if options.news else "word"
-    config = Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(options.news or ""),
-            source_language="en",
-            target_language="de",
-            max_source_length=128,
-            max_target_length=128,
-        ),
-        vocab=VocabConfig(kind=kind, size=40 if options.tiny else 32_000, byte_fallback=bool(options.news)),
-        model=ModelConfig(norm_position="post", tying="all", **sizes),
-    )
-    name = f"vocab_{'tiny' if options.tiny else 'news'}_{kind}"
-    vocabs = make_vocabs(config.vocab, pairs, cache / name)  # takes half a minute the first time
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params = jax.jit(lambda: init_params(model, jax.random.key(config.seed)))()
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten_tree(params).items()}
-    return Weights(config, vocabs, leaves)
 
 
 def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None:
@@ -348,11 +245,6 @@ def score(translations: list[list[int]], material: Material) -> dict[str, float]
     return {"bleu": round(score_translations(texts, material.references).bleu, 2)}
 
 
-def print_error(message: str) -> None:
-    """Prints a warning to standard error; standard output is for the JSON."""
-    print(message, file=sys.stderr)
-
-
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags."""
     parser = argparse.ArgumentParser(
@@ -361,6 +253,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--setting", choices=("captions", "news"), default="news")
     parser.add_argument("--run", type=Path, help="captions: the directory of a trained run")
     parser.add_argument("--checkpoint", help="captions: best, last, average or a step")
+    parser.add_argument("--text_dir", type=Path, help="captions: folder of the test set; else the run's own")
     parser.add_argument("--news", type=Path, help="news: a folder with test.en and test.de")
     parser.add_argument("--work", type=Path, help="folder that keeps the vocabulary of news for later runs")
     parser.add_argument("--lines", type=int, default=0, help="sentences; 0: 1000 captions, 500 news")
@@ -394,7 +287,11 @@ def main() -> None:
         serve(options.worker, json.loads(options.task.read_text(encoding="utf-8")))
         return
     require_packages(options.systems)
-    print(json.dumps(measure(options), indent=2))
+    try:
+        print(json.dumps(measure(options), indent=2))
+    except UserError as error:
+        print_error(f"error: {error}")
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

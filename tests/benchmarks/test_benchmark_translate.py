@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_up_text import write_text
 from tiny_experiment import quick_environment
 
 from flaxformer_mt.config import SearchConfig
@@ -29,6 +30,12 @@ def benchmark():
     del sys.modules[spec.name]
 
 
+@pytest.fixture
+def material(benchmark):
+    """The module that makes what is translated, as the benchmark has imported it."""
+    return sys.modules["translation_material"]
+
+
 def test_batches_are_sorted_and_within_the_budget(benchmark):
     search = SearchConfig(beam_size=4, batch_tokens=100, max_length_ratio=1.0, max_length_offset=2)
     batches = benchmark.plan_batches([3, 10, 4, 5], search, forced=False)
@@ -38,18 +45,18 @@ def test_batches_are_sorted_and_within_the_budget(benchmark):
     assert [batch["limit"] for batch in forced] == [10, 4]  # 10 + 4 * 10 fits twice
 
 
-def test_made_up_news_has_the_lengths_and_as_many_words_as_pieces(benchmark):
-    pairs = benchmark.read_news(benchmark.parse_options([]))
+def test_made_up_news_has_the_lengths_and_as_many_words_as_pieces(benchmark, material):
+    pairs = material.read_news(benchmark.parse_options([]))
     lengths = sorted(len(text.split(" ")) for pair in pairs for text in pair)
     assert len(pairs) == 3000 and lengths[0] >= 3 and lengths[-1] <= 91
     assert abs(lengths[3000] - 23) <= 1
     assert len({word for pair in pairs for text in pair for word in text.split(" ")}) > 32_000
 
 
-def test_only_the_systems_that_are_asked_for_are_exported(benchmark, monkeypatch, tmp_path, capsys):
+def test_only_the_systems_that_are_asked_for_are_exported(benchmark, material, monkeypatch, tmp_path, capsys):
     """A model that Hugging Face's formats cannot express is compared with CTranslate2."""
     options = benchmark.parse_options(["--systems=ours,ctranslate2", "--tiny"])
-    weights = benchmark.make_random_weights(options, benchmark.read_news(options), tmp_path)
+    weights = material.make_random_weights(options, material.read_news(options), tmp_path)
     model = dataclasses.replace(weights.config.model, positions="rotary")
     weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, model=model))
     exported = []
@@ -136,3 +143,22 @@ def test_an_unknown_clock_is_refused(benchmark, capsys):
     with pytest.raises(SystemExit):
         benchmark.parse_options(["--clock=sun"])
     assert "invalid choice: 'sun'" in capsys.readouterr().err
+
+
+def test_captions_may_lie_elsewhere_than_where_the_run_had_them(
+    benchmark, tiny_run, tmp_path, monkeypatch, capsys
+):
+    arguments = ["--setting=captions", f"--run={tiny_run}", "--lines=3", "--systems=ours"]
+    write_text(tmp_path, "test", 5, seed=9)
+    options = benchmark.parse_options([*arguments, f"--text_dir={tmp_path}"])
+    elsewhere = benchmark.make_material(options, tmp_path)
+    expected = (tmp_path / "test.yy").read_text(encoding="utf-8").split("\n")[:3]
+    assert elsewhere.references == expected
+    own = benchmark.make_material(benchmark.parse_options(arguments), tmp_path)
+    assert own.references != expected
+    monkeypatch.setattr(sys, "argv", [str(FILE), *arguments, "--text_dir=no/such/folder"])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    assert line.startswith("error: ") and "no/such/folder" in line
