@@ -25,6 +25,8 @@ data=$1 mono=$2 work=$3
 : "${STUDENT_FLAGS:=--config.model.num_encoder_layers=6 --config.model.num_decoder_layers=1 --config.model.model_dim=128 --config.model.ffn_dim=512 --config.model.dropout_rate=0.1}"
 : "${BACKTRANSLATE_FLAGS:=}"         # such as --method=sample --top_k=10
 : "${DISTIL_FLAGS:=}"                # such as --targets=best
+: "${MORE_SOURCES:=}"                # more that the teacher translates for the student: a file of source text, or
+                                     # backtranslated, the sources that the reverse model made of MONO
 : "${SCORES:=}"                      # word-level distillation: probabilities of so many tokens, such as 8; empty: none
 : "${TEACHER_WEIGHT:=0.5}"           # with SCORES, the teacher's weight in the loss of the student
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
@@ -36,6 +38,10 @@ for split in train valid test; do
         [ -f "$data/$split.$language" ] || { echo "error: $data/$split.$language does not exist" >&2; exit 2; }
     done
 done
+[ -z "$MORE_SOURCES" ] || [ "$MORE_SOURCES" = backtranslated ] || [ -f "$MORE_SOURCES" ] || {
+    echo "error: MORE_SOURCES is $MORE_SOURCES, which is no file; give one of source text, or backtranslated" >&2
+    exit 2
+}
 mkdir -p "$work/scores" "$work/distilled"
 
 # Commands inherit the lock: if only this script was killed, the next one waits for the command it had begun.
@@ -53,6 +59,7 @@ settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "
     "train=$TRAIN_FLAGS" "teacher=$TEACHER_FLAGS" "student=$STUDENT_FLAGS" \
     "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
 [ -z "$SCORES" ] || settings+=$(printf '\n%s' "scores=$SCORES" "teacher_weight=$TEACHER_WEIGHT")
+[ -z "$MORE_SOURCES" ] || settings+=$(printf '\n%s' "more_sources=$MORE_SOURCES")
 if [ ! -e "$work/settings.txt" ]; then
     echo "$settings" | write "$work/settings.txt"
 elif [ "$settings" != "$(cat "$work/settings.txt")" ]; then
@@ -98,16 +105,31 @@ step "$work/teacher/report.json" train "${common[@]}" "${languages[@]}" "${symbo
     --config.data.dataset="parallel_text,parallel_text@$work/backtranslated" \
     "${train[@]}" "${teacher[@]}" --run="$work/teacher"
 
-# 4. Its translations of the training sources: of the n best, those that are closest to the references.
-nbest=(--targets=nbest --reference="$data/train.$TARGET")
-case " $DISTIL_FLAGS " in *" --targets=best "*) nbest=() ;; esac
-scores=() learned=()
-if [ -n "$SCORES" ]; then
-    scores=(--teacher_scores="$SCORES")
-    learned=(--config.data.teacher_scores=train.scores --config.train.teacher_weight="$TEACHER_WEIGHT")
+# 4. Its translations of the training sources, and of more sources, if these are wanted: of the n best those that are
+# closest to the references. Sources without references get the best one, for which flags of that choice have no use.
+distil_to() {
+    local folder=$1 sources=$2 references=${3:-} flags=("${distil[@]}")
+    if [ -z "$references" ]; then
+        mapfile -t flags < <(printf '%s\n' "${distil[@]}" | grep -v -e '^--n_best=' -e '^--metric=' -e '^$')
+    elif [[ " $DISTIL_FLAGS " != *" --targets=best "* ]]; then
+        flags+=(--targets=nbest --reference="$references")
+    fi
+    [ -z "$SCORES" ] || flags+=(--teacher_scores="$SCORES")
+    step "$folder/report.json" distil --run="$work/teacher" --input="$sources" --output="$folder" --resume "${flags[@]}"
+}
+distil_to "$work/distilled" "$data/train.$SOURCE" "$data/train.$TARGET"
+dataset=parallel_text score_files=train.scores
+case $MORE_SOURCES in
+    "") ;;
+    backtranslated) distil_to "$work/distilled_more" "$work/backtranslated/translations.txt" "$mono" ;;
+    *) distil_to "$work/distilled_more" "$MORE_SOURCES" ;;
+esac
+if [ -n "$MORE_SOURCES" ]; then
+    dataset+=,parallel_text@$work/distilled_more score_files+=,train.scores
 fi
-step "$work/distilled/report.json" distil --run="$work/teacher" --input="$data/train.$SOURCE" \
-    --output="$work/distilled" --resume "${nbest[@]}" "${scores[@]}" "${distil[@]}"
+learned=()
+[ -z "$SCORES" ] || learned=(--config.data.teacher_scores="$score_files" \
+    --config.train.teacher_weight="$TEACHER_WEIGHT")
 for split in valid test; do
     for language in "$SOURCE" "$TARGET"; do
         [ -e "$work/distilled/$split.$language" ] || write "$work/distilled/$split.$language" \
@@ -117,7 +139,7 @@ done
 
 # 5. The student, on these pairs alone, with the teacher's vocabulary.
 step "$work/student/report.json" train --config="$CONFIG" "${languages[@]}" \
-    --config.data.dataset=parallel_text --config.data.text_dir="$work/distilled" \
+    --config.data.dataset="$dataset" --config.data.text_dir="$work/distilled" \
     --config.vocab.source_model="$work/teacher/vocab/joint.model" \
     "${learned[@]}" "${train[@]}" "${student[@]}" --run="$work/student"
 
