@@ -110,7 +110,8 @@ step "$work/teacher/report.json" train "${common[@]}" "${languages[@]}" "${symbo
 distil_to() {
     local folder=$1 sources=$2 references=${3:-} flags=("${distil[@]}")
     if [ -z "$references" ]; then
-        mapfile -t flags < <(printf '%s\n' "${distil[@]}" | grep -v -e '^--n_best=' -e '^--metric=' -e '^$')
+        mapfile -t flags < <(printf '%s\n' "${distil[@]}" |
+            grep -v -e '^--targets=nbest$' -e '^--n_best=' -e '^--metric=' -e '^$')
     elif [[ " $DISTIL_FLAGS " != *" --targets=best "* ]]; then
         flags+=(--targets=nbest --reference="$references")
     fi

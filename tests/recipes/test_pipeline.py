@@ -101,13 +101,17 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     found, log = run(TAG="<XY>")
     assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
     (tmp_path / "work").rename(tmp_path / "scored")
-    more = {"MORE_SOURCES": "backtranslated", "SCORES": "8", "DISTIL_FLAGS": "--n_best=3 --copies"}
+    more = {
+        "MORE_SOURCES": "backtranslated",
+        "SCORES": "8",
+        "DISTIL_FLAGS": "--targets=nbest --n_best=3 --copies",
+    }
     found, log = run(**more)
     assert found.returncode == 0 and log == [*COMMANDS[:5], "distil", *COMMANDS[5:]]
     made = read_all(tmp_path / "work")
     translated = made["distilled_more/report.json"].decode()
     assert "--input=work/backtranslated/translations.txt --output=work/distilled_more --resume" in translated
-    closest = "--n_best=3 --copies --targets=nbest --reference="
+    closest = "--targets=nbest --n_best=3 --copies --targets=nbest --reference="
     assert translated.endswith(f" {closest}{tmp_path}/mono.yy --teacher_scores=8\n")
     student = made["student/report.json"].decode()
     assert "--config.data.dataset=parallel_text,parallel_text@work/distilled_more " in student
