@@ -125,5 +125,5 @@ def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cach
 
 
 def print_error(message: str) -> None:
-    """Prints a warning to standard error; standard output is for the JSON."""
+    """Prints a warning or an error to standard error; standard output is for the JSON."""
     print(message, file=sys.stderr)

@@ -120,12 +120,10 @@ distil_to() {
 }
 distil_to "$work/distilled" "$data/train.$SOURCE" "$data/train.$TARGET"
 dataset=parallel_text score_files=train.scores
-case $MORE_SOURCES in
-    "") ;;
-    backtranslated) distil_to "$work/distilled_more" "$work/backtranslated/translations.txt" "$mono" ;;
-    *) distil_to "$work/distilled_more" "$MORE_SOURCES" ;;
-esac
 if [ -n "$MORE_SOURCES" ]; then
+    more=("$MORE_SOURCES")
+    [ "$MORE_SOURCES" != backtranslated ] || more=("$work/backtranslated/translations.txt" "$mono")
+    distil_to "$work/distilled_more" "${more[@]}"
     dataset+=,parallel_text@$work/distilled_more score_files+=,train.scores
 fi
 learned=()
