@@ -242,6 +242,16 @@ def test_durations(seconds, text):
     assert format_duration(seconds) == text
 
 
+def test_time_left_leaves_out_what_came_before_the_first_update(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:
+        clock.now += 170  # all programs are compiled
+        tracker.start_clock()
+        clock.now += 10  # one second a step
+        tracker.log(10, "train", {})
+    assert stream.getvalue().rstrip().endswith("| 16:30 left")  # 990 steps
+
+
 def test_time_left_follows_the_recent_rate(tmp_path, clock):
     stream = io.StringIO()
     with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:

@@ -112,7 +112,7 @@ class Dropout(nn.Module):
         numbers, part = _flat_indices(shape, current_slots()), current_part()
         if part is not None:
             numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32)
-        return Kept(_hash(numbers, words) >= jnp.uint32(threshold), 2**32 / (2**32 - threshold))
+        return Kept(hash_numbers(numbers, words) >= jnp.uint32(threshold), 2**32 / (2**32 - threshold))
 
 
 def _flat_indices(shape: tuple[int, ...], slots: Array | None) -> Array:
@@ -133,7 +133,7 @@ def _flat_indices(shape: tuple[int, ...], slots: Array | None) -> Array:
     return numbers
 
 
-def _hash(numbers: Array, words: Array) -> Array:
+def hash_numbers(numbers: Array, words: Array | tuple[Array, Array]) -> Array:
     """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
 
     The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least

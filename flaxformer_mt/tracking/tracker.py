@@ -154,6 +154,10 @@ class Tracker:
         # The values of the last log line stay on a line that is updated in place.
         self._show(step, {} if self._display.width() is None else self._last_values)
 
+    def start_clock(self) -> None:
+        """Measure the rate of updates from now: what came before, such as compilation, is no part of it."""
+        self._times[0] = self._start_step, time.monotonic()
+
     def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
         """Show `text` if what the context does takes more than two seconds."""
         return announce_if_slow(text, self.message)
@@ -186,7 +190,7 @@ class Tracker:
         self.close()
 
     def _seconds_left(self, step: int) -> float:
-        # the time to the first line includes compilation, so it is used only until there are later lines
+        # the first line may have waited for a compiler, so it is used only until there are later lines
         first_step, first_time = self._times[1 if len(self._times) > 2 else 0]
         last_step, last_time = self._times[-1]
         if last_step <= first_step:
@@ -214,6 +218,9 @@ class _NullTracker(Tracker):
 
     def is_silent(self) -> bool:
         return False
+
+    def start_clock(self) -> None:
+        pass
 
     def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

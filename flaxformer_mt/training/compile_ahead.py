@@ -1,6 +1,7 @@
-"""Compiles the programs of all batch shapes before the first update, several at a time.
+"""Compiles the programs of all batch shapes before they are needed, several at a time.
 
-Without it, each shape is compiled when it first occurs, and the devices wait meanwhile.
+Without it, each shape is compiled when it first occurs, and the devices wait meanwhile. Contains the update,
+before training, and the loss of the validation set, before the first evaluation.
 """
 
 import contextlib
@@ -53,6 +54,24 @@ def _key(batch: BatchArray) -> Any:
     return batch.numbers.shape, batch.source_length, batch.packed, batch.unpadded
 
 
+def compiles_ahead(config: Config, platform: str) -> bool:
+    """Tells whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
+    wanted = config.train.compile_ahead
+    return wanted == "all" or wanted == "auto" and platform != "cpu"
+
+
+def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Compiles a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
+
+    Args:
+      arguments: of which only shapes, dtypes and shardings are read; at least one.
+    """
+    with ThreadPoolExecutor(min(len(arguments), core_count()), thread_name_prefix="compile") as threads:
+        # Tracing holds Python's lock, compiling does not.
+        found = [threads.submit(jitted.lower(*one).compile) for one in arguments]  # type: ignore[attr-defined]
+        return [future.result() for future in found]
+
+
 def choose_shapes(
     config: Config, batches: dict[str, Any], *, updates: int, platform: str
 ) -> tuple[Shape, ...]:
@@ -65,8 +84,7 @@ def choose_shapes(
       batches: the summary of an epoch (`plan_summary`).
       updates: the number of updates that are left.
     """
-    wanted = config.train.compile_ahead
-    if wanted == "none" or wanted == "auto" and platform == "cpu":
+    if not compiles_ahead(config, platform):
         return ()
     drawn = updates * config.optim.accumulation / max(1, batches["batches"])
     found = [shape for shape in batches["shapes"] if shape["batches"] and shape["batches"] * drawn >= 1]

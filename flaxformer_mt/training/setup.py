@@ -351,7 +351,8 @@ def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Pa
         return TrainStep(
             by_shape, lambda state, batch: (state, batch), lambda state, batches: by_shape(state, batches[0])
         )
-    gradient = parallel.compile(make_gradient_step(model, config), batch=2, partial=True)
+    gradient_step = make_gradient_step(model, config, platform=parallel.platform)
+    gradient = parallel.compile(gradient_step, batch=2, partial=True)
     by_shape = ProgramsByShape(gradient, batch=2)
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.

@@ -153,7 +153,7 @@ class TrainingLog:
         gathered: dict[str, Any] | None = None,
         target_tokens: int = 0,
     ) -> None:
-        """Starts the clock.
+        """Starts the clock, and that of the tracker.
 
         Args:
           tracker: records and shows the values.
@@ -187,6 +187,7 @@ class TrainingLog:
             self._epoch, self._updates = gathered["epoch"], gathered["updates"]
             self._seconds, self._waited = gathered["seconds"], gathered["waited"]
         self._timed_until = time.monotonic()
+        tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
         """The sums since the last log lines, as JSON values for a checkpoint; waits for the newest update.

@@ -29,6 +29,7 @@ from flaxformer_mt.model.alignment_head import GUIDED, head_scores
 from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.model.unpadding import BatchPlaces, find_places, remove_padding
 from flaxformer_mt.shapes import Array, Batch, part_of_batch
+from flaxformer_mt.training.dropout_key import make_dropout_key
 from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.optimizers import clip_factor
 from flaxformer_mt.training.state import TrainState
@@ -70,22 +71,12 @@ def add_sums(left: Sums, right: Sums) -> Sums:
     return jax.tree.map(jnp.add, left, right)
 
 
-def make_dropout_key(config: Config, step: Array | int, microbatch: Array | int) -> Array:
-    """Makes the key of all dropout masks of one microbatch; no two of them share a key.
+def make_gradient_step(model: nn.Module, config: Config, *, platform: str = "cpu") -> Callable[..., Sums]:
+    """Builds the pure function from parameters, step and batch to the summed gradient and loss.
 
-    The numbers are folded in by threefry: `fold_in` of unsafe_rbg is an exclusive or, which gives (1, 2) and
-    (2, 1) the same key and lets equal numbers cancel. All devices share the key; each draws its own rows of
-    the masks.
+    Args:
+      platform: as in `make_dropout_key`.
     """
-    key = jax.random.key(config.seed, impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
-    if config.train.prng == "threefry":
-        return key
-    return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="unsafe_rbg")
-
-
-def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
-    """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
     train, guided = config.train, config.model.alignment.weight
 
     def gradient_step(
@@ -95,7 +86,7 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         batch, places = as_batch(batch), None
         if sizes is not None:
             places = BatchPlaces(*map(find_places, (batch.source_mask, batch.target_mask), sizes))
-        dropout_key = make_dropout_key(config, step, microbatch)
+        dropout_key = make_dropout_key(config, step, microbatch, platform=platform)
         mixture = None
         if train.teacher_weight and batch.teacher is not None:
             shares = {"weight": train.teacher_weight, "smoothing": train.label_smoothing}
@@ -231,7 +222,7 @@ def make_train_step(
 
     `reduce` sums a pytree over devices; under jit it is `keep`, the identity.
     """
-    gradient_step = make_gradient_step(model, config)
+    gradient_step = make_gradient_step(model, config, platform=platform)
     update = make_update(optimizer, config, platform=platform)
 
     def train_step(

@@ -16,6 +16,7 @@ from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
 from flaxformer_mt.tracking import Sample
+from flaxformer_mt.training.compile_ahead import compile_together, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
 
 # Number of sentences of an evaluation that are shown and recorded.
@@ -49,6 +50,8 @@ class Validation:
         )
         self._parallel = parallel
         self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
+        # By the shapes of the batch, where programs are compiled before they are needed.
+        self._steps: dict[Any, Any] = {}
         self._unstack = parallel.compile(unstack_layers)
         self._merge = parallel.compile(merge_factors)
         # Some sentences of the last evaluation, the same ones each time.
@@ -77,7 +80,9 @@ class Validation:
         """The scores of these parameters, by name."""
         start = time.monotonic()
         params = self._merge(params) if has_factors(params) else params
-        likelihood = measure(self._step, params, self._batches, put=self._parallel.put)
+        if not self._steps and compiles_ahead(self._config, self._parallel.platform):
+            self._compile_steps(params)
+        likelihood = measure(self._evaluate, params, self._batches, put=self._parallel.put)
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:
             return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
@@ -92,6 +97,20 @@ class Validation:
         )
         self.samples = choose_samples(evaluation)
         return values | self._scorer.score(evaluation) | {"seconds": seconds}
+
+    def _compile_steps(self, params: Any) -> None:
+        """Compiles the loss for the shapes of all batches at once, instead of one after the other."""
+        shapes = map(self._parallel.put_shapes, self._batches)
+        distinct = {_describe_shapes(shape): (params, shape) for shape in shapes}
+        self._steps = dict(zip(distinct, compile_together(self._step, list(distinct.values())), strict=True))
+
+    def _evaluate(self, params: Any, batch: Any) -> dict[str, tuple[Any, Any]]:
+        return self._steps.get(_describe_shapes(batch), self._step)(params, batch)
+
+
+def _describe_shapes(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple(leaf.shape for leaf in leaves)
 
 
 def choose_samples(translations: Translations) -> list[Sample]:

@@ -18,6 +18,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.setup import compile_shapes, set_up_training
+from flaxformer_mt.training.validation import Validation
 
 SHAPES = (Shape(4, 3, 5), Shape(2, 5, 7), Shape(2, 7, 5))
 
@@ -124,3 +125,18 @@ def test_programs_compiled_ahead_are_those_of_the_cache_and_of_training(tiny_con
         losses.append(float(metrics.loss_sum))
     batches.close()
     assert int(state.step) == 2 and np.isfinite(losses).all()
+
+
+def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_config, tiny_run, tmp_path):
+    """On a GPU, where each shape takes seconds, and they would follow one another."""
+    found = []
+    for wanted in ("all", "none"):
+        config = change(tiny_config, train={"compile_ahead": wanted})
+        setup = set_up_training(config, tmp_path / wanted, Checkpoints(tmp_path / wanted))
+        validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=setup.state.params)
+        if wanted == "all":  # whoever calls what compiles at the first call fails
+            validation._step = SimpleNamespace(lower=validation._step.lower)
+        found.append({**validation(setup.state.inference_params), "seconds": 0.0})
+        shapes = {(batch.source.shape, batch.target_in.shape) for batch in validation._batches}
+        assert len(validation._steps) == (len(shapes) if wanted == "all" else 0)
+    assert found[0] == found[1]

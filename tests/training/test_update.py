@@ -25,12 +25,12 @@ from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.dropout_key import make_dropout_key
 from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     Sums,
     add_sums,
-    make_dropout_key,
     make_gradient_step,
     make_train_step,
     make_update,
@@ -240,11 +240,11 @@ def test_dropout_follows_seed_step_and_microbatch():
 def test_no_two_parts_of_a_run_share_a_dropout_key():
     """Every (step, microbatch) has its own random words at every site; devices share them."""
     numbers = np.indices((4, 4)).reshape(2, -1).T
-    for prng in ("rbg", "threefry"):
+    for prng, platform in (("rbg", "cpu"), ("rbg", "gpu"), ("threefry", "cpu")):
         config = change(DROPOUT, train={"prng": prng})
 
-        def draw(part, config=config):
-            key = make_dropout_key(config, *part)
+        def draw(part, config=config, platform=platform):
+            key = make_dropout_key(config, *part, platform=platform)
             sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
             return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
 

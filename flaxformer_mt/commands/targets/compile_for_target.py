@@ -173,7 +173,7 @@ class TargetCompiler:
             return [self._compile("update", parallel, step, (state, rows), batch=1, donate=(0,))]
         number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
         inputs = (state.params, number, rows, number)
-        gradient_step = make_gradient_step(model, config)
+        gradient_step = make_gradient_step(model, config, platform=platform)
         sums = _with_shardings(parallel, jax.eval_shape(gradient_step, state.params, number, batch, number))
         one, held = _bytes_on_device(sums), _bytes_on_device(state)
         gradient = self._compile(
@@ -305,6 +305,25 @@ def find_needed_memory(message: str) -> int | None:
         if found := re.search(pattern, message):
             return int(float(found.group(1)) * _UNITS[found.group(2)])
     return None
+
+
+@contextlib.contextmanager
+def name_missing_library(target: Target) -> Iterator[None]:
+    """Names cuDNN as missing where JAX does not find it while it traces attention.
+
+    Raises:
+      UserError: cuDNN is not installed, and the programs are to call it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        remedy = _missing_library(str(error))
+        if not remedy or isinstance(error, jax.errors.JaxRuntimeError):
+            raise
+        raise UserError(
+            f"--target={target.name}: attention on these devices is cuDNN's, which is not installed "
+            f"({_first_line(error)}){remedy}"
+        ) from error
 
 
 def _missing_library(message: str) -> str:

@@ -15,7 +15,11 @@ import jax
 
 from flaxformer_mt.commands.show import longest_batch, show
 from flaxformer_mt.commands.summaries import align
-from flaxformer_mt.commands.targets.compile_for_target import Compiled, TargetCompiler
+from flaxformer_mt.commands.targets.compile_for_target import (
+    Compiled,
+    TargetCompiler,
+    name_missing_library,
+)
 from flaxformer_mt.commands.targets.hlo_text import KernelWork, Traffic
 from flaxformer_mt.commands.targets.nearest_fit import (
     MOST_PAIRS,
@@ -68,13 +72,14 @@ def show_for_target(
       say: receives a line before each compilation, which can take minutes.
 
     Raises:
-      UserError: an unknown target, a missing compiler, or a layout that does not fit the devices.
+      UserError: an unknown target, a missing compiler or library, or a layout that does not fit the devices.
     """
     target = parse_target(target_name)
     jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
     result = show(config, run_dir, device_kind=target.accelerator.device_kind)
     sizes = (result["vocabulary"]["source_size"], result["vocabulary"]["target_size"])
-    return result | {"target": describe_target(config, target, sizes=sizes, say=say)}
+    with name_missing_library(target):
+        return result | {"target": describe_target(config, target, sizes=sizes, say=say)}
 
 
 def describe_target(

@@ -30,6 +30,7 @@ from flaxformer_mt.config import (
     SearchConfig,
     VocabConfig,
 )
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -167,6 +168,18 @@ def test_an_unknown_target_and_a_missing_compiler_end_with_one_line(capsys, monk
         assert main([*flags, f"--target={target}"]) == 2
         error = capsys.readouterr().err
         assert re.search(rf"error: --target={target} needs .* install it with: .*{re.escape(extra)}", error)
+
+
+def test_a_missing_cudnn_is_named_where_jax_looks_for_it():
+    """JAX asks for its version while it traces attention, long before a compiler needs it."""
+    target = parse_target("h200:1")
+    with pytest.raises(
+        UserError, match=r"--target=h200:1: .*\(cuDNN not found.\); .*jax\[cuda13\].*attention="
+    ):
+        with compile_for_target.name_missing_library(target):
+            raise RuntimeError("cuDNN not found.")
+    with pytest.raises(RuntimeError, match="another"), compile_for_target.name_missing_library(target):
+        raise RuntimeError("another error")
 
 
 def show_for_tpus(folder: Path, *flags: str) -> dict:
