@@ -49,7 +49,7 @@ def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Makes keys, each by the words in another order and its number: none that `_fold_in` makes."""
+    """Makes keys as `_fold_in` does, each by its number, from the words in another order."""
     numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)[:, None]
     words = jnp.roll(key, 2)
     return _hash(words, (numbers, jnp.roll(words, 1))).reshape(*shape, _WORDS)

@@ -100,8 +100,9 @@ class Validation:
 
     def _compile_steps(self, params: Any) -> None:
         """Compiles the loss for the shapes of all batches at once, instead of one after the other."""
-        shapes = map(self._parallel.put_shapes, self._batches)
-        distinct = {_describe_shapes(shape): (params, shape) for shape in shapes}
+        # As they are run: a batch has the rows of this process alone, and all rows once it is placed.
+        placed = map(self._parallel.put, self._batches)
+        distinct = {_describe_shapes(batch): (params, batch) for batch in placed}
         self._steps = dict(zip(distinct, compile_together(self._step, list(distinct.values())), strict=True))
 
     def _evaluate(self, params: Any, batch: Any) -> dict[str, tuple[Any, Any]]:
