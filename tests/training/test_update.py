@@ -246,11 +246,12 @@ def test_no_two_parts_of_a_run_share_a_dropout_key():
         def draw(part, config=config, platform=platform):
             key = make_dropout_key(config, *part, platform=platform)
             sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
+            sites += [*jax.random.split(key, 2)]  # and for the layers of a scan
             return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
 
         # one after the other: under vmap, rbg computes other numbers
         words = jax.lax.map(draw, numbers).reshape(-1, 2)
-        assert len(np.unique(words, axis=0)) == 16 * 3
+        assert len(np.unique(words, axis=0)) == 16 * 5
 
 
 def test_the_loss_in_chunks_trains_alike():
