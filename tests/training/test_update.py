@@ -246,7 +246,8 @@ def test_no_two_parts_of_a_run_share_a_dropout_key():
         def draw(part, config=config, platform=platform):
             key = make_dropout_key(config, *part, platform=platform)
             sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
-            sites += [*jax.random.split(key, 2)]  # and for the layers of a scan
+            # and for the layers of a scan: threefry splits a key into those of its first sites
+            sites += [jax.random.fold_in(layer, 3) for layer in jax.random.split(key, 2)]
             return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
 
         # one after the other: under vmap, rbg computes other numbers
