@@ -120,7 +120,7 @@ def _score_table(options: DistilOptions, teacher: Sequence["TrainedModel"], part
 
     from flaxformer_mt.decoding.forced_decoding import Pair
     from flaxformer_mt.errors import warn_user
-    from flaxformer_mt.model.bfloat16 import cast_kernels
+    from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.language_tags import choose_line_tags
     from flaxformer_mt.translation.scorer import TokenScorer, find_longest

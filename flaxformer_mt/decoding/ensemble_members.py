@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.model.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.search import Lines, NextLogits, ensemble, ensemble_caches
 from flaxformer_mt.shapes import Array, Cache

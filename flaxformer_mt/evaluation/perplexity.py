@@ -19,7 +19,7 @@ from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.metrics import MetricSums
-from flaxformer_mt.losses import Reduce, TokenSums, keep, sum_over_tokens
+from flaxformer_mt.losses import TokenSums, sum_over_tokens
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.shapes import Array, Batch
@@ -139,8 +139,10 @@ def make_evaluation_step(
     """
 
     def evaluation_step(
-        params: Any, batch: Batch, *, reduce: Reduce = keep
+        params: Any, batch: Batch, *, part: Array | None = None
     ) -> dict[str, tuple[Array, Array]]:
+        del part  # evaluation draws no random numbers
+
         def run(module: Any) -> TokenSums:
             hidden = module.hidden(batch, deterministic=True)
             chunk_tokens = config.loss_chunk_tokens
@@ -151,6 +153,6 @@ def make_evaluation_step(
 
         sums = nn.apply(run, model)({"params": params})
         assert sums.correct_sum is not None
-        return reduce({"loss": (sums.loss_sum, sums.weight), "accuracy": (sums.correct_sum, sums.weight)})
+        return {"loss": (sums.loss_sum, sums.weight), "accuracy": (sums.correct_sum, sums.weight)}
 
     return evaluation_step

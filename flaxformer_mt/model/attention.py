@@ -1,4 +1,4 @@
-"""Multi-head attention: the pure functions, and the layer with its cached decoding step.
+"""Multi-head attention: the layer over whole sequences, and its cached step for decoding token by token.
 
 Axis letters are those of `shapes`.
 """
@@ -8,56 +8,17 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels, MaskRule
+from flaxformer_mt.kernels.key_value_cache import KeyValues, average, score, store, write
 from flaxformer_mt.model.alignment_head import GUIDED
-from flaxformer_mt.model.fused_attention import attend_fused, attend_pallas, choose_attention
 from flaxformer_mt.model.initializers import make_initializers
-from flaxformer_mt.model.key_value_cache import KeyValues, average, score, store, write
 from flaxformer_mt.model.layers import Dropout
-from flaxformer_mt.model.masks import MaskRule
 from flaxformer_mt.model.positions import rotate
-from flaxformer_mt.model.products import contract
-from flaxformer_mt.model.projections import (
-    Projection,
-    project_beside,
-    project_together,
-    stack_biases,
-)
-from flaxformer_mt.model.unpadding import Mask, UnpaddedMask, remove_padding, restore_padding
-from flaxformer_mt.shapes import (
-    Array,
-    AttentionMask,
-    Cache,
-    activations_are_sharded,
-    constrain,
-    tokens_of_slots,
-    typed,
-)
-
-
-@typed
-def attention_weights(
-    query: Float[Array, "B Q H K"], keys: Float[Array, "B M H K"], mask: AttentionMask | None = None
-) -> Float[Array, "B H Q M"]:
-    """Compute the softmax of scaled query-key products in float32 (Vaswani et al. 2017, equation 1).
-
-    A query whose mask is False everywhere gets uniform weights instead of NaN.
-    """
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores = contract("BQHK,BMHK->BHQM", query, keys)
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1)
-
-
-@typed
-def weighted_values(
-    weights: Float[Array, "B H Q M"], values: Float[Array, "B M H E"]
-) -> Float[Array, "B Q H E"]:
-    """Average the values under the weights of each query."""
-    return contract("BHQM,BMHE->BQHE", weights, values).astype(values.dtype)
+from flaxformer_mt.model.projections import Projection
+from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.shapes import Array, Cache
 
 
 class MultiHeadAttention(nn.Module):
@@ -68,6 +29,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: ModelConfig
+    kernels: Kernels
 
     def setup(self) -> None:
         config = self.config
@@ -75,7 +37,11 @@ class MultiHeadAttention(nn.Module):
         value_dim = config.value_dim or config.model_dim // config.num_heads
 
         initializers = make_initializers(config)
-        shared = {"use_bias": config.attention_bias, "dtype": jnp.dtype(config.dtype)}
+        shared = {
+            "use_bias": config.attention_bias,
+            "dtype": jnp.dtype(config.dtype),
+            "kernels": self.kernels,
+        }
         make_projection = functools.partial(
             Projection,
             (config.model_dim,),
@@ -99,98 +65,39 @@ class MultiHeadAttention(nn.Module):
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
     def __call__(
-        self,
-        x: Array,
-        memory: Array,
-        *,
-        mask: Mask,
-        positions: Array | None = None,
-        deterministic: bool,
+        self, x: Array, memory: Array, *, mask: MaskRule, positions: Array | None = None, deterministic: bool
     ) -> Array:
-        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys.
-
-        With an `UnpaddedMask`, x, the memory and the result are without padding.
-        """
-        places = mask if isinstance(mask, UnpaddedMask) else None
-        mask = mask.mask if isinstance(mask, UnpaddedMask) else mask
-        needs_weights = (not deterministic and self.dropout.rate > 0) or self.is_mutable_collection(
-            "intermediates"
-        )
-        if not needs_weights and positions is None and places is None and isinstance(mask, MaskRule):
-            if (projected := self._project_for_kernel(x, memory)) is not None:
-                return self.output(attend_pallas(projected[0], mask, projected[1]))
-        if memory is x:
-            query, keys, values = project_together(x, [self.query, self.key, self.value])
-        else:
-            query = self.query(x)
-            keys, values = project_together(memory, [self.key, self.value])
+        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys."""
+        query, keys, values = self.query(x), self.key(memory), self.value(memory)
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
-        if places is not None:
-            query = restore_padding(query, places.query)
-            keys, values = (restore_padding(heads, places.memory) for heads in (keys, values))
+
+        def see_weights(weights: Array) -> Array:  # [B, H, Q, M]
+            self.sow("intermediates", "attention_weights", weights)
+            return self.dropout(weights, deterministic=deterministic)
+
+        drops = not deterministic and self.dropout.rate > 0
+        sees = drops or self.is_mutable_collection("intermediates")
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
-        kind = choose_attention(self.config.attention, query, keys, values, needs_weights=needs_weights)
-        if kind != "plain" and not (kind == "pallas" and isinstance(mask, jax.Array)):
-            heads = attend_fused(query, keys, values, mask, kind)
-        else:
-            if isinstance(mask, MaskRule):
-                mask = mask.dense(query.shape[1])
-            heads = self.attend(query, keys, values, mask=mask, deterministic=deterministic)
-        return self.output(heads if places is None else remove_padding(heads, places.query))
+        heads = self.kernels.attention(query, keys, values, mask, see_weights=see_weights if sees else None)
+        return self.output(heads)
 
-    def _project_for_kernel(self, x: Array, memory: Array) -> tuple[list[Array], list[Array]] | None:
-        """Project queries, keys and values as the TPU kernel reads them; None if it cannot be used.
-
-        Returns the projected arrays, [B, T, N, H, K], and the biases whose gradients the kernel computes.
-        """
-        shapes = (
-            jax.ShapeDtypeStruct((*side.shape[:2], *part.features), part.dtype)
-            for side, part in ((x, self.query), (memory, self.key), (memory, self.value))
-        )
-        if choose_attention(self.config.attention, *shapes, needs_weights=False) != "pallas":
-            return None
-        sides = [(x, [self.query]), (memory, [self.key, self.value])]
-        if memory is x:
-            sides = [(x, [self.query, self.key, self.value])]
-        projected, biases = [], []
-        for side, projections in sides:
-            bias = None if activations_are_sharded() else stack_biases(projections)
-            if bias is not None:
-                biases.append(bias)
-                bias = jax.lax.stop_gradient(bias)
-            projected.append(constrain(project_beside(side, projections, biases=bias), "BTNHK"))
-        return projected, biases
-
-    def store_head(self, x: Array, memory: Array, mask: Mask) -> None:
+    def store_head(self, x: Array, memory: Array) -> None:
         """Store the queries [B, Q, K] and keys [B, M, K] of the head that learns alignments, if asked for.
 
         They are computed apart, so that any kernel may compute the attention of the layer.
         """
         chosen = self.config.alignment
         if chosen.weight and self.is_mutable_collection(GUIDED):
-            query, keys = self.query.of_head(x, chosen.head), self.key.of_head(memory, chosen.head)
-            if isinstance(mask, UnpaddedMask):
-                query, keys = restore_padding(query, mask.query), restore_padding(keys, mask.memory)
-            self.sow(GUIDED, "head_query", query)
-            self.sow(GUIDED, "head_keys", keys)
-
-    def attend(
-        self, query: Array, keys: Array, values: Array, *, mask: Array | None, deterministic: bool
-    ) -> Array:
-        """Average the values for projected queries [B, Q, H, K]: [B, Q, H, E]."""
-        weights = attention_weights(query, keys, mask)
-        self.sow("intermediates", "attention_weights", weights)
-        with tokens_of_slots(None):
-            weights = self.dropout(weights, deterministic=deterministic)
-        return weighted_values(weights, values)
+            self.sow(GUIDED, "head_query", self.query.of_head(x, chosen.head))
+            self.sow(GUIDED, "head_keys", self.key.of_head(memory, chosen.head))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
 
         They are in the form of `key_value_cache`.
         """
-        keys, values = project_together(memory, [self.key, self.value])
+        keys, values = self.key(memory), self.value(memory)
         if positions is not None:
             keys = rotate(keys, positions)
         return store(keys, values, quantized=self._is_quantized)
@@ -201,10 +108,10 @@ class MultiHeadAttention(nn.Module):
 
     def attend_memory(self, x: Array, memory: KeyValues, *, mask: Array | None) -> Array:
         """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""
-        scores = score(_scale_query(self.query(x)), memory, mask)
+        scores = score(self.kernels, _scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
-        return self._project_averaged(average(weights, memory, self.config.dtype))
+        return self._project_averaged(average(self.kernels, weights, memory, self.config.dtype))
 
     def _project_averaged(self, averaged: Array) -> Array:
         """Project averaged values [B, H, W, E] to the output [B, W, D]."""
@@ -236,7 +143,7 @@ class MultiHeadAttention(nn.Module):
         is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
         Returns the output [B, W, D] and the updated cache.
         """
-        query, key, value = project_together(x, [self.query, self.key, self.value])  # [B, W, H, K]
+        query, key, value = self.query(x), self.key(x), self.value(x)  # [B, W, H, K]
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
         cache = write(cache, store(key, value, quantized=self._is_quantized), index * x.shape[1])
@@ -244,13 +151,15 @@ class MultiHeadAttention(nn.Module):
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
         slots, dtype = cache["keys"].shape[3], self.config.dtype
-        scores = score(query, cache, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None])
+        scores = score(
+            self.kernels, query, cache, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None]
+        )
         if prefix is not None:
-            scores = jnp.concatenate([scores, score(query, prefix, prefix_mask)], axis=-1)
+            scores = jnp.concatenate([scores, score(self.kernels, query, prefix, prefix_mask)], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
-        averaged = average(weights[..., :slots], cache, dtype)
+        averaged = average(self.kernels, weights[..., :slots], cache, dtype)
         if prefix is not None:
-            averaged = averaged + average(weights[..., slots:], prefix, dtype)
+            averaged = averaged + average(self.kernels, weights[..., slots:], prefix, dtype)
         return self._project_averaged(averaged), cache
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels, MaskRule
 from flaxformer_mt.model.attention import MultiHeadAttention
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
-from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence
-from flaxformer_mt.model.unpadding import Mask
+from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence, find_starts
 from flaxformer_mt.shapes import Array
 
 
@@ -20,14 +20,15 @@ class EncoderBlock(nn.Module):
     """Encoder block: self-attention and feed-forward."""
 
     config: ModelConfig
+    kernels: Kernels
 
     def setup(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, self.kernels)
         self.self_attention_residual = Residual(self.config)
-        self.feedforward = FeedForward(self.config)
+        self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config)
 
-    def __call__(self, x: Array, mask: Mask, positions: Array | None, deterministic: bool) -> Array:
+    def __call__(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Map x [B, S, D] to [B, S, D]."""
 
         def attend(y: Array) -> Array:
@@ -46,7 +47,7 @@ class CausalBlock(EncoderBlock):
         """Make an empty self-attention cache for `max_length` tokens."""
         return self.self_attention.empty_cache(batch, beams, max_length)
 
-    def read(self, x: Array, mask: Array, positions: Array | None) -> tuple[Array, dict[str, Array]]:
+    def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, dict[str, Array]]:
         """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
         keys_and_values: dict[str, Array] = {}
 
@@ -98,31 +99,32 @@ class DecoderBlock(nn.Module):
     """Decoder block: causal self-attention, cross-attention to the encoder output, and feed-forward."""
 
     config: ModelConfig
+    kernels: Kernels
 
     def setup(self) -> None:
         self._setup_target()
-        self.cross_attention = MultiHeadAttention(self.config)
+        self.cross_attention = MultiHeadAttention(self.config, self.kernels)
         self.cross_attention_residual = Residual(self.config)
-        self.feedforward = FeedForward(self.config)
+        self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config)
 
     def _setup_target(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, self.kernels)
         self.self_attention_residual = Residual(self.config)
 
     def __call__(
         self,
         x: Array,
         memory: Array,
-        self_mask: Mask,
-        cross_mask: Mask,
+        self_mask: MaskRule,
+        cross_mask: MaskRule,
         positions: Array | None,
         deterministic: bool,
     ) -> Array:
         """Map x [B, T, D] to [B, T, D], with cross-attention to memory [B, S, D]."""
 
         def attend_memory(y: Array) -> Array:
-            self.cross_attention.store_head(y, memory, cross_mask)
+            self.cross_attention.store_head(y, memory)
             return self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
 
         x = self._read_target(x, self_mask, positions, deterministic)
@@ -131,7 +133,7 @@ class DecoderBlock(nn.Module):
             x, lambda y: self.feedforward(y, deterministic=deterministic), deterministic=deterministic
         )
 
-    def _read_target(self, x: Array, mask: Any, positions: Array | None, deterministic: bool) -> Array:
+    def _read_target(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Run the first sublayer, which reads the earlier target tokens."""
 
         def attend(y: Array) -> Array:
@@ -190,15 +192,16 @@ class DecoderBlock(nn.Module):
 class RecurrentDecoderBlock(DecoderBlock):
     """Decoder block whose first sublayer is a recurrence (SSRU) instead of causal self-attention.
 
-    It gets the starts of sentences in place of a mask, and uses no positions.
+    Of a mask it reads the starts of sentences, and it uses no positions.
     """
 
     def _setup_target(self) -> None:
-        self.recurrence = SimplerRecurrence(self.config)
+        self.recurrence = SimplerRecurrence(self.config, self.kernels)
         self.recurrence_residual = Residual(self.config)
 
-    def _read_target(self, x: Array, mask: Any, positions: Array | None, deterministic: bool) -> Array:
-        return self.recurrence_residual(x, lambda y: self.recurrence(y, mask), deterministic=deterministic)
+    def _read_target(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
+        starts = find_starts(mask.query_segments)
+        return self.recurrence_residual(x, lambda y: self.recurrence(y, starts), deterministic=deterministic)
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
         """Make the recurrent states before the first token, whatever `max_length`."""

@@ -6,15 +6,18 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels
+from flaxformer_mt.kernels.rectifier import rectify
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
-from flaxformer_mt.model.projections import Projection
-from flaxformer_mt.shapes import Array, constrain
+from flaxformer_mt.model.projections import PROJECTED, Projection
+from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.shapes import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),  # with erf, Hendrycks and Gimpel 2016
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
@@ -28,6 +31,7 @@ class FeedForward(nn.Module):
     """
 
     config: ModelConfig
+    kernels: Kernels
 
     def setup(self) -> None:
         config = self.config
@@ -51,27 +55,20 @@ class FeedForward(nn.Module):
             dtype=jnp.dtype(config.dtype),
             kernel_init=initializers.feedforward,
             bias_init=initializers.bias(fan_in),
+            kernels=self.kernels,
         )
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
         """Map x [B, T, D] to [B, T, D] through width F."""
-        if self.config.activation == "relu":
-            kept = self.dropout.draw((*x.shape[:-1], self.config.ffn_dim), deterministic=deterministic)
-            hidden = self.input.rectify(_taps(self.input, x), kept)
-            return _run(self.output, constrain(hidden, "BTF"))
-        hidden = constrain(_run(self.input, x), "BTF")
-        if self.config.activation == "swiglu":
-            hidden = hidden * jax.nn.silu(_run(self.gate, x))
+        config = self.config
+        if config.activation == "relu":
+            key = self.dropout.draw_key(deterministic=deterministic)
+            bias = self.input.bias if config.ffn_bias else None
+            hidden = rectify(self.input.multiply(x), bias, key, self.dropout.rate, jnp.dtype(config.dtype))
+            return self.output(constrain(checkpoint_name(hidden, PROJECTED), "BTF"))
+        hidden = constrain(self.input(x), "BTF")
+        if config.activation == "swiglu":
+            hidden = hidden * jax.nn.silu(self.gate(x))
         else:
-            hidden = _ACTIVATIONS[self.config.activation](hidden)
-        return _run(self.output, self.dropout(hidden, deterministic=deterministic))
-
-
-def _run(layer: Projection, x: Array) -> Array:
-    """Apply a layer to x [..., D]."""
-    return layer(_taps(layer, x))
-
-
-def _taps(layer: Projection, x: Array) -> Array:
-    """Shape x [..., D] as the inputs of a layer: [..., D], or [..., 1, D] of a convolution."""
-    return x.reshape(*x.shape[:-1], *layer.inputs)
+            hidden = _ACTIVATIONS[config.activation](hidden)
+        return self.output(self.dropout(hidden, deterministic=deterministic))

@@ -40,6 +40,16 @@ class Initializers(NamedTuple):
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
+def declare_matrix(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
+    """Declare a parameter as `module.param` does, of which the program may hold a part (`gather` makes it whole).
+
+    Linen compares the shape of a parameter with that of its initial value, and would refuse a part.
+    """
+    if module.has_variable("params", name):
+        return module.get_variable("params", name)
+    return module.param(name, init, shape)
+
+
 def uniform(bound: float) -> Initializer:
     """Make an initializer that draws uniformly between -bound and bound."""
 

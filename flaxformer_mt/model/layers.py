@@ -4,9 +4,7 @@ Leaf layers take sizes; only those that select a variant by name take the model 
 """
 
 import functools
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,9 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.shapes import Array, constrain, current_part, current_slots
+from flaxformer_mt.kernels.dropout import dropout
+from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.shapes import Array
 
 
 def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
@@ -75,76 +75,19 @@ def _normalise_backward(epsilon: float, saved: tuple[Array, Array, Array], gradi
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
-class Kept(NamedTuple):
-    """What dropout leaves: which entries of an array, and the factor that keeps their expectation."""
-
-    entries: Array
-    scale: float
-
-
 class Dropout(nn.Module):
-    """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
-
-    Rescaling keeps the expectation. The key gives two random words; the random number of an entry is a hash
-    of these words and of the flat index of the entry. Such numbers cost two multiplications each, are
-    computed where they are used instead of passing through memory, and are the same for every sharding, and
-    with or without padding.
-    """
+    """Dropout at a rate, with keys from the RNG stream `dropout`."""
 
     rate: float
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """Drop entries of x, unless `deterministic`; the key comes from the RNG stream `dropout`."""
-        kept = self.draw(x.shape, deterministic=deterministic)
-        if kept is None:
-            return x
-        # In float32, so that numbers are rounded once.
-        scaled = x.astype(jnp.float32) * kept.scale
-        return jnp.where(kept.entries, scaled, 0.0).astype(x.dtype)
+        """Drop entries of x, unless `deterministic`."""
+        key = self.draw_key(deterministic=deterministic)
+        return x if key is None else dropout(x, key, self.rate)
 
-    def draw(self, shape: tuple[int, ...], *, deterministic: bool) -> Kept | None:
-        """Draw which entries of an array stay, from the RNG stream `dropout`; None if all do."""
-        if deterministic or self.rate == 0:
-            return None
-        words = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        # Rates are below 1; the cap keeps some entries even where rounding would drop all.
-        threshold = min(round(self.rate * 2**32), 2**32 - 2**24)
-        numbers, part = _flat_indices(shape, current_slots()), current_part()
-        if part is not None:
-            numbers = numbers + jnp.asarray(part, jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32)
-        return Kept(hash_numbers(numbers, words) >= jnp.uint32(threshold), 2**32 / (2**32 - threshold))
-
-
-def _flat_indices(shape: tuple[int, ...], slots: Array | None) -> Array:
-    """Compute the flat index of each entry in row-major order, modulo 2 ** 32.
-
-    Args:
-      slots: of entries [R, N, ...], the flat indices [R, N] of their slots [B, T]; None: they are their own.
-    """
-    numbers, stride = jnp.zeros(shape, jnp.uint32), 1
-    for axis in reversed(range(len(shape))):
-        step = jnp.uint32(stride % 2**32)
-        index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        if axis == 1 and slots is not None:
-            index = jnp.asarray(slots, jnp.uint32).reshape(*slots.shape, *(1,) * (len(shape) - 2))
-            return numbers + index * step
-        numbers = numbers + index * step
-        stride *= shape[axis]
-    return numbers
-
-
-def hash_numbers(numbers: Array, words: Array | tuple[Array, Array]) -> Array:
-    """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
-
-    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least
-    bias of any output bit to any input bit. The second word prevents two keys from giving the same sequence
-    at different offsets.
-    """
-    x = numbers ^ words[0]
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = x ^ words[1]
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    def draw_key(self, *, deterministic: bool) -> Array | None:
+        """Return the key of the random numbers; None if nothing is dropped."""
+        return None if deterministic or self.rate == 0 else self.make_rng("dropout")
 
 
 class Residual(nn.Module):

@@ -8,26 +8,33 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels, choose_kernels
 from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
-from flaxformer_mt.model.fused_attention import resolve_attention
 from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 Model = EncoderDecoder | DecoderOnly
 
 
-def make_model(config: ModelConfig, *, source_size: int, target_size: int, platform: str = "cpu") -> Model:
+def make_model(
+    config: ModelConfig,
+    *,
+    source_size: int,
+    target_size: int,
+    platform: str | None = None,
+    gathers_twice: bool = False,
+) -> Model:
     """Build the model that the config describes, for vocabularies of the given sizes.
 
     Args:
-      platform: the platform that programs are compiled for, which determines the kernel of
-        `model.attention=auto`. The kernel of the default runs on every platform.
+      platform, gathers_twice: as in `choose_kernels`. Without a platform, the model computes with the references,
+        which run everywhere.
     """
-    config = dataclasses.replace(config, attention=resolve_attention(config.attention, platform))
+    kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
     if config.architecture == "decoder_only":
-        return DecoderOnly(config, target_size)
-    return EncoderDecoder(config, source_size, target_size)
+        return DecoderOnly(config, kernels, target_size)
+    return EncoderDecoder(config, kernels, source_size, target_size)
 
 
 def init_params(model: Model, key: Array) -> dict:

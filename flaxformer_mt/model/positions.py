@@ -8,6 +8,8 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from flaxformer_mt.model.initializers import declare_matrix
+from flaxformer_mt.parallel.sharding_constraints import gather
 from flaxformer_mt.shapes import Array, typed
 
 
@@ -57,20 +59,20 @@ class LearnedPositions(nn.Module):
     bias_init: nn.initializers.Initializer | None = None
 
     def setup(self) -> None:
-        self.embedding = self.param("embedding", self.table_init, (self.rows, self.model_dim))
+        self.embedding = declare_matrix(self, "embedding", self.table_init, (self.rows, self.model_dim))
         if self.bias_init is not None:
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, positions: Array) -> Array:
         """Look up the rows [..., D] of the table at `positions`."""
-        return self._add_bias(jnp.take(self.embedding, positions, axis=0, mode="clip"))
+        return self._add_bias(jnp.take(gather(self.embedding, "PD"), positions, axis=0, mode="clip"))
 
     def one_vector(self) -> Array:
         """Sum all rows, each times its index, to [D]: a linear map of the vector [0, 1, ..., rows - 1].
 
         This is the literal reading of document 002; the result is the same at every position.
         """
-        return self._add_bias(jnp.arange(self.rows, dtype=jnp.float32) @ self.embedding)
+        return self._add_bias(jnp.arange(self.rows, dtype=jnp.float32) @ gather(self.embedding, "PD"))
 
     def _add_bias(self, x: Array) -> Array:
         return x if self.bias_init is None else x + self.bias

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.projections import Projection
-from flaxformer_mt.shapes import Array, Cache, constrain
+from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.shapes import Array, Cache
 
 
 def recur(kept: Array, added: Array) -> Array:
@@ -80,6 +82,7 @@ class SimplerRecurrence(nn.Module):
     """
 
     config: ModelConfig
+    kernels: Kernels
 
     def setup(self) -> None:
         config = self.config
@@ -96,6 +99,7 @@ class SimplerRecurrence(nn.Module):
                 dtype=jnp.dtype(config.dtype),
                 kernel_init=initializers.feedforward,
                 bias_init=initializers.bias(width),
+                kernels=self.kernels,
             )
 
         self.input = project(use_bias=False)

@@ -1,9 +1,10 @@
-"""The parts that all models share: the embedding, the stack of blocks, and the logits.
+"""The parts that all models share: the embedding and the stack of blocks.
 
-The blocks arrive as a class; the models choose it and build the attention masks.
+The blocks arrive as a class; the models choose it and make the rules of attention masks.
 """
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,15 @@ from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.kernels import Kernels
+from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.model.alignment_head import GUIDED
-from flaxformer_mt.model.bfloat16 import take_rows
-from flaxformer_mt.model.initializers import Initializer, make_initializers
+from flaxformer_mt.model.initializers import Initializer, declare_matrix, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
-from flaxformer_mt.model.products import contract
 from flaxformer_mt.model.projections import PROJECTED
-from flaxformer_mt.model.quantization import Quantized, contract_quantized
-from flaxformer_mt.shapes import Array, constrain, map_row_parts, share_by_rows
+from flaxformer_mt.parallel.sharding_constraints import constrain, gather
+from flaxformer_mt.shapes import Array
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}
 
@@ -34,16 +35,15 @@ class Embedding(nn.Module):
     bias_init: Initializer | None = None
 
     def setup(self) -> None:
-        self.embedding = self.param("embedding", self.table_init, (self.size, self.model_dim))
-        # A table that is split along D is gathered: vectors split along D would be gathered for all rows.
-        self.table = share_by_rows(self.embedding, "VD")
+        self.embedding = declare_matrix(self, "embedding", self.table_init, (self.size, self.model_dim))
+        # Whole, once for all its uses: the gradients of these are added up before devices exchange them.
+        self.table = gather(self.embedding, "VD")
         if self.bias_init is not None:
             self.bias = self.param("bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""
-        vectors = map_row_parts(lambda ids, table: take_rows(table, ids), ids, self.table)
-        vectors = vectors.astype(jnp.float32)
+        vectors = take_rows(self.table, ids).astype(jnp.float32)
         return vectors if self.bias_init is None else vectors + self.bias
 
 
@@ -58,6 +58,7 @@ class Stack(nn.Module):
     """Position encoding, dropout, an optional norm, the blocks, and the norm after the last block."""
 
     config: ModelConfig
+    kernels: Kernels
     num_layers: int
     block: type[nn.Module]
     # Index of the argument `deterministic` of the block's __call__; self is 0.
@@ -83,7 +84,8 @@ class Stack(nn.Module):
                 prevent_cse=not config.scan_layers,  # in a scan XLA cannot undo the recomputation
             )
         # With scan_layers one block represents all; `run` gives its parameters the axis [L, ...].
-        self.layers = block(config) if config.scan_layers else [block(config) for _ in range(self.num_layers)]
+        make = functools.partial(block, config, self.kernels)
+        self.layers = make() if config.scan_layers else [make() for _ in range(self.num_layers)]
         if _has_final_norm(config):
             self.final_norm = make_norm(config)
 
@@ -158,39 +160,3 @@ class Stack(nn.Module):
 
 def _has_final_norm(config: ModelConfig) -> bool:
     return config.norm_position == "pre" if config.final_norm is None else config.final_norm
-
-
-def make_logits(x: Array, table: Array | Quantized, bias: Array | None) -> Array:
-    """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
-    spec = "...D,VD->...V"
-    scores = contract_quantized(spec, x, table) if isinstance(table, Quantized) else contract(spec, x, table)
-    return scores if bias is None else scores + bias
-
-
-class ListedOutput(NamedTuple):
-    """Columns of the output layer for the shortlist of each row: those of its own tokens."""
-
-    # float32 in any dtype of the model: so few columns are multiplied faster in float32 on CPUs.
-    kernel: Array  # [B, D, C]
-    bias: Array | None  # [B, C]
-    # Which columns belong to a token; the others are padding.
-    listed: Array  # [B, C]
-
-
-def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
-    """Gather the output layer's columns of tokens [B, C], which are ids plus 1; 0: padding."""
-    ids = jnp.maximum(tokens - 1, 0)
-    kernel = jnp.swapaxes(take_rows(table, ids).astype(jnp.float32), 1, 2)
-    return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
-
-
-def make_listed_logits(x: Array, own: ListedOutput, common: tuple[Array, Array | None]) -> Array:
-    """Compute float32 logits [B, W, N + C] of x [B, W, D]: of N common tokens, then of each row's own.
-
-    Args:
-      common: rows [N, D] of the table of the output layer, and their biases [N].
-    """
-    scores = contract("BWD,BDC->BWC", x.astype(jnp.float32), own.kernel)
-    scores = scores if own.bias is None else scores + own.bias[:, None]
-    scores = jnp.where(own.listed[:, None], scores, -jnp.inf)
-    return jnp.concatenate([make_logits(x, *common), scores], axis=-1)

@@ -1,8 +1,8 @@
 """Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
 
-Two backends share one interface: `pmap` replicates parameters on every device and splits batches; `mesh`
-compiles with jit over the axes data, fsdp and tensor, and splits parameters as well. Imports nothing of the
-models (tests enforce this): `sharding_rules` identifies parameters by their paths.
+`Parallel` trains on a mesh with the axes data, fsdp and tensor: rows of a batch and parameters are split over
+it. `compile_by_rows` and `SplitParameters` search. `sharding_constraints` is what models and kernels say about
+devices. Imports nothing of the models (tests enforce this): `sharding_rules` identifies parameters by their paths.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import jax
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.compiler_options import check_compiler_options, read_compiler_options
 from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
 from flaxformer_mt.parallel.devices import (
@@ -27,8 +26,7 @@ from flaxformer_mt.parallel.independent_rows import (
     replicate_locally,
     use_cpu_cores_as_devices,
 )
-from flaxformer_mt.parallel.mesh import MeshParallel
-from flaxformer_mt.parallel.pmap import PmapParallel
+from flaxformer_mt.parallel.mesh import Parallel
 from flaxformer_mt.parallel.split_parameters import (
     SplitParameters,
     place_parameters,
@@ -60,7 +58,7 @@ __all__ = [
 
 
 def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:
-    """Return the backend that the config selects, over the given devices or those of all processes.
+    """Return the mesh that the config selects, over the given devices or those of all processes.
 
     Raises:
       UserError: axes whose product is not the number of devices, or sizes that are not divisible by them.
@@ -71,5 +69,4 @@ def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None
     )
     used = devices[: layout.device_count]
     options = read_compiler_options(config.parallel.xla_flags, devices[0].platform)
-    backend = PmapParallel if layout.backend == "pmap" else MeshParallel
-    return backend(layout, used, options)
+    return Parallel(layout, used, options)

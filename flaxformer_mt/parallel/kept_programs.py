@@ -152,7 +152,7 @@ def _digest_code() -> str:
     """Digests the modules that programs are traced from: a checkout may change without its version."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for wing in ("model", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
+    for wing in ("model", "kernels", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
         files = [package / wing] if wing.endswith(".py") else sorted((package / wing).rglob("*.py"))
         for file in files:
             digest.update(file.read_bytes())

@@ -1,216 +1,277 @@
-"""The mesh backend: jit over the axes data, fsdp and tensor, for models up to the memory of all devices.
+"""`Parallel`: a mesh over the axes data, fsdp and tensor, how arrays lie on it, and programs for it.
 
-Contains the shardings of arrays. XLA derives the communication from them; programs see whole arrays.
+The rows of a batch are split over data and fsdp: each device runs the same program on its own rows
+(`Parallel.over_rows`), and sums are added up once. Parameters are whole (backend pmap), or split over fsdp and
+tensor; over tensor, XLA splits the products.
 """
 
-import contextlib
-import functools
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_mt.parallel.backend import Parallel, PartOfBatch, put_rows
-from flaxformer_mt.parallel.sharding_rules import (
-    ACTIVATION_RULES,
-    PARAMETER_LETTERS,
-    activation_spec,
-    describe_placements,
-    place_parameters,
-    spec_of,
-)
-from flaxformer_mt.shapes import Array, shard_activations
-from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.parallel.device_layout import DeviceLayout
+from flaxformer_mt.parallel.devices import describe_devices, device_memory
+from flaxformer_mt.parallel.sharding_rules import describe_placements, fsdp_axis, place_parameters, spec_of
+from flaxformer_mt.trees import flatten_tree, gather_leaf, unflatten_like
 
+T = TypeVar("T")
+
+# Mesh axes over which rows are split, and the spec of a batch.
 _ROW_AXES = ("data", "fsdp")
 _ROWS = PartitionSpec(_ROW_AXES)
 
+# Of a parameter: [L, H, E, D] of stacked layers.
+_MAX_DIMENSIONS = 4
 
-class _MeshActivations:
-    """Pins the shardings of activations on a mesh, except over the axes `mapped`, which a vmap has taken."""
+
+class Parallel:
+    """Devices that share the work: transfers arrays to and from them, and compiles programs for them.
+
+    Arrays on the devices have their global shapes. With several processes, all processes make the same calls in
+    the same order.
+    """
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        mapped: tuple[str, ...] = (),
-        rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES,
-        gathers_again: bool = False,
+        layout: DeviceLayout,
+        devices: Sequence[jax.Device],
+        compiler_options: Mapping[str, str | bool] = MappingProxyType({}),
     ) -> None:
-        self._sizes, self._mapped, self._rules, self.gathers_again = sizes, mapped, rules, gathers_again
-        splits_rows = "B" in rules
-        self._row_axes = tuple(
-            axis for axis in _ROW_AXES if splits_rows and sizes[axis] > 1 and axis not in mapped
-        )
-        self.row_parts = math.prod(sizes[axis] for axis in self._row_axes)
+        self.layout = layout
+        # Options of XLA for the programs that `compile` makes.
+        self.compiler_options = dict(compiler_options)
+        shape = (layout.data, layout.fsdp, layout.tensor)
+        self.mesh = Mesh(np.asarray(devices).reshape(shape), ("data", "fsdp", "tensor"))
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self._sizes = dict(self.mesh.shape)
 
-    def constrain(self, x: Array, axes: str) -> Array:
-        """Pin the sharding that `ACTIVATION_RULES` give, by the mesh of the program that is being traced."""
-        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=self._rules)
-        return jax.lax.with_sharding_constraint(x, spec)
+    @property
+    def row_share(self) -> tuple[int, ...]:
+        """Indices of the parts of a batch's rows that this process holds, of `layout.row_parts` equal parts.
 
-    def constrain_gradient(self, x: Array, axes: str) -> Array:
-        """Pin the sharding that `PARAMETER_LETTERS` give: devices receive their part of a sum only."""
-        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=PARAMETER_LETTERS)
-        own = jax.lax.with_sharding_constraint(x, spec)
-        # XLA sends a whole sum to all devices if it finds that several operations each read a slice of it,
-        # as of the gradient of query, key and value.
-        return own if self._sizes["fsdp"] == 1 else jax.lax.optimization_barrier(own)
-
-    def gather_after(self, earlier: tuple[Array, str], x: Array, axes: str) -> Array:
-        """Add to each device's part a zero that it computes from its part of `earlier`, and gather the sum.
-
-        XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the
-        parameter that was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN,
-        where the update is not finite anyway, and is skipped).
+        Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
         """
-        activation, letters = earlier
-        letters = re.sub("[a-z]", "B", letters, count=1)
-
-        def tie(own: Array, computed: Array) -> Array:
-            return own + jnp.minimum(jnp.abs(computed.ravel()[:1]), 0).sum().astype(own.dtype)
-
-        split = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=PARAMETER_LETTERS)
-        specs = split, activation_spec(letters, activation.shape, self._sizes, mapped=self._mapped)
-        tied = jax.shard_map(tie, in_specs=specs, out_specs=split, check_vma=False)(x, activation)
-        return self.constrain(tied, axes)
-
-    def map_parts(self, function: Callable[..., Any], parts: Any, *shared: Any) -> Any:
-        """Map over the parts, each of which stays on the devices that hold its rows."""
-        in_axes = (0, *[None] * len(shared))
-        with shard_activations(_MeshActivations(self._sizes, (*self._mapped, *self._row_axes))):
-            return jax.vmap(function, in_axes=in_axes, spmd_axis_name=self._row_axes)(parts, *shared)
-
-    def copy_to_parts(self, x: Array, axes: str) -> Array:
-        """Gather x on the devices of each part; each receives its own part of the gradients' sum."""
-        return _copy_to_parts(self, axes, x)
-
-    def spread(self, x: Array, axes: str) -> Array:
-        """Repeat a gathered x for each part of the rows."""
-        copies = jnp.broadcast_to(self.constrain(x, axes), (self.row_parts, *x.shape))
-        spec = activation_spec(axes, x.shape, self._sizes, mapped=self._mapped, rules=self._rules)
-        return jax.lax.with_sharding_constraint(copies, PartitionSpec(self._row_axes, *spec))
-
-    def local_shape(self, shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
-        """Divide the dimensions that `ACTIVATION_RULES` split by the number of their parts."""
-        spec = activation_spec(axes, shape, self._sizes, mapped=self._mapped)
-        # A spec names one mesh axis as a string, several as a tuple.
-        names = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
+        own_index = jax.process_index()
         return tuple(
-            size // math.prod(self._sizes[axis] for axis in split)
-            for size, split in zip(shape, names, strict=True)
+            part
+            for part, row in enumerate(blocks)
+            if any(device.process_index == own_index for device in row)
         )
 
-    def map_devices(
-        self,
-        function: Callable[..., Array],
-        inputs: Sequence[tuple[Array, str]],
-        result: tuple[tuple[int, ...], str],
-    ) -> Array:
-        """Apply the function by shard_map on the mesh of the program that is being traced."""
+    @property
+    def row_factor(self) -> int:
+        """Ratio of the rows of a whole batch to the rows of this process."""
+        return self.layout.row_parts // len(self.row_share)
 
-        def spec(shape: tuple[int, ...], axes: str) -> PartitionSpec:
-            return activation_spec(axes, shape, self._sizes, mapped=self._mapped)
-
-        specs = tuple(spec(array.shape, axes) for array, axes in inputs)
-        mapped = jax.shard_map(function, in_specs=specs, out_specs=spec(*result), check_vma=False)
-        return mapped(*(array for array, _ in inputs))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _copy_to_parts(sharding: _MeshActivations, axes: str, x: Array) -> Array:
-    return sharding.spread(x, axes)
-
-
-def _copy_forward(sharding: _MeshActivations, axes: str, x: Array) -> tuple[Array, None]:
-    return sharding.spread(x, axes), None
-
-
-def _copy_backward(sharding: _MeshActivations, axes: str, saved: None, gradient: Array) -> tuple[Array]:
-    # JAX's own rule would sum the gradient to the sharding of a gathered x, whole on every device.
-    return (sharding.constrain_gradient(gradient.sum(0), axes),)
-
-
-_copy_to_parts.defvjp(_copy_forward, _copy_backward)
-
-
-class MeshParallel(Parallel):
-    """Splits batches over data and fsdp, and parameters over fsdp and tensor; on one device, plain jit."""
+    @property
+    def counts_rows(self) -> bool:
+        """Whether this process is the first that holds its rows: each row is counted by one process only."""
+        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
+        return all(
+            min(device.process_index for device in blocks[part]) == jax.process_index()
+            for part in self.row_share
+        )
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding that the rules of `sharding_rules` give."""
+        """Return the sharding of an array of a parameter, a state or a result, by its path in the tree."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
-        """Split rows over data and fsdp; each row is replicated along tensor."""
-        rows = functools.partial(
-            put_rows,
-            sharding=NamedSharding(self.mesh, _ROWS),
-            parts=self.layout.row_parts,
-            share=self.row_share,
-            stacked=False,
-        )
-        return jax.tree.map(rows, batch)
+        """Split a batch by rows over the devices; of several processes, each passes its `row_share` only."""
+        return jax.tree.map(self._put_rows, batch)
+
+    def _put_rows(self, array: np.ndarray) -> jax.Array:
+        """Transfer an array [rows, ...] of a batch, from the rows that this process holds."""
+        sharding, share = NamedSharding(self.mesh, _ROWS), self.row_share
+        if len(share) == self.layout.row_parts:
+            return jax.device_put(array, sharding)
+        part = array.shape[0] // len(share)
+        whole = (self.layout.row_parts * part, *array.shape[1:])
+
+        def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            place = share.index((index[0].start or 0) // part) * part
+            return array[place : place + part]
+
+        return jax.make_array_from_callback(whole, sharding, rows_of)
 
     def put_shapes(self, batch: Any) -> Any:
-        """Return [rows, ...] split over data and fsdp."""
+        """Return the shapes and shardings of the result of `put` for a whole batch of these shapes."""
         rows = NamedSharding(self.mesh, _ROWS)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
 
     def compile(
-        self,
-        function: Callable[..., Any],
-        *,
-        batch: int | None = None,
-        donate: tuple[int, ...] = (),
-        partial: bool = False,
+        self, function: Callable[..., Any], *, donate: tuple[int, ...] = (), partial: bool = False
     ) -> Callable[..., Any]:
-        """Compile with jit; results are sharded by their paths, so that a state keeps its sharding."""
+        """Compile a function for the devices; its results are sharded by their paths, as states are.
 
-        @functools.wraps(function)
+        Args:
+          donate: indices of the positional arguments whose memory the results may reuse.
+          partial: arguments and results are partial sums, see `over_rows`.
+        """
+
         def sharded(*arguments: Any) -> Any:
-            with self.pin_activations():
-                if partial and batch is not None and self.layout.data > 1:
-                    results = self._map_parts(function, arguments, batch)
-                else:
-                    results = function(*arguments)
+            results = function(*arguments)
             shardings = self.partial_shardings(results) if partial else self.shardings(results)
             return jax.lax.with_sharding_constraint(results, shardings)
 
         return jax.jit(sharded, donate_argnums=donate, compiler_options=self.compiler_options)
 
-    def _map_parts(self, function: Callable[..., Any], arguments: tuple[Any, ...], batch: int) -> Any:
-        """Apply a function to the rows of each index of the axis data: results [data, ...]."""
-        count = self.layout.data
+    def over_rows(
+        self, function: Callable[..., Any], *, batch: int, partial: bool = False
+    ) -> Callable[..., Any]:
+        """Return a function of whole arrays that adds up what each device computes for its own rows.
 
-        def apply(part: Any, index: Array) -> Any:
-            own = (*arguments[:batch], part, *arguments[batch + 1 :])
-            return function(*own, reduce=PartOfBatch(index))
+        The function is called with one device's rows of the batch, with its part of each parameter that is split
+        over fsdp (`sharding_constraints.gather` makes it whole), and with the index `part` of its rows; None: it
+        gets all rows. Gradients of split parameters are parts as well; all other results are sums over the rows.
 
-        parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), arguments[batch])
-        with shard_activations(_MeshActivations(self._sizes, mapped=("data",))):
-            return jax.vmap(apply, spmd_axis_name="data")(parts, jnp.arange(count))
+        Args:
+          batch: index of the argument that is a batch; the others are parameters or the same for all rows.
+          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data is above 1.
+        """
+        if self.layout.row_parts == 1:
+            return lambda *arguments: function(*arguments, part=None)
+        summed = [axis for axis in _ROW_AXES if self._sizes[axis] > 1 and not (partial and axis == "data")]
+        stacked = partial and self.layout.data > 1
+        structures: list[Any] = []
 
-    @contextlib.contextmanager
-    def pin_activations(self, rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES) -> Iterator[None]:
-        """Pin activations by these rules while a program is traced; on one device nothing is pinned."""
-        if self.device_count == 1:
-            yield
-            return
-        again = self.layout.gathers_twice and rules is ACTIVATION_RULES
-        # The mesh of the context distinguishes the traces of functions that are jitted already.
-        with (
-            jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh),
-            shard_activations(_MeshActivations(self._sizes, rules=rules, gathers_again=again)),
-        ):
-            yield
+        def on_device(*arguments: Any) -> tuple[dict[str, Any], ...]:
+            results = function(*arguments, part=jax.lax.axis_index(_ROW_AXES))
+            structures.append(jax.tree.structure(results))
+            groups: tuple[dict[str, Any], ...] = tuple({} for _ in range(1 + _MAX_DIMENSIONS))
+            for path, leaf in flatten_tree(results).items():
+                axis = self._fsdp_axis(path, leaf.ndim)
+                groups[0 if axis is None else 1 + axis][path] = leaf
+            # One collective for all leaves with the same axes.
+            parts = [axis for axis in summed if axis != "fsdp"]
+            groups = tuple(_sum_over(parts if n else summed, group) for n, group in enumerate(groups))
+            return jax.tree.map(lambda x: x[None], groups) if stacked else groups
+
+        def on_all(*arguments: Any) -> Any:
+            specs = tuple(
+                _ROWS if index == batch else self._parameter_specs(argument)
+                for index, argument in enumerate(arguments)
+            )
+            lead = ("data",) if stacked else ()
+            results = (
+                PartitionSpec(*lead),
+                *(PartitionSpec(*lead, *(None,) * n, "fsdp") for n in range(_MAX_DIMENSIONS)),
+            )
+            groups = jax.shard_map(
+                on_device,
+                mesh=self.mesh,
+                in_specs=specs,
+                out_specs=results,
+                axis_names=set(_ROW_AXES),
+                check_vma=False,
+            )(*arguments)
+            leaves = {path: leaf for group in groups for path, leaf in group.items()}
+            tree = jax.tree.unflatten(structures[-1], range(structures[-1].num_leaves))
+            return unflatten_like(tree, leaves)
+
+        return on_all
+
+    def _fsdp_axis(self, path: str, dimensions: int) -> int | None:
+        return fsdp_axis(path, dimensions) if self._sizes["fsdp"] > 1 else None
+
+    def _parameter_specs(self, tree: Any) -> Any:
+        """Return the specs over fsdp of a tree of parameters; other arrays are whole."""
+
+        def spec(path: str, leaf: Any) -> PartitionSpec:
+            axis = self._fsdp_axis(path, np.ndim(leaf))
+            return PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "fsdp")
+
+        return unflatten_like(tree, {path: spec(path, leaf) for path, leaf in flatten_tree(tree).items()})
+
+    def sum_parts(self, tree: Any) -> Any:
+        """Add up the partial sums of a program that is compiled with `partial`; called in another program."""
+        return jax.tree.map(lambda x: x.sum(0), tree) if self.layout.data > 1 else tree
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """Return the table of sharding rules if there are several devices, else no lines."""
+        """Return lines for the log on how parameters (arrays or shapes) are split; none if replicated."""
+        if self.layout.backend == "pmap" or self.device_count == 1:
+            return []
         shapes = {path: np.shape(leaf) for path, leaf in flatten_tree(params).items()}
-        placements = place_parameters(shapes, self._sizes)
-        return describe_placements(placements, self._sizes) if self.device_count > 1 else []
+        return describe_placements(place_parameters(shapes, self._sizes), self._sizes)
+
+    def shardings(self, tree: Any) -> Any:
+        """Return `sharding_of` for every leaf of a tree of arrays or shapes, as a tree of equal structure."""
+        leaves = flatten_tree(tree)
+        return unflatten_like(
+            tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
+        )
+
+    def partial_shardings(self, tree: Any) -> Any:
+        """Return the shardings of partial sums: those of `shardings` after an axis split over data."""
+        leaves = flatten_tree(tree)
+        if self.layout.data == 1:
+            return self.shardings(tree)
+        specs = {path: self.sharding_of(path, np.shape(leaf)[1:]).spec for path, leaf in leaves.items()}
+        return unflatten_like(
+            tree,
+            {path: NamedSharding(self.mesh, PartitionSpec("data", *spec)) for path, spec in specs.items()},
+        )
+
+    def init(self, function: Callable[[], T]) -> T:
+        """Compute `function()` directly into its sharding; the values do not depend on the devices."""
+        return jax.jit(function, out_shardings=self.shardings(jax.eval_shape(function)))()
+
+    def place(self, tree: Any) -> Any:
+        """Transfer host arrays of a parameter tree or a state to the devices, each with its sharding."""
+        return jax.tree.map(place_host_array, tree, self.shardings(tree))
+
+    def fetch(self, tree: Any) -> Any:
+        """Return the values as whole numpy arrays on the host; blocks until they are computed."""
+        leaves = jax.tree.leaves(tree)
+        for leaf in leaves:
+            if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+                leaf.copy_to_host_async()
+        return jax.tree.map(lambda leaf: np.asarray(gather_leaf(leaf)), tree)
+
+    @property
+    def device_kind(self) -> str:
+        """The name of these devices in JAX: `NVIDIA H200`, `TPU v5 lite`, `cpu`."""
+        return self.mesh.devices.flat[0].device_kind
+
+    @property
+    def platform(self) -> str:
+        """The platform of these devices: cpu, gpu or tpu."""
+        return self.mesh.devices.flat[0].platform
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices that share the work, including those of other processes."""
+        return self.mesh.size
+
+    def memory(self) -> int | None:
+        """Return the peak memory in bytes of any device of this process; None if unavailable, as on CPUs."""
+        statistics = [device.memory_stats() or {} for device in self.mesh.local_devices]
+        peaks = [found["peak_bytes_in_use"] for found in statistics if "peak_bytes_in_use" in found]
+        return max(peaks, default=None)
+
+    def memory_limit(self) -> int | None:
+        """Return the bytes that a program may use on every device of this process; None if unavailable."""
+        found = [device_memory(device) for device in self.mesh.local_devices]
+        return min((memory[0] for memory in found if memory is not None), default=None)
+
+    def describe(self) -> str:
+        """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
+        return describe_devices(self.mesh.devices.flat, jax.process_count())
+
+
+def place_host_array(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Transfer a host array that every process has to the devices of all processes."""
+    if jax.process_count() == 1:
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(gather_leaf(leaf))
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _sum_over(axes: Sequence[str], group: dict[str, Any]) -> dict[str, Any]:
+    return jax.lax.psum(group, tuple(axes)) if axes and group else group

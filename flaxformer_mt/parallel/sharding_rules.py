@@ -1,4 +1,4 @@
-"""Sharding on a mesh: of parameters by rules from path patterns to axes, of activations by axis letters.
+"""Sharding of parameters on a mesh, by rules from path patterns to axes.
 
 Each parameter matches one rule. The axes of a rule belong to the last dimensions of an array, so that layers
 stacked along a first dimension (model.scan_layers) and convolutions follow the same rules. A rule applies to
@@ -6,10 +6,8 @@ every array whose path ends like a parameter's, so that gradients, optimizer sta
 sharded like their parameters.
 """
 
-import math
 import re
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -59,26 +57,6 @@ _ROW_RULES = tuple(
 )
 RULES += (*_FACTOR_RULES, *_ROW_RULES, (r"lora/scale", ()))
 
-# Letter of an activation's axis -> mesh axes; all other letters are not split.
-ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
-    "B": ("data", "fsdp"),
-    "H": ("tensor",),
-    "F": ("tensor",),
-    "V": ("tensor",),
-}
-
-# The same for the axes of parameters, as `RULES` split them.
-PARAMETER_LETTERS: dict[str, tuple[str, ...]] = {
-    "D": ("fsdp",),
-    "H": ("tensor",),
-    "F": ("tensor",),
-    "V": ("tensor",),
-}
-
-# The same for search with split parameters, in which all devices compute all rows: activations are split as
-# the parameters are that they are multiplied with.
-SEARCH_ACTIVATION_RULES = PARAMETER_LETTERS
-
 _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
 
 
@@ -112,33 +90,15 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
     return PartitionSpec(*kept)
 
 
-def activation_spec(
-    axes: str,
-    shape: tuple[int, ...],
-    sizes: Mapping[str, int],
-    *,
-    mapped: Collection[str] = (),
-    rules: Mapping[str, tuple[str, ...]] = MappingProxyType(ACTIVATION_RULES),
-) -> PartitionSpec:
-    """Return the PartitionSpec of an activation whose dimensions have the letters `axes`.
+def fsdp_axis(path: str, dimensions: int) -> int | None:
+    """Return the dimension of the array at a path that is split over fsdp; None if none is.
 
-    A dimension that is not divisible by its mesh axes is not split.
-
-    Args:
-      mapped: mesh axes that a vmap has taken, over which the array is not split.
-      rules: letter of an axis -> mesh axes.
-
-    Raises:
-      ValueError: the letters are not as many as the dimensions.
+    `layers_0/feedforward/output/kernel` [F, D] has 1, and [L, F, D] of stacked layers 2.
     """
-    if len(axes) != len(shape):
-        raise ValueError(f"{axes} names {len(axes)} dimensions, but the array has the shape {shape}")
-    split: list[tuple[str, ...] | None] = []
-    for letter, size in zip(axes, shape, strict=True):
-        kept = tuple(axis for axis in rules.get(letter, ()) if axis not in mapped and sizes[axis] > 1)
-        parts = math.prod(sizes[axis] for axis in kept)
-        split.append(kept if kept and size % parts == 0 else None)
-    return PartitionSpec(*split)
+    axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
+    if "fsdp" not in axes or dimensions < len(axes):
+        return None
+    return dimensions - len(axes) + axes.index("fsdp")
 
 
 def place_parameters(shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> dict[str, Placement]:

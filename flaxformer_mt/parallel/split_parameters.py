@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel.backend import Parallel
 from flaxformer_mt.parallel.device_layout import choose_layout
 from flaxformer_mt.parallel.devices import device_memory
 from flaxformer_mt.parallel.independent_rows import replicate_locally
-from flaxformer_mt.parallel.mesh import MeshParallel
+from flaxformer_mt.parallel.mesh import Parallel, place_host_array
 from flaxformer_mt.parallel.processes import any_process, exchange, process_count
-from flaxformer_mt.parallel.sharding_rules import SEARCH_ACTIVATION_RULES
-from flaxformer_mt.trees import digest_leaves
+from flaxformer_mt.parallel.sharding_rules import spec_of
+from flaxformer_mt.trees import digest_leaves, flatten_tree, unflatten_like
 
 
 class SplitParameters:
@@ -31,19 +32,27 @@ class SplitParameters:
     same arrays.
     """
 
-    def __init__(self, parallel: MeshParallel) -> None:
-        """Stores the mesh."""
-        self._parallel = parallel
+    def __init__(self, parallel: Parallel) -> None:
+        """Name the axes of a training's mesh as search splits over them."""
+        devices = parallel.mesh.devices
+        # Programs find the axis of parameters under another name: they split activations along it as well.
+        self._mesh = Mesh(devices.reshape(-1, *devices.shape[1:]), ("data", "width", "tensor"))
 
-    def sharding_of(self, path: str, shape: tuple[int, ...]) -> jax.sharding.NamedSharding:
+    def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of a parameter, by its path."""
-        return self._parallel.sharding_of(path, shape)
+        sizes = {"fsdp": self._mesh.shape["width"], **self._mesh.shape}
+        names = ("width" if axis == "fsdp" else axis for axis in spec_of(path, shape, sizes))
+        return NamedSharding(self._mesh, PartitionSpec(*names))
 
     def place(self, params: Any) -> Any:
         """Split the parameters of a model: host arrays, or arrays on the devices of the mesh."""
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
-            return jax.jit(lambda tree: tree, out_shardings=self._parallel.shardings(params))(params)
-        return self._parallel.place(params)
+        leaves = flatten_tree(params)
+        shardings = {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
+        if any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
+            return jax.jit(lambda tree: tree, out_shardings=unflatten_like(params, shardings))(params)
+        return unflatten_like(
+            params, {path: place_host_array(leaf, shardings[path]) for path, leaf in leaves.items()}
+        )
 
     def digest(self, params: Any) -> str:
         """Return a digest of arrays that several processes hold, all of which call it; "" if there is one."""
@@ -68,9 +77,9 @@ class SplitParameters:
         """
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
-            with self._parallel.pin_activations(SEARCH_ACTIVATION_RULES):
+            with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
                 results = function(params, *arrays, **static)
-            return jax.lax.with_sharding_constraint(results, self._parallel.replicated)
+            return jax.lax.with_sharding_constraint(results, NamedSharding(self._mesh, PartitionSpec()))
 
         return jax.jit(on_mesh, static_argnames=static_argnames, donate_argnums=donate, **options)
 
@@ -88,7 +97,7 @@ def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameter
     With several processes, all of them call it together.
     """
     layout = parallel.layout
-    if not isinstance(parallel, MeshParallel) or layout.fsdp * layout.tensor == 1:
+    if layout.fsdp * layout.tensor == 1:
         return None
     return None if _fits_on_each_device(parameter_bytes) else SplitParameters(parallel)
 
@@ -111,7 +120,7 @@ def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | 
         fsdp = max(n for n in range(1, count + 1) if count % n == 0 and width % n == 0)
         config = dataclasses.replace(config, parallel=ParallelConfig(backend="mesh", fsdp=fsdp))
         layout = choose_layout(config, **counts)
-    return SplitParameters(MeshParallel(layout, jax.devices()[: layout.device_count]))
+    return SplitParameters(Parallel(layout, jax.devices()[: layout.device_count]))
 
 
 def _fits_on_each_device(parameter_bytes: int) -> bool:

@@ -21,7 +21,7 @@ from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model import Model, init_params, make_model
-from flaxformer_mt.model.fused_attention import explain_attention
+from flaxformer_mt.kernels.attention import explain_attention
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import (
@@ -127,6 +127,7 @@ def set_up_training(
         source_size=vocabs.source.size,
         target_size=vocabs.target.size,
         platform=parallel.platform,
+        gathers_twice=parallel.layout.gathers_twice,
     )
     schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
     warn_of_short_training(config)
@@ -345,14 +346,13 @@ def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Pa
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """
     if config.optim.accumulation == 1:
-        train_step = make_train_step(model, optimizer, config, platform=parallel.platform)
-        step = parallel.compile(train_step, batch=1, donate=(0,))
+        step = parallel.compile(make_train_step(model, optimizer, config, parallel), donate=(0,))
         by_shape = ProgramsByShape(step, batch=1)
         return TrainStep(
             by_shape, lambda state, batch: (state, batch), lambda state, batches: by_shape(state, batches[0])
         )
-    gradient_step = make_gradient_step(model, config, platform=parallel.platform)
-    gradient = parallel.compile(gradient_step, batch=2, partial=True)
+    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2, partial=True)
+    gradient = parallel.compile(gradient_step, partial=True)
     by_shape = ProgramsByShape(gradient, batch=2)
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.

@@ -1,6 +1,6 @@
 """Sizes of batches without padding: one pair for each batch shape, so that few programs are compiled.
 
-Computing without padding is left to the network (model/unpadding.py).
+Computing without padding is left to the network (kernels/unpad.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.model.unpadding import ROW
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Batch
 
@@ -42,8 +41,10 @@ def find_unpadded_sizes(
         slots = shape.rows * shape.source, shape.rows * shape.target
         before = found.get(shape, (0, 0))
         sizes = [
-            max(held, min(-(-tokens // ROW) * ROW, of // ROW * ROW))
-            for tokens, of, held in zip(shape_facts["likely_tokens"], slots, before, strict=True)
+            max(held, min(-(-tokens // length) * length, of))
+            for tokens, of, held, length in zip(
+                shape_facts["likely_tokens"], slots, before, (shape.source, shape.target), strict=True
+            )
         ]
         found[shape] = (sizes[0], sizes[1])
     return {

@@ -15,21 +15,20 @@ from flax import linen as nn
 
 from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
+from flaxformer_mt.kernels.cross_entropy import Mixture
+from flaxformer_mt.kernels.dropout import make_dropout_key
+from flaxformer_mt.kernels.unpad import unpad
+from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.losses import (
     AlignmentSums,
-    Mixture,
-    Reduce,
     TokenSums,
     alignment_cross_entropy,
-    keep,
     mix_teacher,
     sum_over_tokens,
 )
 from flaxformer_mt.model.alignment_head import GUIDED, head_scores
 from flaxformer_mt.model.lora import merge_factors
-from flaxformer_mt.model.unpadding import BatchPlaces, find_places, remove_padding
-from flaxformer_mt.shapes import Array, Batch, part_of_batch
-from flaxformer_mt.training.dropout_key import make_dropout_key
+from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.optimizers import clip_factor
 from flaxformer_mt.training.state import TrainState
@@ -71,22 +70,22 @@ def add_sums(left: Sums, right: Sums) -> Sums:
     return jax.tree.map(jnp.add, left, right)
 
 
-def make_gradient_step(model: nn.Module, config: Config, *, platform: str = "cpu") -> Callable[..., Sums]:
-    """Builds the pure function from parameters, step and batch to the summed gradient and loss.
-
-    Args:
-      platform: as in `make_dropout_key`.
-    """
+def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
+    """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
     train, guided = config.train, config.model.alignment.weight
 
     def gradient_step(
-        params: Any, step: Array, batch: Batch | BatchArray, microbatch: int = 0, *, reduce: Reduce = keep
+        params: Any,
+        step: Array,
+        batch: Batch | BatchArray,
+        microbatch: Array | int = 0,
+        *,
+        part: Array | None = None,
     ) -> Sums:
         sizes = batch.unpadded if isinstance(batch, BatchArray) else None
-        batch, places = as_batch(batch), None
-        if sizes is not None:
-            places = BatchPlaces(*map(find_places, (batch.source_mask, batch.target_mask), sizes))
-        dropout_key = make_dropout_key(config, step, microbatch, platform=platform)
+        batch = as_batch(batch)
+        batch = batch if sizes is None else unpad(batch, sizes)
+        dropout_key = make_dropout_key(config.seed, step, microbatch, part)
         mixture = None
         if train.teacher_weight and batch.teacher is not None:
             shares = {"weight": train.teacher_weight, "smoothing": train.label_smoothing}
@@ -95,49 +94,39 @@ def make_gradient_step(model: nn.Module, config: Config, *, platform: str = "cpu
         def loss_of(trained: Any) -> tuple[Array, tuple[TokenSums, AlignmentSums | None]]:
             network = merge_factors(replace_trained(params, trained, config.optim))
 
-            def run(module: Any) -> tuple[TokenSums, Array | None]:
-                sums = _sum_loss(module, batch, places, mixture, train)
-                return sums, module.cross_mask(batch) if guided else None
+            def run(module: Any) -> tuple[TokenSums, Any]:
+                sums = _sum_loss(module, batch, mixture, train)
+                return sums, module.cross_rule(batch) if guided else None
 
-            (sums, mask), stored = nn.apply(run, model, mutable=[GUIDED] if guided else [])(
+            (sums, rule), stored = nn.apply(run, model, mutable=[GUIDED] if guided else [])(
                 {"params": network}, rngs={"dropout": dropout_key}
             )
             if not guided:
                 return sums.loss_sum, (sums, None)
             assert batch.alignment is not None
-            scores = head_scores(config.model, stored[GUIDED], mask)
+            scores = head_scores(config.model, stored[GUIDED], batch, rule, model.kernels.product)
             delay = int(config.model.alignment.step == "read")
             alignment = alignment_cross_entropy(scores, batch.alignment, delay=delay)
             return sums.loss_sum + guided * alignment.loss_sum, (sums, alignment)
 
-        with part_of_batch(reduce.shard):
-            trained = select_trained(params, config.optim)
-            (_, (sums, alignment)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return reduce(Sums(gradients, sums.loss_sum, sums.weight, sums.correct_sum, alignment))
+        trained = select_trained(params, config.optim)
+        (_, (sums, alignment)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return Sums(gradients, sums.loss_sum, sums.weight, sums.correct_sum, alignment)
 
     return gradient_step
 
 
-def _sum_loss(
-    module: Any, batch: Batch, places: BatchPlaces | None, mixture: Mixture | None, train: TrainConfig
-) -> TokenSums:
-    """Sums the loss of a batch by a model that is bound to its parameters; with `places`, without padding."""
-    target = batch.target_out, batch.target_mask, batch.target_weights, mixture
-    if places is None:
-        hidden = module.hidden(batch, deterministic=False)
-    else:
-        hidden = module.hidden(batch, deterministic=False, places=places)
-        target = jax.tree.map(lambda x: remove_padding(x, places.target), target)
-    tokens, is_token, weights, mixture = target
+def _sum_loss(module: Any, batch: Batch, mixture: Mixture | None, train: TrainConfig) -> TokenSums:
+    """Sums the loss of a batch by a model that is bound to its parameters."""
     return sum_over_tokens(
         module,
-        hidden,
-        tokens,
-        is_token,
+        module.hidden(batch, deterministic=False),
+        batch.target_out,
+        batch.target_mask,
         smoothing=train.label_smoothing,
         chunk_tokens=train.loss_chunk_tokens,
         count=train.log_accuracy,
-        token_weights=weights,
+        token_weights=batch.target_weights,
         mixture=mixture,
     )
 
@@ -216,18 +205,13 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 
 
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, config: Config, *, platform: str = "cpu"
+    model: nn.Module, optimizer: optax.GradientTransformation, config: Config, parallel: Parallel
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """Builds the pure update from one batch, for a platform as in `make_update`.
+    """Builds the pure update from one batch, whose rows the devices of `parallel` share."""
+    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2)
+    update = make_update(optimizer, config, platform=parallel.platform)
 
-    `reduce` sums a pytree over devices; under jit it is `keep`, the identity.
-    """
-    gradient_step = make_gradient_step(model, config, platform=platform)
-    update = make_update(optimizer, config, platform=platform)
-
-    def train_step(
-        state: TrainState, batch: Batch | BatchArray, *, reduce: Reduce = keep
-    ) -> tuple[TrainState, StepMetrics]:
-        return update(state, gradient_step(state.params, state.step, batch, reduce=reduce))
+    def train_step(state: TrainState, batch: Batch | BatchArray) -> tuple[TrainState, StepMetrics]:
+        return update(state, gradient_step(state.params, state.step, batch))
 
     return train_step

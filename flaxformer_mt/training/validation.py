@@ -49,7 +49,7 @@ class Validation:
             share=RowShare(parallel.layout.row_parts, parallel.row_share),
         )
         self._parallel = parallel
-        self._step = parallel.compile(make_evaluation_step(model, config.train), batch=1)
+        self._step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
         # By the shapes of the batch, where programs are compiled before they are needed.
         self._steps: dict[Any, Any] = {}
         self._unstack = parallel.compile(unstack_layers)

@@ -22,7 +22,7 @@ from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pai
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.decoding.sizes import SHORTEST
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import SplitParameters, enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained

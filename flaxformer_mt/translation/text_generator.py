@@ -14,7 +14,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained

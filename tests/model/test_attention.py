@@ -20,7 +20,7 @@ from flaxformer_mt.model.attention import (
     make_ancestry_mask,
     weighted_values,
 )
-from flaxformer_mt.model.fused_attention import choose_attention, explain_attention, resolve_attention
+from flaxformer_mt.kernels.attention import choose_attention, explain_attention, resolve_attention
 from flaxformer_mt.model.projections import project_together
 from flaxformer_mt.shapes import Cache
 

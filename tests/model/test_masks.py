@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flaxformer_mt.model.masks import make_causal_mask, make_padding_mask, make_segment_mask
+from flaxformer_mt.kernels.masks import make_causal_mask, make_padding_mask, make_segment_mask
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

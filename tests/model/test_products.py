@@ -17,9 +17,9 @@ from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import attention_weights
-from flaxformer_mt.model.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.model.feedforward import FeedForward
-from flaxformer_mt.model.products import (
+from flaxformer_mt.kernels.product import (
     add_bias,
     contract,
     einsum_to_float32,

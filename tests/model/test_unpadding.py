@@ -15,7 +15,7 @@ from flaxformer_mt.config import Config, GuidedAlignmentConfig, ModelConfig, Opt
 from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.layers import Dropout
-from flaxformer_mt.model.unpadding import (
+from flaxformer_mt.kernels.unpad import (
     ROW,
     BatchPlaces,
     find_places,

@@ -22,7 +22,6 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.evaluation import perplexity
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
-from flaxformer_mt.parallel.backend import PartOfBatch
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch, TeacherTokens
@@ -45,8 +44,7 @@ CONFIG = Config(
     ),
     # Biases of keys have no gradient but rounding, which Adam would blow up were epsilon not far above it.
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.9, epsilon=1e-3),
-    # threefry numbers do not depend on how arrays are laid over devices
-    train=TrainConfig(prng="threefry", loss_chunk_tokens=8),
+    train=TrainConfig(loss_chunk_tokens=8),
 )
 ONE = ParallelConfig(devices=1)
 LAYOUTS = {
@@ -63,12 +61,13 @@ COLLECTIVES: dict[str, dict[str, int]] = {
     "one": {},
     "pmap 8": {"all-reduce": 1},
     "data 8": {"all-reduce": 1},
-    # Of parameters and their gradients.
-    "fsdp 8": {"all-gather": 12, "all-reduce": 14},
+    # Of parameters; of their gradients; of the gradients of vectors, and of squares for the norm.
+    "fsdp 8": {"all-gather": 17, "reduce-scatter": 17, "all-reduce": 3},
     # Of activations, of the rows of the whole batch.
     "tensor 8": {"all-reduce": 15},
-    # Of parameters over fsdp, all but the table twice, of activations over tensor, of gradients over data.
-    "2 x 2 x 2": {"all-gather": 23, "all-reduce": 25},
+    # Of parameters over fsdp, all but the table twice, of their gradients, of activations over tensor, of all
+    # gradients over data.
+    "2 x 2 x 2": {"all-gather": 33, "reduce-scatter": 17, "all-reduce": 19},
 }
 
 
@@ -111,18 +110,16 @@ class Run(NamedTuple):
 class Parts(NamedTuple):
     model: Any
     optimizer: Any
-    # The training step is jitted, so that all mesh layouts share one trace.
-    train_step: Any
 
 
 @functools.cache
-def make_parts(rate: float = 0.0) -> Parts:
+def make_parts(rate: float = 0.0, gathers_twice: bool = False) -> Parts:
     """The model with this dropout rate, and what trains it."""
     config = with_dropout(rate)
-    model = make_model(config.model, source_size=V, target_size=V)
+    kernels = {"platform": "cpu", "gathers_twice": gathers_twice}
+    model = make_model(config.model, source_size=V, target_size=V, **kernels)
     optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
-    train_step = make_train_step(model, optimizer, config)
-    return Parts(model, optimizer, jax.jit(train_step, static_argnames="reduce"))
+    return Parts(model, optimizer)
 
 
 @jax.jit
@@ -135,7 +132,9 @@ def train(name: str, rate: float = 0.0) -> Run:
     """Twenty updates on a layout, as the training loop makes them."""
     parallel = make_parallel(on(name))
     state = parallel.init(make_state)
-    train_step = parallel.compile(make_parts(rate).train_step, batch=1, donate=(0,))
+    parts = make_parts(rate, parallel.layout.gathers_twice)
+    update = make_train_step(parts.model, parts.optimizer, with_dropout(rate), parallel)
+    train_step = parallel.compile(update, donate=(0,))
     train_step = train_step.lower(state, parallel.put(make_batch(0))).compile()
     metrics = []
     for number in range(STEPS):
@@ -178,7 +177,7 @@ def test_parts_of_a_batch_train_as_the_batch_does(runs):
     """Eight parts, one of which has no token at all, with their parts of the dropout masks."""
     config, parts, one = on(ONE), make_parts(DROPOUT), runs["one"]
     gradient_step = make_gradient_step(parts.model, config)
-    gradient = jax.jit(lambda *arguments, part: gradient_step(*arguments, reduce=PartOfBatch(part)))
+    gradient = jax.jit(gradient_step)
     update, add = jax.jit(make_update(parts.optimizer, config)), jax.jit(add_sums)
     state, losses = one.parallel.init(make_state), []
     for number in range(STEPS):
@@ -202,10 +201,11 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
     gradient = make_gradient_step(model, config)
     same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
 
-    def loss_of(params, step, batch, *, reduce):
-        return gradient(params, step, batch, reduce=reduce).loss_sum
+    def loss_of(params, step, batch, *, part):
+        return gradient(params, step, batch, part=part).loss_sum
 
-    losses = parallel.compile(loss_of, batch=2, partial=True)(state.params, state.step, parallel.put(same))
+    rows = parallel.over_rows(loss_of, batch=2, partial=True)
+    losses = parallel.compile(rows, partial=True)(state.params, state.step, parallel.put(same))
     assert len(set(np.asarray(losses).tolist())) == 8
     assert parallel.compile(lambda x: 2 * x)(state.step) == 0
 
@@ -229,12 +229,12 @@ def test_a_recurrent_student_of_a_teacher_is_split_as_others_are():
     batch = batch._replace(teacher=TeacherTokens(ids, probs))
     model = make_model(config.model, source_size=V, target_size=V)
     optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
-    train_step = jax.jit(make_train_step(model, optimizer, config), static_argnames="reduce")
     found = {}
     for name in ("one", "pmap 8", "2 x 2 x 2"):
         parallel = make_parallel(on(name, config))
         state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), optimizer, ema=True))
-        state, metrics = parallel.compile(train_step, batch=1, donate=(0,))(state, parallel.put(batch))
+        train_step = make_train_step(model, optimizer, config, parallel)
+        state, metrics = parallel.compile(train_step, donate=(0,))(state, parallel.put(batch))
         found[name] = flatten_tree(parallel.fetch(state).params), float(parallel.fetch(metrics).gradient_norm)
         if name == "2 x 2 x 2":
             kernel = state.params["decoder"]["layers_0"]["recurrence"]["forget"]["kernel"]
@@ -299,14 +299,14 @@ def test_each_gradient_and_each_split_parameter_is_sent_once(runs):
     """Also those of the table that both embeddings and the output layer use."""
     for name in ("pmap 8", "data 8", "fsdp 8"):
         params = jax.tree.leaves(runs[name].placed.params)
-        sent = {"all-reduce": 0, "all-gather": 0}
+        sent = {"all-reduce": 0, "all-gather": 0, "reduce-scatter": 0}
         for collective in runs[name].program.collectives:
             sent[collective.kind] += collective.bytes
+        split = sum(leaf.nbytes for leaf in params if not leaf.sharding.is_fully_replicated)
+        assert sent["all-gather"] == split and 8 * sent["reduce-scatter"] == split, name
         # Beside the gradients: sums of losses, tokens and squares.
-        size = sum(leaf.nbytes for leaf in params)
-        assert size < sent["all-reduce"] < size + 4 * (len(params) + 9), name
-        split = [leaf.nbytes for leaf in params if not leaf.sharding.is_fully_replicated]
-        assert sent["all-gather"] == sum(split), name
+        whole = sum(leaf.nbytes for leaf in params) - split
+        assert whole < sent["all-reduce"] < whole + 4 * (len(params) + 9), name
 
 
 def test_each_mesh_compiles_one_program_for_one_shape(runs, plain):
@@ -315,11 +315,14 @@ def test_each_mesh_compiles_one_program_for_one_shape(runs, plain):
         parallel = runs[name].parallel
         traced, losses = [], []
 
-        def step(state, batch, traced=traced):
-            traced.append(1)
-            return make_parts().train_step(state, batch)
+        parts = make_parts(gathers_twice=parallel.layout.gathers_twice)
+        train_step = make_train_step(parts.model, parts.optimizer, CONFIG, parallel)
 
-        compiled, state = parallel.compile(step, batch=1, donate=(0,)), parallel.init(make_state)
+        def step(state, batch, traced=traced, train_step=train_step):
+            traced.append(1)
+            return train_step(state, batch)
+
+        compiled, state = parallel.compile(step, donate=(0,)), parallel.init(make_state)
         for number in range(STEPS):
             state, metrics = compiled(state, parallel.put(make_batch(number)))
             losses.append(metrics.loss_sum / metrics.weight)
@@ -333,7 +336,7 @@ class Reading:
     """A backend that keeps the texts of the programs it compiles, each for one shape."""
 
     def __init__(self, parallel: Parallel) -> None:
-        self._parallel, self.sum_parts = parallel, parallel.sum_parts
+        self._parallel, self.sum_parts, self.over_rows = parallel, parallel.sum_parts, parallel.over_rows
         self.platform = parallel.platform
         self.programs: list[CompiledText] = []
 
@@ -352,7 +355,7 @@ class Reading:
 def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     """The state after two updates of two microbatches, and the loop's programs: gradient, sum and update."""
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
-    model, optimizer, _ = make_parts(DROPOUT)
+    model, optimizer = make_parts(DROPOUT)
     reading, state = Reading(parallel), parallel.init(make_state)
     step = setup._compile_train_step(model, optimizer, config, reading)
     for number in range(2):

@@ -169,11 +169,11 @@ class TargetCompiler:
         rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
         platform = self.target.accelerator.platform
         if config.optim.accumulation == 1:
-            step = make_train_step(model, optimizer, config, platform=platform)
-            return [self._compile("update", parallel, step, (state, rows), batch=1, donate=(0,))]
+            step = make_train_step(model, optimizer, config, parallel)
+            return [self._compile("update", parallel, step, (state, rows), donate=(0,))]
         number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
         inputs = (state.params, number, rows, number)
-        gradient_step = make_gradient_step(model, config, platform=platform)
+        gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2)
         sums = _with_shardings(parallel, jax.eval_shape(gradient_step, state.params, number, batch, number))
         one, held = _bytes_on_device(sums), _bytes_on_device(state)
         gradient = self._compile(
@@ -181,7 +181,6 @@ class TargetCompiler:
             parallel,
             gradient_step,
             inputs,
-            batch=2,
             times=config.optim.accumulation,
             held=held - _bytes_on_device(state.params) + one,
         )
@@ -251,11 +250,10 @@ class TargetCompiler:
         function: Any,
         inputs: Sequence[Any],
         *,
-        batch: int | None = None,
         donate: tuple[int, ...] = (),
         **more: int,
     ) -> Compiled:
-        compiled = parallel.compile(function, batch=batch, donate=donate)
+        compiled = parallel.compile(function, donate=donate)
         return self._finish(name, compiled, inputs, **more)
 
     def _finish(self, name: str, function: Any, inputs: Sequence[Any], **more: int) -> Compiled:

@@ -1,7 +1,7 @@
 """Attention over short rows as one TPU kernel: neither scores nor weights reach the chip's memory.
 
 A program of the kernel holds whole rows of queries, keys and values, with all heads, as the projections
-leave them: [B, T, 3 * H * K] of self-attention, without transpositions and copies. Heads that share the 128
+leave them, [B, T, H * K]. Heads that share the 128
 lanes of a register are multiplied together: the lanes of the others are zeroed in one operand, so that no
 head is moved to other lanes. Scores are computed as [M, Q]: sums over the attended positions then run along
 sublanes, which costs additions, where sums along lanes would cost shuffles. The backward pass computes the
@@ -52,12 +52,7 @@ def fits_kernel(query_length: int, memory_length: int, *, heads: int, size: int)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def attend_rows(
-    heads: int,
-    causal: bool,
-    interpret: bool,
-    projected: tuple[Array, ...],
-    biases: tuple[Array, ...],
-    segments: Segments,
+    heads: int, causal: bool, interpret: bool, projected: tuple[Array, Array, Array], segments: Segments
 ) -> Array:
     """Attend with queries over keys and values, with the scaling of equation 1: [B, Q, W], W = H * K.
 
@@ -66,49 +61,25 @@ def attend_rows(
 
     Args:
       interpret: whether to run on a CPU, slowly.
-      projected: queries, keys and values beside each other, [B, T, 3 W]; or queries [B, Q, W], and keys and
-        values [B, M, 2 W]; or the three apart.
-      biases: the vectors that were added to each of these arrays, or none. They are not added again, but get
-        their gradients here, the sums over all positions, which would otherwise cost another pass.
+      projected: queries [B, Q, W], keys and values [B, M, W].
     """
-    batch, length = projected[0].shape[:2]
-    output = jax.ShapeDtypeStruct((batch, length, _widths(projected)[0]), projected[0].dtype)
+    output = jax.ShapeDtypeStruct(projected[0].shape, projected[0].dtype)
     return _call(_forward, heads, causal, interpret, segments, projected, (), results=[output])[0]
 
 
-def _widths(projected: Sequence[Any]) -> tuple[int, list[tuple[int, int]]]:
-    """The width W, and for queries, keys and values the number of their array and their offset in it."""
-    places = {1: [(0, 0), (0, 1), (0, 2)], 2: [(0, 0), (1, 0), (1, 1)], 3: [(0, 0), (1, 0), (2, 0)]}
-    width = projected[0].shape[-1] // (3 if len(projected) == 1 else 1)
-    return width, [(array, place * width) for array, place in places[len(projected)]]
-
-
 def _attend_forward(
-    heads: int,
-    causal: bool,
-    interpret: bool,
-    projected: tuple[Array, ...],
-    biases: tuple[Array, ...],
-    segments: Segments,
+    heads: int, causal: bool, interpret: bool, projected: tuple[Array, Array, Array], segments: Segments
 ) -> tuple[Array, Any]:
-    return attend_rows(heads, causal, interpret, projected, biases, segments), (projected, biases, segments)
+    return attend_rows(heads, causal, interpret, projected, segments), (projected, segments)
 
 
 def _attend_backward(
     heads: int, causal: bool, interpret: bool, saved: Any, gradient: Array
-) -> tuple[tuple[Array, ...], tuple[Array, ...], None]:
-    projected, biases, segments = saved
+) -> tuple[tuple[Array, ...], None]:
+    projected, segments = saved
     extra = (gradient.astype(projected[0].dtype),)
-    programs = projected[0].shape[0] // _rows_of_program(projected, heads)
-    sums = [jax.ShapeDtypeStruct((programs, 1, x.shape[-1]), jnp.float32) for x in projected]
-    found = _call(
-        _backward, heads, causal, interpret, segments, projected, extra, results=(*projected, *sums)
-    )
-    d_biases = [
-        x.sum(axis=(0, 1)).astype(bias.dtype)
-        for x, bias in zip(found[len(projected) :], biases, strict=False)
-    ]
-    return tuple(found[: len(projected)]), tuple(d_biases), None
+    found = _call(_backward, heads, causal, interpret, segments, projected, extra, results=projected)
+    return tuple(found), None
 
 
 attend_rows.defvjp(_attend_forward, _attend_backward)
@@ -129,7 +100,7 @@ def _call(
     from jax.experimental.pallas import tpu as pltpu
 
     batch = projected[0].shape[0]
-    width, places = _widths(projected)
+    width = projected[0].shape[-1]
     scores = heads * segments.query.shape[-1] * segments.memory.shape[-1]
     rows = _rows_of_program(projected, heads)
 
@@ -138,10 +109,10 @@ def _call(
 
     def run(query_segments: Any, memory_segments: Any, *references: Any) -> None:
         inputs, others = references[: len(projected)], references[len(projected) :]
-        parts = [_Part(inputs[array], offset) for array, offset in places]
+        parts = list(map(_Part, inputs))
         masks = [_mask(query_segments[row], memory_segments[row], causal=causal) for row in range(rows)]
         turns = [(row, group) for row in range(rows) for group in _groups(width, width // heads)]
-        kernel(masks, turns, parts, others, places, scale=(width // heads) ** -0.5)
+        kernel(masks, turns, parts, list(map(_Part, others)), scale=(width // heads) ** -0.5)
 
     arrays = (*segments, *projected, *extra)
     products = 5 if extra else 2
@@ -164,7 +135,7 @@ def _call(
 
 
 def _rows_of_program(projected: Sequence[Array], heads: int) -> int:
-    groups = max(1, min(_widths(projected)[0] // LANES, heads))
+    groups = max(1, min(projected[0].shape[-1] // LANES, heads))
     return math.gcd(projected[0].shape[0], 2 ** max(0, (_GROUPS_OF_PROGRAM // groups).bit_length() - 1))
 
 
@@ -177,29 +148,18 @@ class _Group(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Queries, keys or values: the reference of their array, and where they begin in its last axis."""
+    """The reference of queries, keys, values, results or their gradients, [rows, T, W]."""
 
     array: Any
-    offset: int
-
-    def at(self, row: int, group: _Group) -> tuple[int, slice, slice]:
-        """The index of a row's numbers of a group."""
-        start = self.offset + group.start
-        return row, slice(None), slice(start, start + group.width)
 
     def read(self, row: int, group: _Group) -> Array:
         """Read a row's numbers of a group, [T, width]."""
-        return self.array[self.at(row, group)]
+        return self.array[row, slice(None), slice(group.start, group.start + group.width)]
 
     def write(self, row: int, group: _Group, numbers: Array) -> None:
         """Write a row's numbers of a group."""
-        self.array[self.at(row, group)] = numbers.astype(self.array.dtype)
-
-    def add(self, row: int, group: _Group, numbers: Array) -> None:
-        """Add the sum over a row's positions to those of the rows before it, [1, width]."""
-        at = self.at(0, group)
-        total = numbers.sum(axis=0, keepdims=True)
-        self.array[at] = total if row == 0 else self.array[at] + total
+        place = row, slice(None), slice(group.start, group.start + group.width)
+        self.array[place] = numbers.astype(self.array.dtype)
 
 
 def _groups(width: int, size: int) -> list[_Group]:
@@ -266,10 +226,10 @@ def _in_turns(
 
 
 def _forward(
-    masks: Any, turns: Any, parts: Sequence[_Part], others: Any, places: Any, *, scale: float
+    masks: Any, turns: Any, parts: Sequence[_Part], others: Sequence[_Part], *, scale: float
 ) -> None:
     query, keys, values = parts
-    output = _Part(others[0], 0)
+    (output,) = others
 
     def weigh(row: int, group: _Group) -> list[Array]:
         scaled = _scale(query.read(row, group), scale)
@@ -283,13 +243,10 @@ def _forward(
 
 
 def _backward(
-    masks: Any, turns: Any, parts: Sequence[_Part], others: Any, places: Any, *, scale: float
+    masks: Any, turns: Any, parts: Sequence[_Part], others: Sequence[_Part], *, scale: float
 ) -> None:
     query, keys, values = parts
-    gradient = _Part(others[0], 0)
-    count = (len(others) - 1) // 2
-    results = [_Part(others[1 + array], offset) for array, offset in places]
-    sums = [_Part(others[1 + count + array], offset) for array, offset in places]
+    gradient, *results = others
 
     def weigh(row: int, group: _Group) -> tuple[Array, list[Any], list[Any]]:
         """The scaled queries, the weights, and the gradients of the scores."""
@@ -311,9 +268,8 @@ def _backward(
             _join([_dot(x, scaled, _LAST_BY_FIRST) for x in d_scores], group),
             _join([_dot(x, d_output, _LAST_BY_FIRST) for x in weights], group),
         )
-        for result, total, numbers in zip(results, sums, found, strict=True):
+        for result, numbers in zip(results, found, strict=True):
             result.write(row, group, numbers)
-            total.add(row, group, numbers)
 
     _in_turns(turns, weigh, multiply)
 

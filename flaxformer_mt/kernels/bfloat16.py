@@ -1,4 +1,4 @@
-"""Numbers in bfloat16 outside of products: how they are rounded, updated, looked up, and cast once.
+"""Numbers in bfloat16 outside of products: how they are updated, looked up, and cast once.
 
 Knows what XLA's CPU compiler does badly with such arrays. Products of them are in `products`.
 """
@@ -14,27 +14,6 @@ from flaxformer_mt.shapes import Array
 
 # Paths of the parameters that products multiply.
 _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
-
-
-def narrow(x: Array, dtype: DTypeLike) -> Array:
-    """Cast x to dtype as `astype` does; not to be differentiated.
-
-    On CPUs bfloat16 is rounded by additions of integers: XLA's own code for it, which treats NaNs of any
-    payload, takes up to three times as long. NaNs as operations return them (quiet ones) stay NaN.
-    """
-
-    def cast(x: Array) -> Array:
-        return x.astype(dtype)
-
-    def add(x: Array) -> Array:
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-        # Half of the last bit that stays, and ties to even.
-        bits = (bits + jnp.uint32(0x7FFF) + ((bits >> 16) & jnp.uint32(1))) >> 16
-        return jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
-
-    if x.dtype != jnp.float32 or jnp.dtype(dtype) != jnp.bfloat16:
-        return cast(x)
-    return jax.lax.platform_dependent(x, cpu=add, default=cast)
 
 
 def as_bits(x: Array) -> Array:

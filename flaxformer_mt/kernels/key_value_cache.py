@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.model.bfloat16 import as_bits, from_bits
-from flaxformer_mt.model.products import contract
-from flaxformer_mt.model.quantization import multiply_integers, quantize_rows
+from flaxformer_mt.kernels.bfloat16 import as_bits, from_bits
+from flaxformer_mt.kernels.int8 import quantize_rows
+from flaxformer_mt.kernels.kernel_table import Kernels
 from flaxformer_mt.shapes import Array
 
 # A cache of one layer, by the names of its arrays.
@@ -41,21 +41,21 @@ def write(cache: KeyValues, stored: KeyValues, slot: Array) -> KeyValues:
     }
 
 
-def score(query: Array, cache: KeyValues, mask: Array | None) -> Array:
+def score(kernels: Kernels, query: Array, cache: KeyValues, mask: Array | None) -> Array:
     """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] with the cached keys."""
     if "key_scale" in cache:
         rows = quantize_rows(query)
-        sums = multiply_integers("BHWK,BHKM->BHWM", rows.values, cache["keys"])
+        sums = kernels.integer_product("BHWK,BHKM->BHWM", rows.values, cache["keys"])
         scores = sums.astype(jnp.float32) * (rows.scale * cache["key_scale"])
     else:
-        scores = contract("BHWK,BHKM->BHWM", query, from_bits(cache["keys"]))
+        scores = kernels.product("BHWK,BHKM->BHWM", query, from_bits(cache["keys"]))
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
-def average(weights: Array, cache: KeyValues, dtype: DTypeLike) -> Array:
+def average(kernels: Kernels, weights: Array, cache: KeyValues, dtype: DTypeLike) -> Array:
     """Average the cached values under float32 weights [B, H, W, M]: [B, H, W, E] of a dtype."""
     if "value_scale" in cache:
         rows = quantize_rows(weights * cache["value_scale"])
-        sums = multiply_integers("BHWM,BHME->BHWE", rows.values, cache["values"])
+        sums = kernels.integer_product("BHWM,BHME->BHWE", rows.values, cache["values"])
         return (sums.astype(jnp.float32) * rows.scale).astype(dtype)
-    return contract("BHWM,BHME->BHWE", weights, from_bits(cache["values"])).astype(dtype)
+    return kernels.product("BHWM,BHME->BHWE", weights, from_bits(cache["values"])).astype(dtype)

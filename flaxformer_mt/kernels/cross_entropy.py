@@ -1,0 +1,319 @@
+"""Cross-entropy of hidden states and the matrix of the output layer: logits are made a chunk at a time."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from flaxformer_mt.flops import loss_chunk_width
+from flaxformer_mt.kernels.bfloat16 import take_rows
+from flaxformer_mt.kernels.product import multiply
+from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.shapes import Array
+
+Multiply = Callable[[str, Array, Array], Array]
+
+
+class Output(NamedTuple):
+    """The output layer: logits = x @ table.T + bias."""
+
+    table: Float[Array, "V D"]
+    bias: Float[Array, "V"] | None
+
+
+class Mixture(NamedTuple):
+    """The target distribution of each token: shares of the target, of a teacher's tokens, and of all evenly.
+
+    target, even: [B, T]. teacher: of the tokens `ids` [B, T, K]. All shares of a token add up to 1.
+    """
+
+    target: Array
+    even: Array
+    teacher: Array
+    ids: Array
+
+
+class Totals(NamedTuple):
+    """Sums over tokens, each times its weight: losses, and correct tokens (None if they are not counted)."""
+
+    loss_sum: Array
+    correct_sum: Array | None
+
+
+def cross_entropy(
+    hidden: Array,
+    output: Output,
+    target: Array,
+    weights: Array,
+    *,
+    smoothing: float,
+    mixture: Mixture | None = None,
+) -> Array:
+    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), of all logits at once.
+
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is the
+    `mixture`. hidden: [B, T, D]; target, weights: [B, T].
+    """
+    return (_entropies(_project(multiply, hidden, output), target, smoothing, mixture) * weights).sum()
+
+
+class _Words(NamedTuple):
+    """The words of each token: exponentials of logits minus `shift`, and their sum.
+
+    exponentials: [B, T, V], in the dtype of the hidden states. correct: whether the target is the most
+    probable word; None if not asked for.
+    """
+
+    shift: Array
+    total: Array
+    exponentials: Array
+    correct: Array | None
+
+
+def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
+    """Score all words; with `target`, compare the most probable one with it."""
+    logits = _project(multiply, hidden, output)
+    largest = logits.max(axis=-1)
+    exponentials = jnp.exp(logits - largest[..., None])
+    correct = None if target is None else _is_argmax(logits, target)
+    return _Words(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), correct)
+
+
+def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
+    """Score as `score_words` does, with the sum of rounded exponentials, of which the largest, 1, is exact.
+
+    XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and to round them.
+    """
+    words = score_words(multiply, hidden, output, target)
+    return words._replace(total=words.exponentials.sum(axis=-1, dtype=jnp.float32))
+
+
+def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
+    """Score as `score_words` does, by computing the logits twice, unless the most probable word is asked for.
+
+    A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute the product
+    twice takes it less time than to write and to read logits in float32.
+    """
+    if target is not None:
+        return score_words(multiply, hidden, output, target)
+    largest = _project(multiply, *jax.lax.optimization_barrier((hidden, output))).max(axis=-1)
+    exponentials = jnp.exp(_project(multiply, hidden, output) - largest[..., None])
+    return _Words(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """The cross-entropy in chunks of tokens, with its gradients in the same pass.
+
+    One pass computes the logits of a chunk, scores them, compares the most probable words with the target if asked
+    to, and computes their gradients while they are in the CPU's cache. score: how a chunk is scored.
+    """
+
+    multiply: Multiply = multiply
+    score: Callable[..., _Words] = score_words
+
+    def __call__(
+        self,
+        hidden: Array,
+        output: Output,
+        target: Array,
+        weights: Array,
+        *,
+        smoothing: float,
+        chunk_tokens: int,
+        count: bool = False,
+        mixture: Mixture | None = None,
+    ) -> Totals:
+        """Sum the loss as `cross_entropy` does, and with `count` the correct tokens.
+
+        Args:
+          chunk_tokens: about how many tokens have logits at a time. Chunks split the axis T.
+        """
+        rows, length = target.shape
+        width = loss_chunk_width(rows, length, chunk_tokens=chunk_tokens)
+        padding = -length % width
+
+        def cut(x: Array) -> Array:  # [B, T, ...] -> [chunks, B, width, ...]
+            x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
+            return x.reshape(x.shape[0], -1, width, *x.shape[2:]).swapaxes(0, 1)
+
+        chunks = jax.tree.map(cut, (hidden, target, weights, mixture))
+        return _sum_chunks(self, smoothing, count, output, *chunks)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _sum_chunks(
+    kernel: CrossEntropy,
+    smoothing: float,
+    count: bool,
+    output: Output,
+    hidden: Array,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
+) -> Totals:
+    def add(totals: Totals, chunk: tuple[Any, ...]) -> tuple[Totals, None]:
+        hidden, target, weights, mixture = chunk
+        logits = _project(kernel.multiply, hidden, output)
+        loss = _entropies(logits, target, smoothing, mixture)
+        return _add_chunk(totals, loss, _is_argmax(logits, target) if count else None, weights), None
+
+    return jax.lax.scan(add, _no_totals(count), (hidden, target, weights, mixture))[0]
+
+
+def _sum_chunks_forward(
+    kernel: CrossEntropy,
+    smoothing: float,
+    count: bool,
+    output: Output,
+    hidden: Array,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
+) -> tuple[Totals, tuple[Output, Array]]:
+    """Compute the gradients together with the totals; the backward pass only scales them.
+
+    The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is
+    exponentials over their sum; only the exponentials have the size of the logits, and both products take
+    them unscaled: the sum and the weights scale single tokens before or after a product, and the target
+    distribution is equal for all words but one, and those of a teacher.
+    """
+    size, table = output.table.shape[0], output.table.astype(hidden.dtype)
+    table_mean = table.sum(0, dtype=jnp.float32) / size
+    bias: Array = jnp.zeros(()) if output.bias is None else output.bias
+
+    def add(sums: tuple[Totals, Output], chunk: tuple[Any, ...]) -> tuple[tuple[Totals, Output], Array]:
+        totals, gradient = sums
+        hidden, target, weights, mixture = chunk
+        shares = (1 - smoothing, smoothing) if mixture is None else (mixture.target, mixture.even)
+        words = kernel.score(kernel.multiply, hidden, output._replace(table=table), target if count else None)
+        # The row of the table under the target distribution gives its mean logit without a second pass over
+        # the logits, and is what the gradient of the hidden states lacks.
+        hidden32 = hidden.astype(jnp.float32)
+        target_share, even_share = (jnp.asarray(share)[..., None] for share in shares)
+        expected_row = target_share * take_rows(table, target).astype(jnp.float32) + even_share * table_mean
+        expected_bias = shares[0] * (bias[target] if bias.ndim else bias) + shares[1] * bias.mean()
+        loss = jnp.log(words.total) + words.shift - (hidden32 * expected_row).sum(-1) - expected_bias
+        if mixture is not None:
+            loss = loss - _logits_at_teacher(hidden32, table, bias, mixture)
+        totals = _add_chunk(totals, loss, words.correct, weights)
+        exponentials = words.exponentials
+        factors = (weights / words.total)[..., None]  # of the exponentials in the gradient
+        even_mass = (weights * shares[1])[..., None]
+        d_hidden = factors * kernel.multiply("BTV,VD->BTD", exponentials, table)
+        d_hidden = d_hidden - weights[..., None] * expected_row
+        if mixture is not None:
+            d_hidden = d_hidden - weights[..., None] * _mean_of_teacher(table, mixture)
+        scaled = (hidden32 * factors).astype(hidden.dtype)
+        d_table = kernel.multiply("BTD,BTV->DV", scaled, exponentials)
+        d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
+        d_bias = gradient.bias
+        if d_bias is not None:
+            d_bias = (
+                d_bias + (exponentials.astype(jnp.float32) * factors).sum((0, 1)) - even_mass.sum() / size
+            )
+        so_far = Output(constrain(jnp.asarray(gradient.table) + d_table, "DV"), d_bias)
+        return (totals, so_far), d_hidden.astype(hidden.dtype)
+
+    # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
+    zeros = Output(table.T, output.bias)
+    start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
+    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights, mixture))
+    d_output = d_output._replace(table=d_output.table.T)
+    return totals, (_subtract_targets(d_output, smoothing, hidden, target, weights, mixture), d_hidden)
+
+
+def _subtract_targets(
+    gradient: Output,
+    smoothing: float,
+    hidden: Array,
+    target: Array,
+    weights: Array,
+    mixture: Mixture | None,
+) -> Output:
+    """Subtract the target distributions from the gradients, but for what all words share."""
+    if mixture is None:
+        return _subtract_at(gradient, target, weights * (1 - smoothing), hidden)
+    gradient = _subtract_at(gradient, target, weights * mixture.target, hidden)
+    for place in range(mixture.ids.shape[-1]):
+        mass = weights * mixture.teacher[..., place]
+        gradient = _subtract_at(gradient, mixture.ids[..., place], mass, hidden)
+    return gradient
+
+
+def _subtract_at(gradient: Output, ids: Array, mass: Array, hidden: Array) -> Output:
+    """Subtract the mass of one token per position from the gradients of its row of the table and its bias."""
+    table = jnp.asarray(gradient.table).at[ids].add(-mass[..., None] * hidden.astype(jnp.float32))
+    return Output(table, None if gradient.bias is None else gradient.bias.at[ids].add(-mass))
+
+
+def _sum_chunks_backward(
+    kernel: CrossEntropy, smoothing: float, count: bool, saved: tuple[Output, Array], gradient: Totals
+) -> tuple[Output, Array, None, None, None]:
+    d_output, d_hidden = saved
+    scale = gradient.loss_sum  # correct_sum has no gradient
+    d_hidden = d_hidden * scale.astype(d_hidden.dtype)
+    return jax.tree.map(lambda x: x * scale, d_output), d_hidden, None, None, None
+
+
+_sum_chunks.defvjp(_sum_chunks_forward, _sum_chunks_backward)
+
+
+def _entropies(logits: Array, target: Array, smoothing: float, mixture: Mixture | None) -> Array:
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    if mixture is not None:
+        at_teacher = (mixture.teacher * jnp.take_along_axis(logits, mixture.ids, axis=-1)).sum(-1)
+        return log_total - mixture.target * at_target - at_teacher - mixture.even * logits.mean(axis=-1)
+    loss = log_total - (1 - smoothing) * at_target
+    return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
+
+
+def _project(multiply: Multiply, hidden: Array, output: Output) -> Array:
+    table = output.table.astype(hidden.dtype)
+    logits = multiply("BTD,VD->BTV", hidden, table)
+    return constrain(logits if output.bias is None else logits + output.bias, "BTV")
+
+
+def _no_totals(count: bool) -> Totals:
+    return Totals(jnp.zeros(()), jnp.zeros(()) if count else None)
+
+
+def _add_chunk(totals: Totals, loss: Array, correct: Array | None, weights: Array) -> Totals:
+    loss_sum = totals.loss_sum + (loss * weights).sum()
+    if totals.correct_sum is None or correct is None:
+        return Totals(loss_sum, None)
+    return Totals(loss_sum, totals.correct_sum + (correct.astype(weights.dtype) * weights).sum())
+
+
+def _is_argmax(logits: Array, target: Array) -> Array:
+    """Tell whether argmax, the first of equal logits, is the target: bool [B, T], False where a logit is NaN.
+
+    A comparison is a plain reduction, which is far cheaper on CPUs than argmax.
+    """
+    at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)
+    before = jnp.arange(logits.shape[-1]) < target[..., None]
+    return jnp.where(before, logits < at_target, logits <= at_target).all(axis=-1)
+
+
+def _logits_at_teacher(hidden: Array, table: Array, bias: Array, mixture: Mixture) -> Array:
+    """Sum the logits [B, T] of a teacher's tokens, each times its share."""
+    logits = (hidden * _mean_of_teacher(table, mixture)).sum(-1)
+    own = bias[mixture.ids] if bias.ndim else bias
+    return logits + (mixture.teacher * own).sum(-1)
+
+
+def _mean_of_teacher(table: Array, mixture: Mixture) -> Array:
+    """Sum the rows [B, T, D] of a teacher's tokens in the table, each times its share."""
+
+    def add(place: Array, total: Array) -> Array:
+        share = jax.lax.dynamic_index_in_dim(mixture.teacher, place, axis=-1)
+        ids = jax.lax.dynamic_index_in_dim(mixture.ids, place, axis=-1, keepdims=False)
+        return total + share * take_rows(table, ids).astype(jnp.float32)
+
+    zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
+    return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)

@@ -1,0 +1,111 @@
+"""Dropout, and the generator of its random numbers: a hash of a key and the index of each entry."""
+
+import math
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from flaxformer_mt.shapes import Array
+
+# 32-bit words of a key: two random ones, and the index of the part of a batch.
+_WORDS = 3
+
+
+def dropout(x: Array, key: Array, rate: float) -> Array:
+    """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
+
+    Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once.
+
+    Args:
+      key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used and
+        passes through no memory.
+    """
+    kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(_threshold(rate))
+    return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
+
+
+def dropout_scale(rate: float) -> float:
+    """Return the factor that keeps the expectation of entries."""
+    return 2**32 / (2**32 - _threshold(rate))
+
+
+def _threshold(rate: float) -> int:
+    """Return the least random number whose entry is kept.
+
+    Rates are below 1; the cap keeps some entries even where rounding would drop all.
+    """
+    return min(round(rate * 2**32), 2**32 - 2**24)
+
+
+def make_dropout_key(
+    seed: Array | int, step: Array | int, microbatch: Array | int = 0, part: Array | int | None = None
+) -> Array:
+    """Make the key of all dropout of one microbatch; no two of them share a key.
+
+    Args:
+      part: the index of the part of the batch, of equal parts, that the program sees: its numbers are those of
+        its rows in the masks of the whole batch. None: the whole batch.
+    """
+    key = jax.random.key(seed, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+    words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
+    index = jnp.asarray(0 if part is None else part, jnp.uint32)
+    return jax.random.wrap_key_data(jnp.append(words, index), impl=_HASH)
+
+
+def hash_numbers(numbers: Array, words: Any) -> Array:
+    """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
+
+    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least bias
+    of any output bit to any input bit. The second word prevents two keys from giving the same sequence at
+    different offsets.
+    """
+    x = numbers ^ words[0]
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = x ^ words[1]
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Hash the flat index of each entry in row-major order, in the array of all parts, modulo 2 ** 32."""
+    if width != 32:
+        raise ValueError(f"random numbers of {width} bits: dropout draws words of 32 bits")
+    size = math.prod(shape) % 2**32
+    numbers, stride = jnp.full(shape, key[2] * jnp.uint32(size)), 1
+    for axis in reversed(range(len(shape))):
+        index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        numbers = numbers + index * jnp.uint32(stride % 2**32)
+        stride *= shape[axis]
+    return jnp.asarray(hash_numbers(numbers, key))
+
+
+def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
+    """Mix a number into both words, and each word into the other one. Two numbers never give the same word."""
+    words = key[:2]
+    mixed = hash_numbers(words, (jnp.asarray(number, jnp.uint32), jnp.roll(words, 1)))
+    return jnp.append(mixed, key[2])
+
+
+def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Make keys as `_fold_in` does, each by its number, from the words in the other order."""
+    swapped = key[jnp.array([1, 0, 2])]
+    numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
+    return jax.vmap(lambda number: _fold_in(swapped, number))(numbers).reshape(*shape, _WORDS)
+
+
+def _seed(number: jax.Array) -> jax.Array:
+    return _fold_in(jnp.arange(_WORDS, dtype=jnp.uint32).at[2].set(0), number)
+
+
+_HASH = jax.extend.random.define_prng_impl(
+    key_shape=(_WORDS,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="dropout_hash",
+    tag="hsh",
+)

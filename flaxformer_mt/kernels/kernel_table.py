@@ -1,0 +1,51 @@
+"""The table of kernels that a model computes with, chosen once by config and platform."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import cross_entropy, int8, product
+from flaxformer_mt.kernels.attention import attend, attend_fused, attend_unpadded, resolve_attention
+from flaxformer_mt.kernels.cross_entropy import CrossEntropy
+from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.shapes import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """What models and losses compute with; the defaults are the references, which run everywhere.
+
+    product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit integers, with
+    sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`.
+    """
+
+    product: Product = Product()
+    integer_product: Callable[[str, Array, Array], Array] = int8.integer_product
+    attention: Callable[..., Array] = functools.partial(attend, Product())
+    cross_entropy: CrossEntropy = CrossEntropy()
+
+
+def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = False) -> Kernels:
+    """Choose the kernels of a platform.
+
+    Args:
+      platform: what programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
+      gathers_twice: whether parameters that devices split are gathered again for the backward pass.
+    """
+    on_cpu = platform == "cpu"
+    multiply = product.multiply_on_cpu if on_cpu else product.multiply
+    products = Product(multiply, gathers_twice)
+    plain = functools.partial(attend, products)
+    kind = resolve_attention(config.attention, platform)
+    attention = plain if kind == "plain" else functools.partial(attend_fused, kind, plain)
+    score = {
+        "cpu": cross_entropy.score_rounded,
+        "tpu": cross_entropy.score_in_two_passes,
+    }.get(platform, cross_entropy.score_words)
+    return Kernels(
+        product=products,
+        integer_product=int8.integer_product_on_cpu if on_cpu else int8.integer_product,
+        attention=functools.partial(attend_unpadded, attention) if on_cpu else attention,
+        cross_entropy=CrossEntropy(multiply, score),
+    )

@@ -1,0 +1,216 @@
+"""Matrix products of the network: operands in the compute dtype, sums in float32, forward and backward.
+
+Every product of activations is a call of `Product`, in training, decoding and scoring. With model.dtype=bfloat16
+the operands are bfloat16; results and the gradients of parameters are float32. So no score is rounded before the
+softmax, and no gradient of a kernel before it is summed over devices.
+"""
+
+import dataclasses
+import functools
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from flaxformer_mt.parallel.sharding_constraints import (
+    gather,
+    gather_after,
+    is_split,
+    sum_to_parts,
+)
+from flaxformer_mt.shapes import Array
+
+# Rows of a product that is computed for one of them.
+_ROWS_OF_ONES = 8
+
+# About what it costs to move a number where the last axis of an array changes; where whole rows move, 1.
+_COST_OF_COLUMNS = 3
+
+
+def multiply(spec: str, x: Array, y: Array) -> Array:
+    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated."""
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
+    """Compute `multiply` in bfloat16 in the one form that XLA's CPU library multiplies in that dtype.
+
+    Products in any other form it converts to float32 first.
+    """
+    return multiply(spec, x, y) if jnp.result_type(x, y) == jnp.float32 else multiply_rows(spec, x, y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """An einsum of two operands with sums in float32, and its gradients.
+
+    multiply: computes one product. gathers_twice: whether parameters of which each device has a part are gathered
+    again for the backward pass, instead of being kept.
+    """
+
+    multiply: Callable[[str, Array, Array], Array] = multiply
+    gathers_twice: bool = False
+
+    def __call__(self, spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
+        """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
+
+        Operands of different dtypes are multiplied in the narrower one: a kernel is given as the float32
+        parameter, or as its copy in the dtype of the activations. Each gradient has the dtype and the layout of
+        its operand, and is rounded to no other dtype. (JAX's own rule computes the gradient of a kernel as [F, D]
+        and transposes it; on CPUs this first transposes the wider of two large arrays in memory.)
+
+        Args:
+          spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of the
+            result stands for leading axes of x.
+          parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they gather
+            it in the dtype of the product, and each receives its own part of the gradient's sum.
+        """
+        x, y = jnp.asarray(x), jnp.asarray(y)
+        rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
+        return _contract(self, spec.replace("...", rows), (x.dtype, y.dtype), parameter, x, y)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _contract(
+    product: Product, spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array
+) -> Array:
+    return _contract_forward(product, spec, dtypes, parameter, x, y)[0]
+
+
+def _contract_forward(
+    product: Product, spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    smaller = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
+    x, y = x.astype(smaller), y.astype(smaller)
+    whole = gather(y, _terms(spec)[1]) if parameter else y
+    return product.multiply(spec, x, whole), (x, y if product.gathers_twice else whole)
+
+
+def _contract_backward(
+    product: Product,
+    spec: str,
+    dtypes: tuple[DTypeLike, DTypeLike],
+    parameter: bool,
+    saved: tuple[Array, Array],
+    gradient: Array,
+) -> tuple[Array, Array]:
+    x, y = saved
+    x_term, y_term, result = _terms(spec)
+    gradient = gradient.astype(x.dtype)
+    if parameter and product.gathers_twice:
+        y = gather_after((gradient, result), y, y_term)
+    x_gradient = _multiply_in_order(product, x_term, (result, gradient), (y_term, y))
+    y_gradient = _multiply_in_order(product, y_term, (result, gradient), (x_term, x))
+    if parameter:
+        y_gradient = sum_to_parts(y_gradient, y_term)
+    return x_gradient.astype(dtypes[0]), y_gradient.astype(dtypes[1])
+
+
+_contract.defvjp(_contract_forward, _contract_backward)
+
+
+def _terms(spec: str) -> tuple[str, str, str]:
+    operands, result = spec.split("->")
+    x_term, y_term = operands.split(",")
+    return x_term, y_term, result
+
+
+def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Array]) -> Array:
+    """Contract two operands to `result`, first the one with the first axis of its own: no transposition."""
+    (first, one), (second, other) = operands
+    own = next(letter for letter in result if (letter in first) != (letter in second))
+    if own in second:
+        first, one, second, other = second, other, first, one
+    return product.multiply(f"{first},{second}->{result}", one, other)
+
+
+def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
+    """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
+
+    It multiplies int8 in the same form, to sums in int32.
+
+    The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
+    and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves less
+    to move in memory, the result included. The library is chosen before XLA decides on layouts. A plain
+    transposition still counts as a view in another layout then, and would send the product to float32; one
+    that is folded into the product later makes it fail at run time. So the transposed array, and what comes
+    after the product, are kept apart by barriers. The axes of each kind are one axis between the barriers:
+    XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy.
+    Nor does the library multiply single rows of a batch, such as those of greedy search: they get a second
+    row of zeros.
+    """
+    terms, result = spec.split("->")
+    x_term, y_term = terms.split(",")
+    sizes = dict(zip((*x_term, *y_term), (*x.shape, *y.shape), strict=True))
+    if _moving_cost((y_term, x_term), result, sizes) < _moving_cost((x_term, y_term), result, sizes):
+        x_term, y_term, x, y = y_term, x_term, y, x
+    shared, own_of_x, own_of_y, summed = _kinds((x_term, y_term), result)
+    rows, columns = [*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]
+    by_columns = _disorder(y_term, columns) < _disorder(y_term, rows)
+    # Axes of which XLA splits one over devices cannot become one axis.
+    batch = [[axis] for axis in shared] if is_split() else [shared] * bool(shared)
+    x = _in_order(x, x_term, [*batch, own_of_x, summed])
+    y = _in_order(y, y_term, [*batch, own_of_y, summed] if by_columns else [*batch, summed, own_of_y])
+    single = bool(shared) and x.shape[-2] == 1
+    if single:
+        x = jnp.pad(x, [(0, int(axis == x.ndim - 2)) for axis in range(x.ndim)])
+    x, y = jax.lax.optimization_barrier((x, y))
+    batch_axes = tuple(range(len(batch)))
+    summed_axes = (x.ndim - 1,), (y.ndim - 1 if by_columns else y.ndim - 2,)
+    dimensions = summed_axes, (batch_axes, batch_axes)
+    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=sums)
+    product = jax.lax.optimization_barrier(product)
+    if single:
+        product = jax.lax.slice_in_dim(product, 0, 1, axis=product.ndim - 2)
+    axes = [*shared, *own_of_x, *own_of_y]
+    product = product.reshape([sizes[axis] for axis in axes])
+    if axes == list(result):
+        return product
+    return _in_order(product, "".join(axes), [[axis] for axis in result])
+
+
+def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Sort the axes of an einsum: shared ones, own ones of the first and second operand, summed ones."""
+    x_term, y_term = terms
+    shared = [axis for axis in result if axis in x_term and axis in y_term]
+    summed = [axis for axis in x_term if axis in y_term and axis not in result]
+    own_of_x, own_of_y = ([a for a in result if a in term and a not in shared] for term in terms)
+    return shared, own_of_x, own_of_y, summed
+
+
+def _moving_cost(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int:
+    """Estimate what it costs to bring all arrays into order to multiply rows of the first operand."""
+    x_term, y_term = terms
+    shared, own_of_x, own_of_y, summed = _kinds(terms, result)
+    moved = [
+        (x_term, [[*shared, *own_of_x, *summed]]),
+        (y_term, [[*shared, *summed, *own_of_y], [*shared, *own_of_y, *summed]]),
+        (result, [[*shared, *own_of_x, *own_of_y]]),
+    ]
+    return sum(
+        math.prod(sizes[axis] for axis in term) * min(_disorder(term, order) for order in orders)
+        for term, orders in moved
+    )
+
+
+def _disorder(term: str, order: Sequence[str]) -> int:
+    """Weigh a transposition by what a number of it costs: 0 if nothing moves, little if whole rows do."""
+    if list(term) == list(order):
+        return 0
+    return 1 if term[-1] == order[-1] else _COST_OF_COLUMNS
+
+
+def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
+    """Transpose x from the order of axes in `term` to that of the groups, each of which becomes one axis.
+
+    The result is an array of its own in memory, not a view in another layout: a reshaped array has the
+    default layout, and costs nothing if it had it before. Where all groups have one axis, an axis is added
+    before a barrier and removed after it.
+    """
+    x = x.transpose([term.index(axis) for group in groups for axis in group])
+    sizes = iter(x.shape)
+    shape = tuple(math.prod(next(sizes) for _ in group) for group in groups)
+    return x.reshape(shape) if shape != x.shape else jax.lax.optimization_barrier(x[None])[0]

@@ -1,0 +1,117 @@
+"""Batches without padding, as rows that hold several sentences: on a CPU a padded token costs as much as a real one.
+
+A batch without padding has fewer rows of the same length, in which sentences follow each other without regard to
+the ends of rows, and its `*_segments` are `Places`. Layers that compute each token by itself need nothing else;
+attention restores the rows of sentences, and removes their padding again (kernels/attention.py).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Int
+
+from flaxformer_mt.shapes import Array, Batch, typed
+
+
+class Places(NamedTuple):
+    """Where the slots of an array with padding, [B, T], are in one without, [R, T], and the reverse.
+
+    slots: flat index of each entry's slot: those of real tokens, in order, and then some of the padding.
+    entries: flat index of each slot's entry; slots of padding without one have numbers beyond the entries.
+    is_token: whether a slot has a token.
+    """
+
+    slots: Int[Array, "R T"]
+    entries: Int[Array, "B T"]
+    is_token: Bool[Array, "B T"]
+
+
+def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
+    """Take the tokens of a batch of one sentence per row, with little padding.
+
+    Args:
+      sizes: numbers of source and of target tokens that the arrays have: at least as many as there are, and
+        multiples of the lengths of the rows. The array of alignments stays as it is.
+    """
+    source = find_places(jnp.asarray(batch.source_mask), sizes[0])
+    target = find_places(jnp.asarray(batch.target_mask), sizes[1])
+
+    def of_source(x: Array) -> Array:
+        return remove_padding(x, source)
+
+    def of_target(x: Array) -> Array:
+        return remove_padding(x, target)
+
+    def positions(tokens: Array) -> Array:
+        return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+
+    return Batch(
+        of_source(batch.source),
+        of_target(batch.target_in),
+        of_target(batch.target_out),
+        of_source(batch.source_mask),
+        of_target(batch.target_mask),
+        source_segments=source,
+        target_segments=target,
+        source_positions=of_source(positions(batch.source)),
+        target_positions=of_target(positions(batch.target_in)),
+        target_weights=None if batch.target_weights is None else of_target(batch.target_weights),
+        alignment=batch.alignment,
+        teacher=jax.tree.map(of_target, batch.teacher),
+    )
+
+
+@typed
+def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
+    """Find the places of a batch's tokens, of which there are at most `size`, a multiple of T.
+
+    [[1 1 0] [1 0 0]] with size 3 gives slots [[0 1 3]] and entries [[0 1 3] [2 4 5]].
+    """
+    real = jnp.ravel(is_token)
+    number = real.sum(dtype=jnp.int32)
+    entries = (
+        jnp.where(real, jnp.cumsum(real, dtype=jnp.int32), number + jnp.cumsum(~real, dtype=jnp.int32)) - 1
+    )
+    slots = jnp.zeros_like(entries).at[entries].set(jnp.arange(len(entries), dtype=entries.dtype))
+    return Places(slots[:size].reshape(-1, is_token.shape[1]), entries.reshape(is_token.shape), is_token)
+
+
+def remove_padding(x: Array, places: Places) -> Array:
+    """Take the entries [R, T, ...] of x [B, T, ...]."""
+    x = jnp.asarray(x)
+    flat, slots = x.reshape(-1, *x.shape[2:]), places.slots
+    taken = _take_slots(flat, places) if jnp.issubdtype(x.dtype, jnp.inexact) else flat[slots.ravel()]
+    return taken.reshape(*slots.shape, *x.shape[2:])
+
+
+def restore_padding(x: Array, places: Places) -> Array:
+    """Put the entries of x [R, T, ...] into their slots, [B, T, ...]; slots without one are 0."""
+    taken = _take_entries(x.reshape(-1, *x.shape[2:]), places)
+    return taken.reshape(*places.entries.shape, *x.shape[2:])
+
+
+# Each is the other's transpose. JAX's own would add up rows of zeros one by one.
+
+
+@jax.custom_vjp
+def _take_slots(flat: Array, places: Places) -> Array:
+    return flat[places.slots.ravel()]
+
+
+@jax.custom_vjp
+def _take_entries(entries: Array, places: Places) -> Array:
+    size, index = entries.shape[0], places.entries.ravel()
+    rows = entries[jnp.minimum(index, size - 1)]
+    exists = (index < size).reshape(-1, *(1,) * (rows.ndim - 1))
+    return jnp.where(exists, rows, jnp.zeros((), rows.dtype))
+
+
+_take_slots.defvjp(
+    lambda flat, places: (_take_slots(flat, places), places),
+    lambda places, gradient: (_take_entries(gradient, places), None),
+)
+_take_entries.defvjp(
+    lambda entries, places: (_take_entries(entries, places), places),
+    lambda places, gradient: (_take_slots(gradient, places), None),
+)

@@ -1,0 +1,135 @@
+"""Decoding token by token: what encoder-decoder and decoder-only models share of it, and the output layer."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels
+from flaxformer_mt.kernels.bfloat16 import take_rows
+from flaxformer_mt.model.attention import make_ancestry_mask, make_prefix_inputs
+from flaxformer_mt.model.initializers import declare_matrix, make_initializers
+from flaxformer_mt.model.output_layer import list_output, make_listed_logits, make_logits
+from flaxformer_mt.model.quantization import find_output
+from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix
+from flaxformer_mt.model.stack import Embedding, Stack
+from flaxformer_mt.parallel.sharding_constraints import gather
+from flaxformer_mt.shapes import Array, Cache
+
+
+class CachedDecoder(nn.Module):
+    """The base of the models: from hidden states to logits, and one step of decoding with a cache.
+
+    A subclass has the stack `decoder`, calls `_setup_output` in its `setup`, and defines `_output_embedding` and
+    `_step`.
+    """
+
+    config: ModelConfig
+    kernels: Kernels
+
+    if TYPE_CHECKING:  # made in setup: an annotation would make it a field
+        decoder: Stack
+
+    def _setup_output(self, size: int) -> None:
+        """Make the parameters of the output layer for `size` tokens."""
+        config = self.config
+        initializers = make_initializers(config)
+        if self._output_embedding is None:
+            shape = config.model_dim, size
+            self.output_kernel = declare_matrix(self, "output_kernel", initializers.output, shape)
+        if config.output_bias:
+            init = initializers.bias(config.model_dim)
+            self.output_bias = self.param("output_bias", init, (size,))
+
+    def logits(self, x: Array) -> Array:
+        """Compute float32 logits [..., V] of hidden states x [..., D]."""
+        table, bias = self.output_layer()
+        quantized = find_output(self.variables["params"])
+        return make_logits(self.kernels, x, table if quantized is None else quantized, bias)
+
+    def output_layer(self) -> tuple[Array, Array | None]:
+        """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
+        bias = self.output_bias if self.config.output_bias else None
+        tied = self._output_embedding
+        table = gather(self.output_kernel, "DV").T if tied is None else tied.table
+        return table, bias
+
+    def take_output(self, ids: Array) -> tuple[Array, Array | None]:
+        """Return the rows [N, D] of the output layer's table, and the biases [N], of tokens [N]."""
+        table, bias = self.output_layer()
+        return take_rows(table, ids), None if bias is None else bias[ids]
+
+    def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
+        """Return the cache with the output layer of each row's tokens [B, C]: ids plus 1; 0: padding."""
+        return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
+
+    def decode_step(
+        self, tokens: Array, cache: Cache, common: tuple[Array, Array | None] | None = None
+    ) -> tuple[Array, Cache]:
+        """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache.
+
+        With the output layer of `common` tokens, the logits are those of shortlists (`add_shortlists`).
+        """
+        beams, length = tokens.shape[1], self._capacity(cache, tokens.shape[1])
+        ancestry_of = continue_beams if self._is_recurrent else make_ancestry_mask
+        ancestry = ancestry_of(cache, beams=beams, length=length)
+        slot = cache.index % length
+        hidden, per_beam = self._step(
+            tokens, cache, cache.prefix_lengths(), ancestry, slot=slot, length=length
+        )
+        if common is None:
+            logits = self.logits(hidden)
+        else:
+            logits = make_listed_logits(self.kernels, hidden, cache.shared["output"], common)
+        return logits, cache._replace(per_beam=per_beam, index=cache.index + 1)
+
+    def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Feed the first tokens of one beam at once, [B, P]; return the logits after each, and the cache.
+
+        The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
+        """
+        length, capacity = tokens.shape[1], self._capacity(cache, 1)
+        ancestry: Array | Continuation
+        positions, ancestry = make_prefix_inputs(cache, length=length, capacity=capacity)
+        if self._is_recurrent:
+            ancestry = continue_prefix(cache, length=length)
+        # The slots of P tokens of one beam are those of one token of P beams: a single step writes them.
+        hidden, per_beam = self._step(tokens, cache, positions, ancestry, slot=cache.index, length=length)
+        return self.logits(hidden), cache._replace(per_beam=per_beam, index=cache.index + length)
+
+    @property
+    def _output_embedding(self) -> Embedding | None:
+        """The embedding whose table is that of the output layer; None: the layer has its own."""
+        raise AssertionError("a subclass defines it")
+
+    def _step(
+        self,
+        tokens: Array,
+        cache: Cache,
+        positions: Array,
+        ancestry: Array | Continuation,
+        *,
+        slot: Array,
+        length: int,
+    ) -> tuple[Array, list[Any]]:
+        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
+        raise AssertionError("a subclass defines it")
+
+    def _finish(self, x: Array) -> Array:
+        """Apply what follows the last block."""
+        x = self.decoder.finish(x)
+        return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self.config.decoder_self_attention == "ssru"
+
+    def _capacity(self, cache: Cache, beams: int) -> int:
+        """Return the number of target tokens that a cache is made for."""
+        if cache.ancestors is not None:
+            return cache.ancestors.shape[2]
+        if self._is_recurrent:
+            raise ValueError("a recurrent decoder needs Cache.ancestors, as `start_cache` makes them")
+        return cache.per_beam[0]["keys"].shape[3] // beams
