@@ -40,8 +40,9 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import make_batch, train_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.vocab import Vocabs
@@ -184,17 +185,16 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
     shape = plan.shapes[int(np.argmax(plan.shape_counts))]
     chosen = [number for number in range(len(plan)) if plan[number].shape == shape][:updates]
     batches = [make_batch(stores.base, plan, number, **SPECIAL) for number in chosen]
-    model = make_model(
-        config.model, source_size=vocabulary, target_size=vocabulary, platform=jax.default_backend()
-    )
-    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
-    optimizer = make_optimizer(config.optim, schedule)
-    step = jax.jit(make_train_step(model, optimizer, config), donate_argnums=0)
-    state = init_state(init_params(model, jax.random.key(0)), optimizer, ema=False)
+    parallel = make_parallel(config, devices=jax.devices()[:1])
+    sizes = {"source_size": vocabulary, "target_size": vocabulary}
+    model = make_model(config.model, **sizes, platform=parallel.platform)
+    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
+    state = init_state(init_params(model, jax.random.key(0)), config.optim)
+    numbers = make_hyperparameters(config)
     rates = []
     for batch in [batches[0], *batches]:
         start = time.perf_counter()
-        state, metrics = step(state, jax.device_put(batch))
+        state, metrics = step(state, numbers, jax.device_put(batch))
         jax.block_until_ready((state, metrics))
         rates.append(count_tokens(batch) / (time.perf_counter() - start))
     return statistics.median(rates[1:])  # without the first update, which includes compilation

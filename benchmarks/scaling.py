@@ -39,7 +39,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import make_train_step
 
@@ -135,30 +135,27 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
     config = make_config(case)
     parallel = make_parallel(config)
     model = make_model(
-        config.model, source_size=case.vocabulary, target_size=case.vocabulary, platform=jax.default_backend()
+        config.model, source_size=case.vocabulary, target_size=case.vocabulary, platform=parallel.platform
     )
-    schedule = make_schedule(config.optim, model_dim=case.width, total_steps=config.train.steps)
-    optimizer = make_optimizer(config.optim, schedule)
+    numbers = parallel.place(make_hyperparameters(config))
 
     def make_state() -> TrainState:
-        return init_state(init_params(model, jax.random.key(0)), optimizer, ema=False)
+        return init_state(init_params(model, jax.random.key(0)), config.optim)
 
     start = time.perf_counter()
     state = jax.block_until_ready(parallel.init(make_state))
     init = time.perf_counter() - start
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     batch = jax.block_until_ready(parallel.put(make_full_batch(case)))
-    step = parallel.compile(
-        make_train_step(model, optimizer, config, platform=parallel.platform), batch=1, donate=(0,)
-    )
+    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
     compiled, times = None, []
     if hasattr(step, "lower"):
         start = time.perf_counter()
-        compiled = step = step.lower(state, batch).compile()
+        compiled = step = step.lower(state, numbers, batch).compile()
         compilation = time.perf_counter() - start
     while len(times) < 4 or sum(times[1:]) < seconds:
         start = time.perf_counter()
-        state, metrics = step(state, batch)
+        state, metrics = step(state, numbers, batch)
         jax.block_until_ready((state, metrics))
         times.append(time.perf_counter() - start)
     if not np.isfinite(metrics.loss_sum):

@@ -58,23 +58,20 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
     from flaxformer_mt.data.batch_array import to_array
     from flaxformer_mt.model import init_params, make_model
     from flaxformer_mt.parallel import make_parallel
-    from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+    from flaxformer_mt.training.hyperparameters import make_hyperparameters
     from flaxformer_mt.training.state import init_state
     from flaxformer_mt.training.unpadded_sizes import find_unpadded_sizes, fitting_sizes
     from flaxformer_mt.training.update import make_train_step
 
     parallel = make_parallel(config)
     model = make_model(
-        config.model, source_size=vocabulary, target_size=vocabulary, platform=jax.default_backend()
+        config.model, source_size=vocabulary, target_size=vocabulary, platform=parallel.platform
     )
-    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
-    optimizer = make_optimizer(config.optim, schedule)
-    step = parallel.compile(
-        make_train_step(model, optimizer, config, platform=parallel.platform), batch=1, donate=(0,)
-    )
+    numbers = parallel.place(make_hyperparameters(config))
+    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
     params = init_params(model, jax.random.key(config.seed))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    held = {"state": parallel.place(init_state(params, optimizer, ema=False))}
+    held = {"state": parallel.place(init_state(params, config.optim))}
 
     sizes = find_unpadded_sizes(config, parallel, [shapes])
 
@@ -82,9 +79,9 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
         ids = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
         return parallel.put(to_array(batch, **ids, unpadded=fitting_sizes(batch, sizes)))
 
-    def train(numbers: list[int]) -> float:
-        for number in numbers:
-            held["state"], metrics = step(held["state"], put(batches[number]))
+    def train(chosen: list[int]) -> float:
+        for index in chosen:
+            held["state"], metrics = step(held["state"], numbers, put(batches[index]))
         loss, weight, skipped = parallel.fetch((metrics.loss_sum, metrics.weight, metrics.skipped))
         if skipped:
             raise ArithmeticError(f"{skipped} updates were skipped because their gradients were non-finite")

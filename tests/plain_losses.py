@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from flaxformer_mt.losses.cross_entropy import _entropies, _is_argmax
+from flaxformer_mt.kernels.cross_entropy import _entropies, _is_argmax
 from flaxformer_mt.shapes import Array, typed
 
 

@@ -10,6 +10,7 @@ from flaxformer_mt.commands.show import count_product_flops, longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.flops import Work, padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 # All sizes differ, so that none can stand in for another.
@@ -26,7 +27,9 @@ def traced_flops(config: Config) -> int:
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     number = jax.ShapeDtypeStruct((), np.int32)
     step = make_gradient_step(model, config)
-    return count_product_flops(jax.make_jaxpr(step)(params, number, longest_batch(config)).jaxpr)
+    return count_product_flops(
+        jax.make_jaxpr(step)(params, make_hyperparameters(config), number, longest_batch(config)).jaxpr
+    )
 
 
 def closed_flops(config: Config) -> int:

@@ -51,7 +51,6 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
             keep_checkpoints=3,
             tensorboard=False,
             log_accuracy=True,
-            prng="threefry",
         ),
         parallel=ParallelConfig(devices=1),
         search=SearchConfig(beam_size=2, max_length_offset=4),

@@ -24,7 +24,7 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.frozen import select_trained
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.state import init_state, init_training_params
 from flaxformer_mt.training.update import make_gradient_step
 
@@ -54,10 +54,12 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     model = make_model(
         config.model, source_size=source_size, target_size=target_size, platform=default_platform()
     )
-    params = jax.eval_shape(lambda: init_training_params(model, config))
+    params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    traced = jax.make_jaxpr(make_gradient_step(model, config))(params, number, batch)
+    traced = jax.make_jaxpr(make_gradient_step(model, config))(
+        params, make_hyperparameters(config), number, batch
+    )
     traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
     (rows, source_length), target_length = batch.source.shape, batch.target_in.shape[1]
     tokens = rows * target_length * config.optim.accumulation
@@ -197,11 +199,7 @@ def _programs_in(value: Any) -> list[Jaxpr]:
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
     """MiB of a step on a device with replicated parameters, without activations: their size is up to XLA."""
-    optimizer = make_optimizer(
-        config.optim,
-        make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps),
-    )
-    state = jax.eval_shape(lambda p: init_state(p, optimizer, ema=config.optim.ema_decay > 0), params)
+    state = jax.eval_shape(lambda p: init_state(p, config.optim), params)
     sizes = {
         "parameters": _bytes_of(state.params),
         "gradients": _bytes_of(select_trained(state.params, config.optim))

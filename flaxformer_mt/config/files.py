@@ -28,6 +28,9 @@ _JSON_BYTES = 1 << 26
 # The entry of config.json with the digest of all others.
 _DIGEST = "blake2b"
 
+# Fields of earlier versions, which their runs still have.
+_REMOVED = (("train", "prng"),)
+
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
 
@@ -144,8 +147,12 @@ def read_config(path: Path) -> Config:
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
+        written = _digest_of(values)
+        for section, name in _REMOVED:
+            if isinstance(values.get(section), dict):
+                values[section].pop(name, None)
         config = from_dict(values)
-        if digest is not None and digest != _digest_of(values):
+        if digest is not None and digest != written:
             raise UserError(
                 f"{path} has changed since it was written (its digest differs); restore the file, or, if it "
                 f"was changed on purpose, remove its entry {_DIGEST}"

@@ -282,9 +282,6 @@ class TrainConfig:
     final_checkpoint: Literal["best", "last", "average"] = "best"
     # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
     max_nonfinite_steps: Annotated[int, at_least(1)] = 20
-    # Random numbers of dropout: rbg is fast (on GPUs it is a hash); threefry gives the same on every kind of
-    # device and every mesh.
-    prng: Literal["rbg", "threefry"] = "rbg"
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: bool = True
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).

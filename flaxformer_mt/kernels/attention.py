@@ -1,6 +1,7 @@
 """Attention over whole sequences: by plain products, by fused kernels, and over batches without padding.
 
-All take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and the rule of a mask, and return [B, Q, H, E].
+All take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and the rule of a mask, and return [B,
+Q, H, E].
 """
 
 import dataclasses
@@ -110,8 +111,8 @@ def attend_fused(
 ) -> Array:
     """Attend by a fused kernel on the heads of each device; by `plain` where the kernel cannot be used.
 
-    That is where somebody sees the weights, which a fused kernel does not keep, and for lengths, head sizes or
-    dtypes that it does not support.
+    That is where somebody sees the weights, which a fused kernel does not keep, and for lengths, head sizes
+    or dtypes that it does not support.
     """
     if see_weights is not None or keys.shape[-1] != values.shape[-1]:
         return plain(query, keys, values, mask, see_weights=see_weights)
@@ -177,7 +178,8 @@ def resolve_attention(preferred: Preference, platform: str) -> Kind:
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:
-    """Tell whether a kernel supports heads of these shapes, [B, Q, H, K] and [B, M, H, K], and of their dtype."""
+    """Tell whether a kernel supports heads of these shapes, [B, Q, H, K] and [B, M, H, K], and of their
+    dtype."""
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)

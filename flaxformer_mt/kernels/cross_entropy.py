@@ -53,10 +53,11 @@ def cross_entropy(
     smoothing: float,
     mixture: Mixture | None = None,
 ) -> Array:
-    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), of all logits at once.
+    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), of all logits at
+    once.
 
-    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is the
-    `mixture`. hidden: [B, T, D]; target, weights: [B, T].
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is
+    the `mixture`. hidden: [B, T, D]; target, weights: [B, T].
     """
     return (_entropies(_project(multiply, hidden, output), target, smoothing, mixture) * weights).sum()
 
@@ -86,7 +87,8 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
     """Score as `score_words` does, with the sum of rounded exponentials, of which the largest, 1, is exact.
 
-    XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and to round them.
+    XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and to
+    round them.
     """
     words = score_words(multiply, hidden, output, target)
     return words._replace(total=words.exponentials.sum(axis=-1, dtype=jnp.float32))
@@ -95,8 +97,8 @@ def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Arr
 def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
     """Score as `score_words` does, by computing the logits twice, unless the most probable word is asked for.
 
-    A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute the product
-    twice takes it less time than to write and to read logits in float32.
+    A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute the
+    product twice takes it less time than to write and to read logits in float32.
     """
     if target is not None:
         return score_words(multiply, hidden, output, target)
@@ -109,8 +111,8 @@ def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, targe
 class CrossEntropy:
     """The cross-entropy in chunks of tokens, with its gradients in the same pass.
 
-    One pass computes the logits of a chunk, scores them, compares the most probable words with the target if asked
-    to, and computes their gradients while they are in the CPU's cache. score: how a chunk is scored.
+    One pass computes the logits of a chunk, scores them, compares the most probable words with the target if
+    asked to, and computes their gradients while they are in the CPU's cache. score: how a chunk is scored.
     """
 
     multiply: Multiply = multiply

@@ -19,8 +19,8 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once.
 
     Args:
-      key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used and
-        passes through no memory.
+      key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used
+        and passes through no memory.
     """
     kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(_threshold(rate))
     return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
@@ -45,8 +45,8 @@ def make_dropout_key(
     """Make the key of all dropout of one microbatch; no two of them share a key.
 
     Args:
-      part: the index of the part of the batch, of equal parts, that the program sees: its numbers are those of
-        its rows in the masks of the whole batch. None: the whole batch.
+      part: the index of the part of the batch, of equal parts, that the program sees: its numbers are those
+        of its rows in the masks of the whole batch. None: the whole batch.
     """
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
@@ -58,9 +58,9 @@ def make_dropout_key(
 def hash_numbers(numbers: Array, words: Any) -> Array:
     """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
 
-    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least bias
-    of any output bit to any input bit. The second word prevents two keys from giving the same sequence at
-    different offsets.
+    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least
+    bias of any output bit to any input bit. The second word prevents two keys from giving the same sequence
+    at different offsets.
     """
     x = numbers ^ words[0]
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
@@ -83,7 +83,8 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Mix a number into both words, and each word into the other one. Two numbers never give the same word."""
+    """Mix a number into both words, and each word into the other one. Two numbers never give the same
+    word."""
     words = key[:2]
     mixed = hash_numbers(words, (jnp.asarray(number, jnp.uint32), jnp.roll(words, 1)))
     return jnp.append(mixed, key[2])

@@ -1,7 +1,7 @@
 """Products of 8-bit integers: matrices with a factor for each output, activations with one for each row.
 
-In each product the rows of activations become whole numbers from -127 to 127, each with its own factor, so nothing
-is calibrated (as in Marian and CTranslate2). Sums are exact, in int32. Not to be differentiated.
+In each product the rows of activations become whole numbers from -127 to 127, each with its own factor, so
+nothing is calibrated (as in Marian and CTranslate2). Sums are exact, in int32. Not to be differentiated.
 """
 
 import functools

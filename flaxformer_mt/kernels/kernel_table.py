@@ -16,8 +16,8 @@ from flaxformer_mt.shapes import Array
 class Kernels:
     """What models and losses compute with; the defaults are the references, which run everywhere.
 
-    product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit integers, with
-    sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`.
+    product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit
+    integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`.
     """
 
     product: Product = Product()

@@ -1,7 +1,7 @@
 """Attention masks: bool, True = may attend, broadcastable to [B, H, Q, M]; and the rules they follow.
 
-A model makes the rules once per batch and passes them to all layers; the kernel of attention makes a mask of a
-rule, or reads the rule. Padding arrives as a mask or as segment 0.
+A model makes the rules once per batch and passes them to all layers; the kernel of attention makes a mask of
+a rule, or reads the rule. Padding arrives as a mask or as segment 0.
 """
 
 import dataclasses
@@ -64,9 +64,9 @@ class MaskRule:
     """Which positions a query may attend to: those of its own segment that are no padding.
 
     query_segments: int [B, Q]; None: all queries belong to segment 1. memory_segments: int [B, M], 0 for
-    padding, or bool, True for tokens; None: all positions belong to segment 1. Of batches without padding, both
-    are `unpad.Places`. causal: a query attends to its own and to earlier positions only. padded_at_end: the padding
-    of each row follows all of its tokens.
+    padding, or bool, True for tokens; None: all positions belong to segment 1. Of batches without padding,
+    both are `unpad.Places`. causal: a query attends to its own and to earlier positions only. padded_at_end:
+    the padding of each row follows all of its tokens.
     """
 
     query_segments: Any = None

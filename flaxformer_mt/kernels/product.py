@@ -1,8 +1,8 @@
 """Matrix products of the network: operands in the compute dtype, sums in float32, forward and backward.
 
-Every product of activations is a call of `Product`, in training, decoding and scoring. With model.dtype=bfloat16
-the operands are bfloat16; results and the gradients of parameters are float32. So no score is rounded before the
-softmax, and no gradient of a kernel before it is summed over devices.
+Every product of activations is a call of `Product`, in training, decoding and scoring. With
+model.dtype=bfloat16 the operands are bfloat16; results and the gradients of parameters are float32. So no
+score is rounded before the softmax, and no gradient of a kernel before it is summed over devices.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
 class Product:
     """An einsum of two operands with sums in float32, and its gradients.
 
-    multiply: computes one product. gathers_twice: whether parameters of which each device has a part are gathered
-    again for the backward pass, instead of being kept.
+    multiply: computes one product. gathers_twice: whether parameters of which each device has a part are
+    gathered again for the backward pass, instead of being kept.
     """
 
     multiply: Callable[[str, Array, Array], Array] = multiply
@@ -58,15 +58,15 @@ class Product:
         """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
 
         Operands of different dtypes are multiplied in the narrower one: a kernel is given as the float32
-        parameter, or as its copy in the dtype of the activations. Each gradient has the dtype and the layout of
-        its operand, and is rounded to no other dtype. (JAX's own rule computes the gradient of a kernel as [F, D]
-        and transposes it; on CPUs this first transposes the wider of two large arrays in memory.)
+        parameter, or as its copy in the dtype of the activations. Each gradient has the dtype and the layout
+        of its operand, and is rounded to no other dtype. (JAX's own rule computes the gradient of a kernel as
+        [F, D] and transposes it; on CPUs this first transposes the wider of two large arrays in memory.)
 
         Args:
-          spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of the
-            result stands for leading axes of x.
-          parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they gather
-            it in the dtype of the product, and each receives its own part of the gradient's sum.
+          spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of
+            the result stands for leading axes of x.
+          parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they
+            gather it in the dtype of the product, and each receives its own part of the gradient's sum.
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
@@ -22,8 +20,8 @@ from flaxformer_mt.shapes import Array, Cache
 class CachedDecoder(nn.Module):
     """The base of the models: from hidden states to logits, and one step of decoding with a cache.
 
-    A subclass has the stack `decoder`, calls `_setup_output` in its `setup`, and defines `_output_embedding` and
-    `_step`.
+    A subclass has the stack `decoder`, calls `_setup_output` in its `setup`, and defines `_output_embedding`
+    and `_step`.
     """
 
     config: ModelConfig

@@ -28,8 +28,8 @@ def make_model(
     """Build the model that the config describes, for vocabularies of the given sizes.
 
     Args:
-      platform, gathers_twice: as in `choose_kernels`. Without a platform, the model computes with the references,
-        which run everywhere.
+      platform, gathers_twice: as in `choose_kernels`. Without a platform, the model computes with the
+        references, which run everywhere.
     """
     kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
     if config.architecture == "decoder_only":

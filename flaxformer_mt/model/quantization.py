@@ -5,8 +5,8 @@ A quantised matrix has its scales as a sibling:
     .../kernel int8 [*inputs, *outputs]    .../kernel_scale float32 [*outputs]
 
 The table of the output layer is also looked up and gathered from, so it stays, and the root of the tree gets
-`output_int8` [V, D] and `output_scale` [V]. Embeddings, norms and biases are not quantised, nor are the columns of
-shortlists. Parameters that devices split are not quantised.
+`output_int8` [V, D] and `output_scale` [V]. Embeddings, norms and biases are not quantised, nor are the
+columns of shortlists. Parameters that devices split are not quantised.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """`Parallel`: a mesh over the axes data, fsdp and tensor, how arrays lie on it, and programs for it.
 
 The rows of a batch are split over data and fsdp: each device runs the same program on its own rows
-(`Parallel.over_rows`), and sums are added up once. Parameters are whole (backend pmap), or split over fsdp and
-tensor; over tensor, XLA splits the products.
+(`Parallel.over_rows`), and sums are added up once. Parameters are whole (backend pmap), or split over fsdp
+and tensor; over tensor, XLA splits the products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ _MAX_DIMENSIONS = 4
 class Parallel:
     """Devices that share the work: transfers arrays to and from them, and compiles programs for them.
 
-    Arrays on the devices have their global shapes. With several processes, all processes make the same calls in
-    the same order.
+    Arrays on the devices have their global shapes. With several processes, all processes make the same calls
+    in the same order.
     """
 
     def __init__(
@@ -127,13 +127,15 @@ class Parallel:
     ) -> Callable[..., Any]:
         """Return a function of whole arrays that adds up what each device computes for its own rows.
 
-        The function is called with one device's rows of the batch, with its part of each parameter that is split
-        over fsdp (`sharding_constraints.gather` makes it whole), and with the index `part` of its rows; None: it
-        gets all rows. Gradients of split parameters are parts as well; all other results are sums over the rows.
+        The function is called with one device's rows of the batch, with its part of each parameter that is
+        split over fsdp (`sharding_constraints.gather` makes it whole), and with the index `part` of its rows;
+        None: it gets all rows. Gradients of split parameters are parts as well; all other results are sums
+          over the rows.
 
         Args:
           batch: index of the argument that is a batch; the others are parameters or the same for all rows.
-          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data is above 1.
+          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data is above
+            1.
         """
         if self.layout.row_parts == 1:
             return lambda *arguments: function(*arguments, part=None)
@@ -218,9 +220,10 @@ class Parallel:
             {path: NamedSharding(self.mesh, PartitionSpec("data", *spec)) for path, spec in specs.items()},
         )
 
-    def init(self, function: Callable[[], T]) -> T:
-        """Compute `function()` directly into its sharding; the values do not depend on the devices."""
-        return jax.jit(function, out_shardings=self.shardings(jax.eval_shape(function)))()
+    def init(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Compute a function directly into its sharding; the values do not depend on the devices."""
+        shapes = jax.eval_shape(function, *arguments)
+        return jax.jit(function, out_shardings=self.shardings(shapes))(*arguments)
 
     def place(self, tree: Any) -> Any:
         """Transfer host arrays of a parameter tree or a state to the devices, each with its sharding."""

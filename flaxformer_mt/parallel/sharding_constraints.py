@@ -1,8 +1,9 @@
 """Sharding inside a traced program, by the letters of axes: all that models and kernels say about devices.
 
-The mesh is the one in JAX's context (`jax.sharding.get_abstract_mesh`). Training splits the rows of a batch, and
-parameters over fsdp, by `Parallel.over_rows`: a program sees its own rows and its own part of each parameter.
-The other axes of the mesh are left to XLA. Without a mesh, as on one device, all functions do nothing.
+The mesh is the one in JAX's context (`jax.sharding.get_abstract_mesh`). Training splits the rows of a batch,
+and parameters over fsdp, by `Parallel.over_rows`: a program sees its own rows and its own part of each
+parameter. The other axes of the mesh are left to XLA. Without a mesh, as on one device, all functions do
+nothing.
 """
 
 import math
@@ -51,9 +52,9 @@ def gather(parameter: Array, letters: str) -> Array:
 def gather_after(earlier: tuple[Array, str], parameter: Array, letters: str) -> Array:
     """Gather a parameter as `gather` does, but not before an array, with its letters, has been computed.
 
-    XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the copy that
-    was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN, where the update is
-    not finite anyway, and is skipped).
+    XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the copy
+    that was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN, where the
+    update is not finite anyway, and is skipped).
     """
     if not is_gathered(letters):
         return parameter

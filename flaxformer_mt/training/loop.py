@@ -36,6 +36,7 @@ from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.frozen import describe_frozen
+from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
@@ -176,7 +177,7 @@ def _train(
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
-        setup.schedule,
+        functools.partial(learning_rate, make_hyperparameters(config)),
         config,
         parallel=setup.parallel,
         target_size=setup.prepared.vocabs.target.size,
@@ -191,7 +192,7 @@ def _train(
                 position, microbatches = _take(batches, config.optim.accumulation)
             on_devices = [setup.put(batch) for batch in microbatches]
             with first_update:
-                state, metrics = setup.train_step(state, on_devices)
+                state, metrics = setup.train_step(state, setup.numbers, on_devices)
             first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
             _advance(progress, position, config, tracker)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimizers, selected by their names in the config.
+"""Optimizers, selected by their names in the config, with what they decay and how they see matrices.
 
 Contains pure functions of `OptimConfig`; model, loss and devices are left to the caller.
 """
@@ -15,51 +15,12 @@ from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.frozen import label_parameters, select_trained
 
+# From the number of an update, counted from 0, to its learning rate.
 Schedule = Callable[[Array | int], Array]
 
 
-def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
-    """The number of updates in which the rate rises; 0: none.
-
-    That is `warmup_steps`. Schedules that fall until `total_steps` need updates to fall in: where the warm-up
-    would take all of them, as in a short trial of a recipe, it takes half of them.
-    """
-    falls_until_the_end = config.schedule in ("cosine", "linear")
-    if falls_until_the_end and config.warmup_steps >= total_steps:
-        return total_steps // 2
-    return config.warmup_steps
-
-
-def make_schedule(config: OptimConfig, *, model_dim: int, total_steps: int) -> Schedule:
-    """Builds the learning-rate schedule: a function from `step`, counted from 0, to the rate of that update.
-
-    All schedules rise linearly over `warmup_updates` updates. noam is equation 3 of Vaswani et al. 2017,
-    learning_rate * D^-0.5 * min(n^-0.5, n * warmup^-1.5) for the n-th update; inverse_sqrt has the same shape
-    and learning_rate as its peak; cosine and linear fall to final_fraction of the peak at `total_steps`.
-    """
-    warmup = max(warmup_updates(config, total_steps=total_steps), 1)
-    peak = config.learning_rate
-    if config.schedule == "noam":
-        peak = peak * model_dim**-0.5 * warmup**-0.5
-
-    def schedule(step: Array | int) -> Array:
-        number = jnp.asarray(step, jnp.float32) + 1  # from 1, since a rate of 0 would waste the first update
-        rising = number / warmup
-        if config.schedule in ("noam", "inverse_sqrt"):
-            falling = jnp.sqrt(warmup / number)
-        elif config.schedule == "constant":
-            falling = jnp.ones(())
-        else:
-            fraction = jnp.clip((number - warmup) / max(total_steps - warmup, 1), 0, 1)
-            left = 1 - fraction if config.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * fraction))
-            falling = config.final_fraction + (1 - config.final_fraction) * left
-        return peak * jnp.minimum(rising, falling)
-
-    return schedule
-
-
 def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """Builds the optimizer: the update rule that the config names, of gradients that are clipped already.
+    """Build the optimizer: the update rule that the config names, of gradients that are clipped already.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
     parameters of normalization layers are exempt. Of trees of all parameters, those that are trained count.
@@ -114,7 +75,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
 
 
 def clip_factor(norm: Array, config: OptimConfig) -> Array:
-    """Computes by what a gradient is multiplied so that its norm is at most `clip_norm`; 1 without clipping.
+    """Compute by what a gradient is multiplied so that its norm is at most `clip_norm`; 1 without clipping.
 
     Args:
       norm: the global norm of the gradient.
@@ -123,7 +84,7 @@ def clip_factor(norm: Array, config: OptimConfig) -> Array:
 
 
 def _matrices(params: dict) -> dict:
-    """Marks the parameters that decay: True for kernels and embeddings, False for biases and scales."""
+    """Mark the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:
         return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
@@ -132,7 +93,7 @@ def _matrices(params: dict) -> dict:
 
 
 def _muon_dimensions(params: dict) -> dict:
-    """The input and output axes of each kernel, which Muon treats as one matrix; None: left to Adam.
+    """Return the input and output axes of each kernel, which Muon treats as one matrix; None: left to Adam.
 
     A projection into heads [D, H, K] maps axis 0 to axes 1 and 2; the output projection [H, E, D], and a
     convolution [1, D, F] of the feed-forward layers, map axes 0 and 1 to axis 2.

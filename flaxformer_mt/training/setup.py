@@ -20,8 +20,8 @@ from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.kernels.attention import explain_attention
+from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import (
@@ -34,10 +34,10 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.shapes import Batch, TeacherTokens
+from flaxformer_mt.shapes import Array, Batch, TeacherTokens
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
-from flaxformer_mt.training.optimizers import Schedule, make_optimizer, make_schedule, warmup_updates
+from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters, warmup_updates
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.unpadded_sizes import UnpaddedSizes, find_unpadded_sizes, fitting_sizes
@@ -56,21 +56,23 @@ class TrainStep:
     def __init__(
         self,
         by_shape: ProgramsByShape,
-        arguments_of: Callable[[Any, Any], tuple[Any, ...]],
-        run: Callable[[TrainState, list[BatchArray]], tuple[TrainState, StepMetrics]],
+        arguments_of: Callable[[Any, Any, Any], tuple[Any, ...]],
+        run: Callable[[TrainState, Hyperparameters, list[BatchArray]], tuple[TrainState, StepMetrics]],
     ) -> None:
         """Stores the arguments.
 
         Args:
           by_shape: the program that reads a batch.
-          arguments_of: its arguments, from a state and a batch.
+          arguments_of: its arguments, from a state, numbers and a batch.
           run: the update, which calls it.
         """
         self.by_shape, self.arguments_of, self._run = by_shape, arguments_of, run
 
-    def __call__(self, state: TrainState, batches: list[BatchArray]) -> tuple[TrainState, StepMetrics]:
+    def __call__(
+        self, state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
+    ) -> tuple[TrainState, StepMetrics]:
         """Computes the update; donates the state."""
-        return self._run(state, batches)
+        return self._run(state, numbers, batches)
 
 
 class TrainingSetup(NamedTuple):
@@ -79,7 +81,8 @@ class TrainingSetup(NamedTuple):
     parallel: Parallel
     prepared: Prepared
     model: Model
-    schedule: Schedule
+    # The numbers of the config on the devices.
+    numbers: Hyperparameters
     train_step: TrainStep
     state: TrainState
     progress: TrainProgress
@@ -129,29 +132,27 @@ def set_up_training(
         platform=parallel.platform,
         gathers_twice=parallel.layout.gathers_twice,
     )
-    schedule = make_schedule(config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps)
+    numbers = parallel.place(make_hyperparameters(config))
     warn_of_short_training(config)
     warn_of_slow_dtype(config, parallel.platform)
-    optimizer = make_optimizer(config.optim, schedule)
     if config.optim.freeze or config.optim.lora.rank:
-        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(config.seed)))
+        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
         check_patterns(shapes, config.optim)
     counts = None
     if config.optim.lora.tokens:
         sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
         counts = prepared.train.base.count_tokens(**sizes)
 
-    def make_state() -> TrainState:
-        params = init_training_params(model, config, counts=counts)
-        return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
+    def make_state(seed: Array) -> TrainState:
+        return init_state(init_training_params(model, config, seed, counts=counts), config.optim)
 
-    state, progress = load_state(checkpoints, parallel, make_state)
+    state, progress = load_state(checkpoints, parallel, make_state, numbers.seed)
     return TrainingSetup(
         parallel,
         prepared,
         model,
-        schedule,
-        _compile_train_step(model, optimizer, config, parallel),
+        numbers,
+        _compile_train_step(model, config, parallel),
         state,
         progress,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
@@ -179,15 +180,15 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     if not shapes:
         return
     # Without the arrays, which the first update donates.
-    state = jax.tree.map(
+    state, numbers = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding, weak_type=x.weak_type),
-        setup.state,
+        (setup.state, setup.numbers),
     )
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
         rows = -(-shape.rows // parts) * parts
-        numbers: Any = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
+        tokens: Any = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
         weights: Any = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
         links: Any = jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8)
         teacher = None
@@ -197,7 +198,7 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
             probs: Any = jax.ShapeDtypeStruct(scored, np.float16)
             teacher = TeacherTokens(ids, probs)
         array = BatchArray(
-            numbers,
+            tokens,
             source_length=shape.source,
             packed=config.data.batching == "pack",
             pad_id=vocab.pad_id,
@@ -208,7 +209,7 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
             unpadded=setup.unpadded.get(shape),
         )
         batch = parallel.put_shapes(array)
-        return batch, step.arguments_of(state, batch)
+        return batch, step.arguments_of(state, numbers, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
 
@@ -281,7 +282,7 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 
 
 def load_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[..., TrainState], *arguments: Any
 ) -> tuple[TrainState, TrainProgress]:
     """The newest checkpoint's state on the devices of `parallel`, or an initial state where there is none.
 
@@ -294,23 +295,27 @@ def load_state(
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
-        return parallel.init(make_state), TrainProgress()
+        return parallel.init(make_state, *arguments), TrainProgress()
     return work_in_all(
-        lambda: _restore_state(checkpoints, parallel, make_state, step),
+        lambda: _restore_state(checkpoints, parallel, make_state, arguments, step),
         what=f"read checkpoint {step}, from which process 0 resumes training",
     )
 
 
 def _restore_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
+    checkpoints: Checkpoints,
+    parallel: Parallel,
+    make_state: Callable[..., TrainState],
+    arguments: tuple[Any, ...],
+    step: int,
 ) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
-        state = parallel.init(make_state)
+        state = parallel.init(make_state, *arguments)
         params = _restore_imported(checkpoints, parallel, without_factors(state.params))
         params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
-    target = jax.eval_shape(make_state)
+    target = jax.eval_shape(make_state, *arguments)
     shardings = parallel.shardings(target)
     target = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -340,31 +345,39 @@ def to_trees(state: TrainState) -> dict[str, Any]:
     return {**fields, "counters": counters}
 
 
-def _compile_train_step(model: Any, optimizer: Any, config: Config, parallel: Parallel) -> TrainStep:
+def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:
     """Compiles the update: one program, or with gradient accumulation three (gradient, sum, update).
 
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """
     if config.optim.accumulation == 1:
-        step = parallel.compile(make_train_step(model, optimizer, config, parallel), donate=(0,))
-        by_shape = ProgramsByShape(step, batch=1)
+        step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
+        by_shape = ProgramsByShape(step, batch=2)
         return TrainStep(
-            by_shape, lambda state, batch: (state, batch), lambda state, batches: by_shape(state, batches[0])
+            by_shape,
+            lambda state, numbers, batch: (state, numbers, batch),
+            lambda state, numbers, batches: by_shape(state, numbers, batches[0]),
         )
-    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2, partial=True)
+    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3, partial=True)
     gradient = parallel.compile(gradient_step, partial=True)
-    by_shape = ProgramsByShape(gradient, batch=2)
+    by_shape = ProgramsByShape(gradient, batch=3)
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    apply = make_update(optimizer, config, platform=parallel.platform)
-    update = parallel.compile(lambda state, sums: apply(state, parallel.sum_parts(sums)), donate=(0,))
+    apply = make_update(config, platform=parallel.platform)
+    update = parallel.compile(
+        lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
+    )
 
-    def accumulated(state: TrainState, batches: list[BatchArray]) -> tuple[TrainState, StepMetrics]:
-        sums = by_shape(state.params, state.step, batches[0], np.int32(0))
+    def accumulated(
+        state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
+    ) -> tuple[TrainState, StepMetrics]:
+        sums = by_shape(state.params, numbers, state.step, batches[0], np.int32(0))
         for number, batch in enumerate(batches[1:], start=1):
-            sums = add(sums, by_shape(state.params, state.step, batch, np.int32(number)))
-        return update(state, sums)
+            sums = add(sums, by_shape(state.params, numbers, state.step, batch, np.int32(number)))
+        return update(state, numbers, sums)
 
     return TrainStep(
-        by_shape, lambda state, batch: (state.params, state.step, batch, np.int32(0)), accumulated
+        by_shape,
+        lambda state, numbers, batch: (state.params, numbers, state.step, batch, np.int32(0)),
+        accumulated,
     )

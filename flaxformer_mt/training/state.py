@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, OptimConfig
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.frozen import choose_tokens, find_targets
+from flaxformer_mt.training.optimizers import make_optimizer
 
 
 @struct.dataclass
@@ -41,15 +41,19 @@ class TrainState:
 
 
 def init_training_params(
-    model: Model, config: Config, *, counts: tuple[np.ndarray, np.ndarray] | None = None
+    model: Model,
+    config: Config,
+    seed: Array | int,
+    *,
+    counts: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Any:
-    """The initial parameters of training: those of the network and the factors that optim.lora asks for.
+    """Draw the initial parameters of training: of the network, and the factors that optim.lora asks for.
 
     Args:
       counts: how often each source token and each target token occurs, for `optim.lora.tokens`; without them
         the shapes are right, but not the choice of tokens.
     """
-    key, lora = jax.random.key(config.seed), config.optim.lora
+    key, lora = jax.random.key(seed), config.optim.lora
     params = init_params(model, key)
     if not lora.rank:
         return params
@@ -59,9 +63,10 @@ def init_training_params(
     return add_factors(params, targets, alpha=lora.alpha, key=key, tokens=tokens, **ranks)
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """The state before the first update."""
+def init_state(params: Any, config: OptimConfig) -> TrainState:
+    """Make the state before the first update."""
     zero = jnp.zeros((), jnp.int32)
     # A copy: an update donates the buffers of the state, and each buffer can be donated only once.
-    ema_params = jax.tree.map(jnp.copy, params) if ema else None
+    ema_params = jax.tree.map(jnp.copy, params) if config.ema_decay > 0 else None
+    optimizer = make_optimizer(config, lambda step: jnp.zeros(()))  # the state depends on no learning rate
     return TrainState(zero, params, optimizer.init(params), ema_params, jnp.copy(zero), jnp.copy(zero))

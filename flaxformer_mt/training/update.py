@@ -5,7 +5,7 @@ microbatches by `add_sums`, then divided once by the number of tokens, so the up
 number of devices and of microbatches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,24 +13,18 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
-from flaxformer_mt.kernels.cross_entropy import Mixture
 from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.kernels.unpad import unpad
-from flaxformer_mt.parallel import Parallel
-from flaxformer_mt.losses import (
-    AlignmentSums,
-    TokenSums,
-    alignment_cross_entropy,
-    mix_teacher,
-    sum_over_tokens,
-)
-from flaxformer_mt.model.alignment_head import GUIDED, head_scores
+from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.model.lora import merge_factors
+from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
-from flaxformer_mt.training.optimizers import clip_factor
+from flaxformer_mt.training.hyperparameters import Hyperparameters, learning_rate
+from flaxformer_mt.training.loss_terms import AlignmentLoss, TokenLoss, make_loss_terms
+from flaxformer_mt.training.optimizers import clip_factor, make_optimizer
 from flaxformer_mt.training.state import TrainState
 
 
@@ -66,16 +60,36 @@ class StepMetrics(NamedTuple):
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
-    """Adds the sums of two microbatches."""
+    """Add the sums of two microbatches."""
     return jax.tree.map(jnp.add, left, right)
 
 
+def sum_losses(
+    model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[TokenLoss | AlignmentLoss]
+) -> tuple[Array, dict[str, Any]]:
+    """Return the weighted sum of all loss terms of a batch, and the sums of each term by its name.
+
+    Args:
+      params: the parameters of the network.
+      key: of dropout.
+    """
+
+    def run(module: Any) -> dict[str, Any]:
+        hidden = module.hidden(batch, deterministic=False)
+        return {term.name: term(module, hidden, batch) for term in terms}
+
+    collections = [name for term in terms for name in term.collections]
+    sums, _ = nn.apply(run, model, mutable=collections)({"params": params}, rngs={"dropout": key})
+    return sum(term.weight * sums[term.name].loss_sum for term in terms), sums
+
+
 def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
-    """Builds the pure function from parameters, step and batch to the summed gradient and loss."""
-    train, guided = config.train, config.model.alignment.weight
+    """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses."""
+    terms = make_loss_terms(config)
 
     def gradient_step(
         params: Any,
+        numbers: Hyperparameters,
         step: Array,
         batch: Batch | BatchArray,
         microbatch: Array | int = 0,
@@ -85,56 +99,22 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         sizes = batch.unpadded if isinstance(batch, BatchArray) else None
         batch = as_batch(batch)
         batch = batch if sizes is None else unpad(batch, sizes)
-        dropout_key = make_dropout_key(config.seed, step, microbatch, part)
-        mixture = None
-        if train.teacher_weight and batch.teacher is not None:
-            shares = {"weight": train.teacher_weight, "smoothing": train.label_smoothing}
-            mixture = mix_teacher(batch.teacher, **shares)
+        key = make_dropout_key(numbers.seed, step, microbatch, part)
 
-        def loss_of(trained: Any) -> tuple[Array, tuple[TokenSums, AlignmentSums | None]]:
+        def loss_of(trained: Any) -> tuple[Array, dict[str, Any]]:
             network = merge_factors(replace_trained(params, trained, config.optim))
+            return sum_losses(model, network, batch, key, terms)
 
-            def run(module: Any) -> tuple[TokenSums, Any]:
-                sums = _sum_loss(module, batch, mixture, train)
-                return sums, module.cross_rule(batch) if guided else None
-
-            (sums, rule), stored = nn.apply(run, model, mutable=[GUIDED] if guided else [])(
-                {"params": network}, rngs={"dropout": dropout_key}
-            )
-            if not guided:
-                return sums.loss_sum, (sums, None)
-            assert batch.alignment is not None
-            scores = head_scores(config.model, stored[GUIDED], batch, rule, model.kernels.product)
-            delay = int(config.model.alignment.step == "read")
-            alignment = alignment_cross_entropy(scores, batch.alignment, delay=delay)
-            return sums.loss_sum + guided * alignment.loss_sum, (sums, alignment)
-
-        trained = select_trained(params, config.optim)
-        (_, (sums, alignment)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return Sums(gradients, sums.loss_sum, sums.weight, sums.correct_sum, alignment)
+        gradients, sums = jax.grad(loss_of, has_aux=True)(select_trained(params, config.optim))
+        return Sums(gradients, *sums["tokens"], alignment=sums.get("alignment"))
 
     return gradient_step
 
 
-def _sum_loss(module: Any, batch: Batch, mixture: Mixture | None, train: TrainConfig) -> TokenSums:
-    """Sums the loss of a batch by a model that is bound to its parameters."""
-    return sum_over_tokens(
-        module,
-        module.hidden(batch, deterministic=False),
-        batch.target_out,
-        batch.target_mask,
-        smoothing=train.label_smoothing,
-        chunk_tokens=train.loss_chunk_tokens,
-        count=train.log_accuracy,
-        token_weights=batch.target_weights,
-        mixture=mixture,
-    )
-
-
 def make_update(
-    optimizer: optax.GradientTransformation, config: Config, *, platform: str = "cpu"
-) -> Callable[[TrainState, Sums], tuple[TrainState, StepMetrics]]:
-    """Builds the pure update: division by the weight, clipping, optimizer, moving average.
+    config: Config, *, platform: str = "cpu"
+) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
+    """Build the pure update: division by the weight, clipping, optimizer, moving average.
 
     If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
 
@@ -142,7 +122,8 @@ def make_update(
       platform: the platform that the program is compiled for; see `_take_if`.
     """
 
-    def update(state: TrainState, sums: Sums) -> tuple[TrainState, StepMetrics]:
+    def update(state: TrainState, numbers: Hyperparameters, sums: Sums) -> tuple[TrainState, StepMetrics]:
+        optimizer = make_optimizer(config.optim, lambda step: learning_rate(numbers, step))
         inverse = 1 / sums.weight  # the only division by a count
         norm = optax.tree.norm(sums.gradients) * inverse
         finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
@@ -193,7 +174,7 @@ def make_update(
 
 
 def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: str) -> Any:
-    """Returns apply(*state) if the gradient is finite, else the state.
+    """Return apply(*state) if the gradient is finite, else the state.
 
     On a GPU, the host waits for the gradient before it can launch a branch of a conditional, so that there
     each element is selected, inside of the loop that computes it. On a CPU, XLA writes a selection into new
@@ -205,13 +186,15 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 
 
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, config: Config, parallel: Parallel
-) -> Callable[..., tuple[TrainState, StepMetrics]]:
-    """Builds the pure update from one batch, whose rows the devices of `parallel` share."""
-    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2)
-    update = make_update(optimizer, config, platform=parallel.platform)
+    model: nn.Module, config: Config, parallel: Parallel
+) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
+    """Build the pure update from one batch, whose rows the devices of `parallel` share."""
+    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3)
+    update = make_update(config, platform=parallel.platform)
 
-    def train_step(state: TrainState, batch: Batch | BatchArray) -> tuple[TrainState, StepMetrics]:
-        return update(state, gradient_step(state.params, state.step, batch))
+    def train_step(
+        state: TrainState, numbers: Hyperparameters, batch: Batch | BatchArray
+    ) -> tuple[TrainState, StepMetrics]:
+        return update(state, numbers, gradient_step(state.params, numbers, state.step, batch))
 
     return train_step

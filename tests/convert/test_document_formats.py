@@ -4,6 +4,7 @@ attention weights and gradients; the way back bit for bit; what each refuses; an
 
 import argparse
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +36,14 @@ from flaxformer_mt.convert.name_table import Constant, Leaves
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
+from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
+from flaxformer_mt.training.optimizers import make_optimizer
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.trees import flatten_tree
@@ -399,12 +403,16 @@ def train_ours(weights: Weights, batches: list[Batch]) -> dict[str, np.ndarray]:
     changes = {"model": {"dropout_rate": 0.0}, "train": {"label_smoothing": 0.0}}
     config = dataclasses.replace(change(weights.config, **changes), optim=ADAM)
     model = dataclasses.replace(weights, config=config).make_model()
-    optimizer = make_optimizer(ADAM, make_schedule(ADAM, model_dim=8, total_steps=UPDATES))
-    train_step = make_train_step(model, optimizer, config)
+    numbers = make_hyperparameters(change(config, train={"steps": UPDATES}))
+    parallel = make_parallel(change(config, parallel={"devices": 1}))
+    train_step = make_train_step(model, config, parallel)
 
     @jax.jit
     def run(params: dict, batches: Batch) -> Any:
-        return jax.lax.scan(train_step, init_state(params, optimizer, ema=False), batches)[0].params
+        def update(state: Any, batch: Batch) -> Any:
+            return train_step(state, numbers, batch)
+
+        return jax.lax.scan(update, init_state(params, ADAM), batches)[0].params
 
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
     return flatten_tree(jax.tree.map(np.asarray, run(weights.params, stacked)))
@@ -806,7 +814,7 @@ def test_scaled_embeddings_and_positions_are_document_004s():
     table, tokens = random.normal(size=(11, 8)).astype(np.float32), random.integers(0, 11, (2, 60))
     config = dataclasses.replace(TINY, embedding_scale=True, max_positions=60)
     embedding = Embedding(11, 8, jax.nn.initializers.zeros)
-    stack = Stack(config, 1, EncoderBlock, deterministic_argument=4)
+    stack = Stack(config, Kernels(), 1, EncoderBlock, deterministic_argument=4)
 
     def start(embedded: Any) -> Any:
         length = embedded.shape[1]
@@ -818,7 +826,8 @@ def test_scaled_embeddings_and_positions_are_document_004s():
     def loss_of(table: Any) -> Any:
         return (start(embedding.apply({"params": {"embedding": table}}, jnp.asarray(tokens))) ** 2).mean()
 
-    optimizer = make_optimizer(ADAM, make_schedule(ADAM, model_dim=8, total_steps=UPDATES))
+    numbers = make_hyperparameters(Config(optim=ADAM, train=TrainConfig(steps=UPDATES)))
+    optimizer = make_optimizer(ADAM, functools.partial(learning_rate, numbers))
 
     @jax.jit
     def train(table: Any) -> Any:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flaxformer_mt.losses.chunks import scan_real_tokens
 from jax.test_util import check_grads
 from plain_losses import count_correct, smoothed_cross_entropy
 
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.losses import Output, TokenSums, mix_teacher, projected_cross_entropy
-from flaxformer_mt.losses.chunks import scan_real_tokens
 from flaxformer_mt.shapes import TeacherTokens
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

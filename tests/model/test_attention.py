@@ -14,13 +14,13 @@ from tiny_experiment import random_layer_params
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.kernels.attention import choose_attention, explain_attention, resolve_attention
 from flaxformer_mt.model.attention import (
     MultiHeadAttention,
     attention_weights,
     make_ancestry_mask,
     weighted_values,
 )
-from flaxformer_mt.kernels.attention import choose_attention, explain_attention, resolve_attention
 from flaxformer_mt.model.projections import project_together
 from flaxformer_mt.shapes import Cache
 

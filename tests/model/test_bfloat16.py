@@ -8,8 +8,8 @@ import numpy as np
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model import make_model
 from flaxformer_mt.kernels.bfloat16 import cast_kernels, narrow, take_rows
+from flaxformer_mt.model import make_model
 
 TINY = ModelConfig(model_dim=16, ffn_dim=24, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.attention import attention_weights, weighted_values
 from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.pallas_attention import Segments, attend_rows
+from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.model.attention import attention_weights, weighted_values
 from flaxformer_mt.shapes import Batch
 
 B, Q, M = 2, 16, 32

@@ -15,10 +15,7 @@ from tiny_experiment import random_params
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, TrainConfig
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
-from flaxformer_mt.model import make_model
-from flaxformer_mt.model.attention import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
-from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.kernels.product import (
     add_bias,
     contract,
@@ -29,6 +26,9 @@ from flaxformer_mt.kernels.product import (
     sum_columns,
     sum_rows,
 )
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.attention import attention_weights
+from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import make_gradient_step

@@ -10,9 +10,9 @@ import pytest
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.model import make_model
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.key_value_cache import average, score, store, write
+from flaxformer_mt.model import make_model
 from flaxformer_mt.model.quantization import Quantized, contract_quantized, quantize_matrix, quantize_params
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.trees import flatten_tree

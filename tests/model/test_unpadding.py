@@ -13,8 +13,6 @@ from tiny_experiment import change, random_params
 
 from flaxformer_mt.config import Config, GuidedAlignmentConfig, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.data.batch_array import to_array
-from flaxformer_mt.model import make_model
-from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.kernels.unpad import (
     ROW,
     BatchPlaces,
@@ -23,6 +21,8 @@ from flaxformer_mt.kernels.unpad import (
     remove_padding,
     restore_padding,
 )
+from flaxformer_mt.model import make_model
+from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.shapes import Batch, TeacherTokens, tokens_of_slots
 from flaxformer_mt.training.update import make_gradient_step
 

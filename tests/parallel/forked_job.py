@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -36,6 +35,7 @@ from test_parallel import LAYOUTS, on
 from tiny_experiment import quick_environment
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.object_store.mirror import Mirror
@@ -63,7 +63,7 @@ def make_state() -> TrainState:
         "feedforward": {"output": {"kernel": jnp.zeros((24, 16))}},
         "norm": {"scale": jnp.zeros(16)},
     }
-    return init_state(params, optax.sgd(0.1, momentum=0.9), ema=False)
+    return init_state(params, OptimConfig())
 
 
 def random_state(seed: int) -> Any:

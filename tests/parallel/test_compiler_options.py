@@ -34,7 +34,7 @@ def test_the_programs_of_a_backend_are_compiled_with_the_flags(monkeypatch, back
     parallel = make_parallel(with_flags(SEEN, "xla_gpu_other=1", backend=backend, devices=devices))
     batch = parallel.put(jnp.arange(4.0)[:, None])
     parallel.compile(lambda x: 2 * x)(parallel.place(jnp.ones(2)))
-    step = parallel.compile(lambda x, batch, reduce=lambda tree: tree: reduce(x + batch.sum()), batch=1)
+    step = parallel.compile(parallel.over_rows(lambda x, batch, part: x + batch.sum(), batch=1))
     assert float(step(parallel.place(jnp.ones(())), batch)) == (7 if backend == "mesh" else 8)
     assert seen == [{"xla_backend_optimization_level": "0"}] * 2
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_text import read_compiled
+from flaxformer_mt.parallel.pmap import PmapParallel
 
 from flaxformer_mt.config import Config, ParallelConfig
-from flaxformer_mt.model import fused_attention
-from flaxformer_mt.model.attention import attention_weights, weighted_values
 from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.product import contract
+from flaxformer_mt.model import fused_attention
+from flaxformer_mt.model.attention import attention_weights, weighted_values
 from flaxformer_mt.parallel import make_parallel
-from flaxformer_mt.parallel.pmap import PmapParallel
 from flaxformer_mt.shapes import local_shape
 
 

@@ -26,7 +26,7 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.training import setup
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.setup import load_state, to_trees
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_progress import TrainProgress
@@ -107,38 +107,32 @@ class Run(NamedTuple):
     program: CompiledText
 
 
-class Parts(NamedTuple):
-    model: Any
-    optimizer: Any
+NUMBERS = make_hyperparameters(CONFIG)
 
 
 @functools.cache
-def make_parts(rate: float = 0.0, gathers_twice: bool = False) -> Parts:
-    """The model with this dropout rate, and what trains it."""
-    config = with_dropout(rate)
+def make_network(rate: float = 0.0, gathers_twice: bool = False) -> Any:
+    """The model with this dropout rate."""
     kernels = {"platform": "cpu", "gathers_twice": gathers_twice}
-    model = make_model(config.model, source_size=V, target_size=V, **kernels)
-    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
-    return Parts(model, optimizer)
+    return make_model(with_dropout(rate).model, source_size=V, target_size=V, **kernels)
 
 
 @jax.jit
 def make_state() -> TrainState:
-    parts = make_parts()
-    return init_state(init_params(parts.model, jax.random.key(0)), parts.optimizer, ema=True)
+    return init_state(init_params(make_network(), jax.random.key(0)), CONFIG.optim)
 
 
 def train(name: str, rate: float = 0.0) -> Run:
     """Twenty updates on a layout, as the training loop makes them."""
     parallel = make_parallel(on(name))
     state = parallel.init(make_state)
-    parts = make_parts(rate, parallel.layout.gathers_twice)
-    update = make_train_step(parts.model, parts.optimizer, with_dropout(rate), parallel)
+    model = make_network(rate, parallel.layout.gathers_twice)
+    update = make_train_step(model, with_dropout(rate), parallel)
     train_step = parallel.compile(update, donate=(0,))
-    train_step = train_step.lower(state, parallel.put(make_batch(0))).compile()
+    train_step = train_step.lower(state, NUMBERS, parallel.put(make_batch(0))).compile()
     metrics = []
     for number in range(STEPS):
-        state, found = train_step(state, parallel.put(make_batch(number)))
+        state, found = train_step(state, NUMBERS, parallel.put(make_batch(number)))
         metrics.append(found)
     metrics = parallel.fetch(metrics)
     losses = np.array([m.loss_sum / m.weight for m in metrics])
@@ -175,18 +169,18 @@ def test_every_layout_trains_as_one_device_does(runs, name):
 
 def test_parts_of_a_batch_train_as_the_batch_does(runs):
     """Eight parts, one of which has no token at all, with their parts of the dropout masks."""
-    config, parts, one = on(ONE), make_parts(DROPOUT), runs["one"]
-    gradient_step = make_gradient_step(parts.model, config)
+    config, one = on(ONE), runs["one"]
+    gradient_step = make_gradient_step(make_network(DROPOUT), config)
     gradient = jax.jit(gradient_step)
-    update, add = jax.jit(make_update(parts.optimizer, config)), jax.jit(add_sums)
+    update, add = jax.jit(make_update(config)), jax.jit(add_sums)
     state, losses = one.parallel.init(make_state), []
     for number in range(STEPS):
         batch, sums = make_batch(number), None
         for part in range(8):
             rows = jax.tree.map(lambda array, part=part: array[part * PART : (part + 1) * PART], batch)
-            found = gradient(state.params, state.step, rows, part=np.int32(part))
+            found = gradient(state.params, NUMBERS, state.step, rows, part=np.int32(part))
             sums = found if sums is None else add(sums, found)
-        state, metrics = update(state, sums)
+        state, metrics = update(state, NUMBERS, sums)
         losses.append(float(metrics.loss_sum / metrics.weight))
     np.testing.assert_allclose(losses, one.losses, rtol=1e-5)
     for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(state), strict=True):
@@ -196,13 +190,13 @@ def test_parts_of_a_batch_train_as_the_batch_does(runs):
 def test_devices_of_a_pmap_draw_dropout_of_their_own():
     """Rows that are all the same give different losses where masks differ."""
     config = on("pmap 8", with_dropout(0.5))
-    parallel, model = make_parallel(config), make_parts(0.5).model
+    parallel, model = make_parallel(config), make_network(0.5)
     state = parallel.init(make_state)
     gradient = make_gradient_step(model, config)
     same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
 
     def loss_of(params, step, batch, *, part):
-        return gradient(params, step, batch, part=part).loss_sum
+        return gradient(params, NUMBERS, step, batch, part=part).loss_sum
 
     rows = parallel.over_rows(loss_of, batch=2, partial=True)
     losses = parallel.compile(rows, partial=True)(state.params, state.step, parallel.put(same))
@@ -228,13 +222,12 @@ def test_a_recurrent_student_of_a_teacher_is_split_as_others_are():
     probs = (scored * generator.random(ids.shape) / 3).astype(np.float16)
     batch = batch._replace(teacher=TeacherTokens(ids, probs))
     model = make_model(config.model, source_size=V, target_size=V)
-    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=16, total_steps=STEPS))
     found = {}
     for name in ("one", "pmap 8", "2 x 2 x 2"):
         parallel = make_parallel(on(name, config))
-        state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), optimizer, ema=True))
-        train_step = make_train_step(model, optimizer, config, parallel)
-        state, metrics = parallel.compile(train_step, donate=(0,))(state, parallel.put(batch))
+        state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), CONFIG.optim))
+        train_step = make_train_step(model, config, parallel)
+        state, metrics = parallel.compile(train_step, donate=(0,))(state, NUMBERS, parallel.put(batch))
         found[name] = flatten_tree(parallel.fetch(state).params), float(parallel.fetch(metrics).gradient_norm)
         if name == "2 x 2 x 2":
             kernel = state.params["decoder"]["layers_0"]["recurrence"]["forget"]["kernel"]
@@ -315,12 +308,12 @@ def test_each_mesh_compiles_one_program_for_one_shape(runs, plain):
         parallel = runs[name].parallel
         traced, losses = [], []
 
-        parts = make_parts(gathers_twice=parallel.layout.gathers_twice)
-        train_step = make_train_step(parts.model, parts.optimizer, CONFIG, parallel)
+        model = make_network(gathers_twice=parallel.layout.gathers_twice)
+        train_step = make_train_step(model, CONFIG, parallel)
 
         def step(state, batch, traced=traced, train_step=train_step):
             traced.append(1)
-            return train_step(state, batch)
+            return train_step(state, NUMBERS, batch)
 
         compiled, state = parallel.compile(step, donate=(0,)), parallel.init(make_state)
         for number in range(STEPS):
@@ -355,11 +348,10 @@ class Reading:
 def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     """The state after two updates of two microbatches, and the loop's programs: gradient, sum and update."""
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
-    model, optimizer = make_parts(DROPOUT)
     reading, state = Reading(parallel), parallel.init(make_state)
-    step = setup._compile_train_step(model, optimizer, config, reading)
+    step = setup._compile_train_step(make_network(DROPOUT), config, reading)
     for number in range(2):
-        state, _ = step(state, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
+        state, _ = step(state, NUMBERS, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
     return parallel.fetch(state), reading.programs
 
 

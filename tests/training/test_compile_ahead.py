@@ -121,7 +121,7 @@ def test_programs_compiled_ahead_are_those_of_the_cache_and_of_training(tiny_con
     setup.train_step.by_shape._jitted = None  # whoever calls it fails
     state, losses = setup.state, []
     for _ in range(2):
-        state, metrics = setup.train_step(state, [setup.put(next(batches)[1])])
+        state, metrics = setup.train_step(state, setup.numbers, [setup.put(next(batches)[1])])
         losses.append(float(metrics.loss_sum))
     batches.close()
     assert int(state.step) == 2 and np.isfinite(losses).all()

@@ -25,7 +25,6 @@ from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.training.optimizers import make_optimizer
 from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.training.setup import to_trees
 from flaxformer_mt.training.state import TrainState, init_state
@@ -78,8 +77,7 @@ def reference(tiny_run, tiny_report) -> tuple[Path, dict[str, Any]]:
 def make_state(config: Config, run_dir: Path) -> TrainState:
     vocabs = load_vocabs(run_dir / "vocab")
     model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    optimizer = make_optimizer(config.optim, lambda step: step * 0.0)
-    return init_state(init_params(model, jax.random.key(0)), optimizer, ema=config.optim.ema_decay > 0)
+    return init_state(init_params(model, jax.random.key(0)), config.optim)
 
 
 def load_state(run_dir: Path, step: int | str) -> dict[str, Any]:
@@ -301,7 +299,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("sections", "number", "status"),
     [
-        ({"optim": {"accumulation": 2}, "train": {"prng": "rbg"}}, signal.SIGTERM, 143),
+        ({"optim": {"accumulation": 2}}, signal.SIGTERM, 143),
         ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
         ({"data": {"stages": STAGES, "noise": NoiseConfig(whitespace=0.3)}}, signal.SIGTERM, 143),
     ],

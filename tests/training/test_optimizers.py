@@ -15,12 +15,11 @@ from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import devices
+from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters, warmup_updates
 from flaxformer_mt.training.optimizers import (
     _muon_dimensions,
     clip_factor,
     make_optimizer,
-    make_schedule,
-    warmup_updates,
 )
 from flaxformer_mt.training.setup import warn_of_short_training, warn_of_slow_dtype
 
@@ -30,8 +29,9 @@ CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 def rates(
     config: OptimConfig, steps: list[int], *, model_dim: int = 64, total_steps: int = 12
 ) -> list[float]:
-    schedule = make_schedule(config, model_dim=model_dim, total_steps=total_steps)
-    return [float(schedule(step)) for step in steps]
+    model, train = ModelConfig(model_dim=model_dim), TrainConfig(steps=total_steps)
+    numbers = make_hyperparameters(Config(model=model, optim=config, train=train))
+    return [float(learning_rate(numbers, step)) for step in steps]
 
 
 def test_noam_is_equation_3_of_the_paper():

@@ -124,6 +124,6 @@ def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
     for unpad, setup in states.items():
         array = setup.put(batch)
         assert array.unpadded == (sizes if unpad == "auto" else None)
-        after[unpad], _ = setup.train_step(setup.state, [array])
+        after[unpad], _ = setup.train_step(setup.state, setup.numbers, [array])
     for one, other in zip(*map(jax.tree.leaves, (after["none"].params, after["auto"].params)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

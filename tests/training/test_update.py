@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from plain_losses import smoothed_cross_entropy
 from tiny_experiment import change, random_params
@@ -22,11 +21,11 @@ from flaxformer_mt.config import (
     TrainConfig,
 )
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
+from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.dropout_key import make_dropout_key
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     Sums,
@@ -49,8 +48,9 @@ CONFIG = Config(
         output_bias=True,
     ),
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.5),
-    train=TrainConfig(label_smoothing=0.1, prng="threefry"),
+    train=TrainConfig(label_smoothing=0.1),
 )
+ONE_DEVICE = Config(parallel=ParallelConfig(devices=1))
 # What does not depend on the architecture is tested with the smaller one.
 SMALL = change(CONFIG, model={"architecture": "decoder_only"})
 ADD = jax.jit(add_sums)
@@ -66,31 +66,34 @@ class Compiled(NamedTuple):
     update: Any
 
 
+def numbers_of(config: Config) -> Any:
+    return make_hyperparameters(change(config, train={"steps": 100}))
+
+
 @functools.cache
-def compiled_update(optim: OptimConfig) -> tuple[optax.GradientTransformation, Any]:
-    """The optimizer and its update, which depends on no other part of the config."""
-    schedule = make_schedule(optim, model_dim=CONFIG.model.model_dim, total_steps=100)
-    optimizer = make_optimizer(optim, schedule)
-    return optimizer, jax.jit(make_update(optimizer, dataclasses.replace(CONFIG, optim=optim)))
+def compiled_update(optim: OptimConfig) -> Any:
+    """The update, which depends on no other part of the config."""
+    config = dataclasses.replace(CONFIG, optim=optim)
+    update, numbers = jax.jit(make_update(config)), numbers_of(config)
+    return lambda state, sums: update(state, numbers, sums)
 
 
 @functools.cache
 def initial_state(model: Model, optim: OptimConfig) -> TrainState:
-    optimizer, _ = compiled_update(optim)
-    return jax.jit(functools.partial(init_state, optimizer=optimizer, ema=optim.ema_decay > 0))(
-        random_params(model, scale=0.25)
-    )
+    return jax.jit(functools.partial(init_state, config=optim))(random_params(model, scale=0.25))
 
 
 @functools.cache
 def compiled(config: Config) -> Compiled:
     model = make_model(config.model, source_size=V, target_size=V)
-    optimizer, update = compiled_update(config.optim)
+    numbers = numbers_of(config)
+    train_step = jax.jit(make_train_step(model, config, make_parallel(ONE_DEVICE)))
+    gradient_step = jax.jit(make_gradient_step(model, config))
     return Compiled(
         initial_state(model, config.optim),
-        jax.jit(make_train_step(model, optimizer, config)),
-        jax.jit(make_gradient_step(model, config)),
-        update,
+        lambda state, batch: train_step(state, numbers, batch),
+        lambda params, step, batch, microbatch=0: gradient_step(params, numbers, step, batch, microbatch),
+        compiled_update(config.optim),
     )
 
 
@@ -192,8 +195,10 @@ def test_guided_alignment_adds_its_weighted_loss():
     layout = ParallelConfig(devices=4, data=2, tensor=2)
     parallel = make_parallel(dataclasses.replace(config, parallel=layout))
     model = make_model(config.model, source_size=V, target_size=V)
-    step = parallel.compile(make_gradient_step(model, config), batch=2)
-    found = step(parallel.place(jax.device_get(state.params)), state.step, parallel.put(batch))
+    step = parallel.compile(parallel.over_rows(make_gradient_step(model, config), batch=3))
+    found = step(
+        parallel.place(jax.device_get(state.params)), numbers_of(config), state.step, parallel.put(batch)
+    )
     assert_close(jax.device_get(found), jax.device_get(whole), atol=1e-5)
 
 
@@ -240,19 +245,16 @@ def test_dropout_follows_seed_step_and_microbatch():
 def test_no_two_parts_of_a_run_share_a_dropout_key():
     """Every (step, microbatch) has its own random words at every site; devices share them."""
     numbers = np.indices((4, 4)).reshape(2, -1).T
-    for prng, platform in (("rbg", "cpu"), ("rbg", "gpu"), ("threefry", "cpu")):
-        config = change(DROPOUT, train={"prng": prng})
 
-        def draw(part, config=config, platform=platform):
-            key = make_dropout_key(config, *part, platform=platform)
-            sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
-            # and for the layers of a scan: threefry splits a key into those of its first sites
-            sites += [jax.random.fold_in(layer, 3) for layer in jax.random.split(key, 2)]
-            return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
+    def draw(part):
+        key = make_dropout_key(3, *part)
+        sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
+        # and for the layers of a scan
+        sites += [jax.random.fold_in(layer, 3) for layer in jax.random.split(key, 2)]
+        return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
 
-        # one after the other: under vmap, rbg computes other numbers
-        words = jax.lax.map(draw, numbers).reshape(-1, 2)
-        assert len(np.unique(words, axis=0)) == 16 * 5
+    words = jax.lax.map(draw, numbers).reshape(-1, 2)
+    assert len(np.unique(words, axis=0)) == 16 * 5
 
 
 def test_the_loss_in_chunks_trains_alike():
@@ -312,10 +314,9 @@ def small_state(ema: bool = True) -> tuple[TrainState, Any]:
     config = dataclasses.replace(
         CONFIG, optim=dataclasses.replace(CONFIG.optim, ema_decay=0.9 if ema else 0.0, warmup_steps=0)
     )
-    schedule = make_schedule(dataclasses.replace(config.optim), model_dim=8, total_steps=100)
-    optimizer = make_optimizer(config.optim, schedule)
+    numbers, update = numbers_of(config), jax.jit(make_update(config))
     params = {"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([3.0])}
-    return init_state(params, optimizer, ema=ema), jax.jit(make_update(optimizer, config))
+    return init_state(params, config.optim), lambda state, sums: update(state, numbers, sums)
 
 
 def sums_of(kernel: list[float], bias: float, *, loss: float = 6.0, weight: float = 2.0) -> Sums:
@@ -338,9 +339,9 @@ def test_the_mean_gradient_is_clipped_to_its_norm(clip, scale):
     """Seen through Adam with betas 0, which divides by |g| + epsilon."""
     fields = {"optimizer": "adam", "b1": 0.0, "b2": 0.0, "epsilon": 1.0, "clip_norm": clip, "ema_decay": 0.0}
     config = change(CONFIG, optim=fields | {"warmup_steps": 0, "schedule": "constant", "learning_rate": 0.5})
-    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=8, total_steps=100))
-    state = init_state({"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(1)}, optimizer, ema=False)
-    after, metrics = make_update(optimizer, config)(state, sums_of([0.6, 0.0], 0.8, weight=2.0))
+    state = init_state({"kernel": jnp.zeros((1, 2)), "bias": jnp.zeros(1)}, config.optim)
+    sums = sums_of([0.6, 0.0], 0.8, weight=2.0)
+    after, metrics = make_update(config)(state, numbers_of(config), sums)
     assert_close(metrics.gradient_norm, 0.5)  # before clipping, of the mean over two tokens
     wanted = {"kernel": np.array([[0.3, 0.0]]) * scale, "bias": np.array([0.4]) * scale}
     assert_close(after.params, jax.tree.map(lambda g: -0.5 * g / (g + 1), wanted))
@@ -366,12 +367,12 @@ def test_an_accelerator_selects_elements_instead_of_a_branch():
     """
     state, branching = small_state()
     config = change(CONFIG, optim={"ema_decay": 0.9, "warmup_steps": 0})
-    optimizer = make_optimizer(config.optim, make_schedule(config.optim, model_dim=8, total_steps=100))
+    numbers = numbers_of(config)
     programs = {
-        platform: jax.jit(make_update(optimizer, config, platform=platform), donate_argnums=0)
+        platform: jax.jit(make_update(config, platform=platform), donate_argnums=0)
         for platform in ("cpu", "gpu", "tpu")
     }
-    compiled = {name: program.lower(state, GOOD).compile() for name, program in programs.items()}
+    compiled = {name: program.lower(state, numbers, GOOD).compile() for name, program in programs.items()}
     texts = {name: program.as_text() for name, program in compiled.items()}
     assert {name: " conditional(" in text for name, text in texts.items()} == {
         "cpu": True,
@@ -384,7 +385,7 @@ def test_an_accelerator_selects_elements_instead_of_a_branch():
         assert donated.count("-alias") == leaves
     for sums in (GOOD, *BAD.values(), GOOD):
         expected = branching(state, sums)
-        assert_same_bits(compiled["gpu"](jax.tree.map(jnp.copy, state), sums), expected)
+        assert_same_bits(compiled["gpu"](jax.tree.map(jnp.copy, state), numbers, sums), expected)
         state = expected[0]
 
 

@@ -30,7 +30,7 @@ from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import make_optimizer, make_schedule
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
@@ -155,26 +155,23 @@ class TargetCompiler:
         """
         parallel = self.parallel(config)
         model = self._make_model(config)
-        schedule = make_schedule(
-            config.optim, model_dim=config.model.model_dim, total_steps=config.train.steps
-        )
-        optimizer = make_optimizer(config.optim, schedule)
 
         def make_state() -> TrainState:
-            params = init_training_params(model, config)
-            return init_state(params, optimizer, ema=config.optim.ema_decay > 0)
+            return init_state(init_training_params(model, config, config.seed), config.optim)
 
         state = _with_shardings(parallel, jax.eval_shape(make_state))
+        numbers = _with_shardings(parallel, make_hyperparameters(config))
         padded, special = _pad_rows(batch, parallel.layout.row_parts), config.vocab
         rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
-        platform = self.target.accelerator.platform
         if config.optim.accumulation == 1:
-            step = make_train_step(model, optimizer, config, parallel)
-            return [self._compile("update", parallel, step, (state, rows), donate=(0,))]
+            step = make_train_step(model, config, parallel)
+            return [self._compile("update", parallel, step, (state, numbers, rows), donate=(0,))]
         number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
-        inputs = (state.params, number, rows, number)
-        gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=2)
-        sums = _with_shardings(parallel, jax.eval_shape(gradient_step, state.params, number, batch, number))
+        inputs = (state.params, numbers, number, rows, number)
+        gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3)
+        sums = _with_shardings(
+            parallel, jax.eval_shape(gradient_step, state.params, numbers, number, padded, number)
+        )
         one, held = _bytes_on_device(sums), _bytes_on_device(state)
         gradient = self._compile(
             "gradient of a batch",
@@ -193,8 +190,8 @@ class TargetCompiler:
             times=config.optim.accumulation - 1,
             held=held,
         )
-        update = make_update(optimizer, config, platform=platform)
-        return [gradient, add, self._compile("update", parallel, update, (state, sums), donate=(0,))]
+        update = make_update(config, platform=self.target.accelerator.platform)
+        return [gradient, add, self._compile("update", parallel, update, (state, numbers, sums), donate=(0,))]
 
     def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
         """Compiles one step of decoding the longest sources on one device, and returns its sizes too.
