@@ -17,6 +17,7 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.evaluation.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.figures import (
     Curve,
     TokenAxis,
@@ -26,7 +27,6 @@ from flaxformer_mt.figures import (
     draw_training,
     save_figure,
 )
-from flaxformer_mt.model.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel import enable_compilation_cache

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import cross_entropy, int8, product
-from flaxformer_mt.kernels.attention import attend, attend_fused, attend_unpadded, resolve_attention
+from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded, resolve_attention
 from flaxformer_mt.kernels.cross_entropy import CrossEntropy
 from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.shapes import Array

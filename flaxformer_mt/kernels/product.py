@@ -85,7 +85,11 @@ def _contract_forward(
 ) -> tuple[Array, tuple[Array, Array]]:
     smaller = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
     x, y = x.astype(smaller), y.astype(smaller)
-    whole = gather(y, _terms(spec)[1]) if parameter else y
+    x_term, y_term, _ = _terms(spec)
+    whole = y
+    if parameter:
+        # Not before the activation: XLA would gather all matrices at once, and keep them.
+        whole = gather_after((x, x_term), y, y_term) if product.gathers_twice else gather(y, y_term)
     return product.multiply(spec, x, whole), (x, y if product.gathers_twice else whole)
 
 

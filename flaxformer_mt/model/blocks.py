@@ -15,6 +15,9 @@ from flaxformer_mt.model.layers import Residual
 from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence, find_starts
 from flaxformer_mt.shapes import Array
 
+# The cached arrays of a block, by name.
+BlockCache = dict[str, Array]
+
 
 class EncoderBlock(nn.Module):
     """Encoder block: self-attention and feed-forward."""
@@ -23,94 +26,79 @@ class EncoderBlock(nn.Module):
     kernels: Kernels
 
     def setup(self) -> None:
+        self._setup_reading()
+        self._setup_feedforward()
+
+    def _setup_reading(self) -> None:
+        """Make the first sublayer, which reads the other tokens of the sequence."""
         self.self_attention = MultiHeadAttention(self.config, self.kernels)
         self.self_attention_residual = Residual(self.config)
+
+    def _setup_feedforward(self) -> None:
         self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config)
 
     def __call__(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Map x [B, S, D] to [B, S, D]."""
+        return self._feed(self._read(x, mask, positions, deterministic), deterministic)
 
-        def attend(y: Array) -> Array:
-            return self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
+    def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
+        """Run the first sublayer on all tokens."""
+        y = self.self_attention_residual.before(x)
+        y = self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
+        return self.self_attention_residual.after(x, y, deterministic=deterministic)
 
-        x = self.self_attention_residual(x, attend, deterministic=deterministic)
-        return self.feedforward_residual(
-            x, lambda y: self.feedforward(y, deterministic=deterministic), deterministic=deterministic
-        )
+    def _feed(self, x: Array, deterministic: bool) -> Array:
+        """Run the last sublayer, the feed-forward network."""
+        y = self.feedforward(self.feedforward_residual.before(x), deterministic=deterministic)
+        return self.feedforward_residual.after(x, y, deterministic=deterministic)
 
 
 class CausalBlock(EncoderBlock):
     """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
         """Make an empty self-attention cache for `max_length` tokens."""
         return self.self_attention.empty_cache(batch, beams, max_length)
 
-    def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, dict[str, Array]]:
+    def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, BlockCache]:
         """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
-        keys_and_values: dict[str, Array] = {}
-
-        def attend(y: Array) -> Array:
-            keys_and_values.update(self.self_attention.project_memory(y, positions))
-            return self.self_attention(y, y, mask=mask, positions=positions, deterministic=True)
-
-        x = self.self_attention_residual(x, attend, deterministic=True)
-        x = self.feedforward_residual(
-            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
-        )
-        return x, keys_and_values
+        prefix = self.self_attention.project_memory(self.self_attention_residual.before(x), positions)
+        return self._feed(self._read(x, mask, positions, True), True), prefix
 
     def step(
         self,
         x: Array,
-        cache: dict[str, Array],
-        prefix: dict[str, Array],
+        cache: BlockCache,
+        prefix: BlockCache,
         *,
         index: Array,
         prefix_mask: Array,
         positions: Array | None,
         ancestry_mask: Array,
-    ) -> tuple[Array, dict[str, Any]]:
+    ) -> tuple[Array, BlockCache]:
         """Run one token per beam, x [B, W, D], after a prefix; return the output and the updated cache."""
-        updated: dict[str, Any] = {}
-
-        def attend(y: Array) -> Array:
-            attended, new_cache = self.self_attention.step(
-                y,
-                cache,
-                index,
-                positions=positions,
-                prefix=prefix,
-                prefix_mask=prefix_mask,
-                ancestry_mask=ancestry_mask,
-            )
-            updated.update(new_cache)
-            return attended
-
-        x = self.self_attention_residual(x, attend, deterministic=True)
-        x = self.feedforward_residual(
-            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
+        y, updated = self.self_attention.step(
+            self.self_attention_residual.before(x),
+            cache,
+            index,
+            positions=positions,
+            prefix=prefix,
+            prefix_mask=prefix_mask,
+            ancestry_mask=ancestry_mask,
         )
-        return x, updated
+        x = self.self_attention_residual.after(x, y, deterministic=True)
+        return self._feed(x, True), updated
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(EncoderBlock):
     """Decoder block: causal self-attention, cross-attention to the encoder output, and feed-forward."""
 
-    config: ModelConfig
-    kernels: Kernels
-
     def setup(self) -> None:
-        self._setup_target()
+        self._setup_reading()
         self.cross_attention = MultiHeadAttention(self.config, self.kernels)
         self.cross_attention_residual = Residual(self.config)
-        self.feedforward = FeedForward(self.config, self.kernels)
-        self.feedforward_residual = Residual(self.config)
-
-    def _setup_target(self) -> None:
-        self.self_attention = MultiHeadAttention(self.config, self.kernels)
-        self.self_attention_residual = Residual(self.config)
+        self._setup_feedforward()
 
     def __call__(
         self,
@@ -122,71 +110,50 @@ class DecoderBlock(nn.Module):
         deterministic: bool,
     ) -> Array:
         """Map x [B, T, D] to [B, T, D], with cross-attention to memory [B, S, D]."""
-
-        def attend_memory(y: Array) -> Array:
-            self.cross_attention.store_head(y, memory)
-            return self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
-
-        x = self._read_target(x, self_mask, positions, deterministic)
-        x = self.cross_attention_residual(x, attend_memory, deterministic=deterministic)
-        return self.feedforward_residual(
-            x, lambda y: self.feedforward(y, deterministic=deterministic), deterministic=deterministic
+        x = self._read(x, self_mask, positions, deterministic)
+        y = self.cross_attention_residual.before(x)
+        self.cross_attention.store_head(y, memory)
+        y = self.cross_attention(y, memory, mask=cross_mask, deterministic=deterministic)
+        return self._feed(
+            self.cross_attention_residual.after(x, y, deterministic=deterministic), deterministic
         )
 
-    def _read_target(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
-        """Run the first sublayer, which reads the earlier target tokens."""
-
-        def attend(y: Array) -> Array:
-            return self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
-
-        return self.self_attention_residual(x, attend, deterministic=deterministic)
-
-    def project_memory(self, memory: Array) -> dict[str, Array]:
+    def project_memory(self, memory: Array) -> BlockCache:
         """Project the memory to the keys and values of cross-attention, once per source."""
         return self.cross_attention.project_memory(memory)
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
         """Make an empty self-attention cache for `max_length` tokens."""
         return self.self_attention.empty_cache(batch, beams, max_length)
 
     def step(
         self,
         x: Array,
-        cache: dict[str, Array],
-        memory: dict[str, Array],
+        cache: BlockCache,
+        memory: BlockCache,
         *,
         index: Array,
         cross_mask: Array | None,
         positions: Array | None,
         ancestry: Array | Continuation,
-    ) -> tuple[Array, dict[str, Any]]:
+    ) -> tuple[Array, BlockCache]:
         """Run one token per beam, x [B, W, D]; return the output and the updated cache.
 
         Args:
           ancestry: which cached tokens belong to each hypothesis, as its first sublayer reads them.
         """
-        x, updated = self._step_target(x, cache, index, positions, ancestry)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.attend_memory(y, memory, mask=cross_mask), deterministic=True
-        )
-        x = self.feedforward_residual(
-            x, lambda y: self.feedforward(y, deterministic=True), deterministic=True
-        )
-        return x, updated
+        x, updated = self._read_one(x, cache, index, positions, ancestry)
+        y = self.cross_attention_residual.before(x)
+        y = self.cross_attention.attend_memory(y, memory, mask=cross_mask)
+        return self._feed(self.cross_attention_residual.after(x, y, deterministic=True), True), updated
 
-    def _step_target(
-        self, x: Array, cache: dict[str, Array], index: Array, positions: Array | None, ancestry: Any
-    ) -> tuple[Array, dict[str, Any]]:
-        updated: dict[str, Any] = {}
-
-        def attend(y: Array) -> Array:
-            attended, new_cache = self.self_attention.step(
-                y, cache, index, positions=positions, ancestry_mask=ancestry
-            )
-            updated.update(new_cache)
-            return attended
-
-        return self.self_attention_residual(x, attend, deterministic=True), updated
+    def _read_one(
+        self, x: Array, cache: BlockCache, index: Array, positions: Array | None, ancestry: Any
+    ) -> tuple[Array, BlockCache]:
+        """Run the first sublayer on one token per beam."""
+        y = self.self_attention_residual.before(x)
+        y, updated = self.self_attention.step(y, cache, index, positions=positions, ancestry_mask=ancestry)
+        return self.self_attention_residual.after(x, y, deterministic=True), updated
 
 
 class RecurrentDecoderBlock(DecoderBlock):
@@ -195,26 +162,20 @@ class RecurrentDecoderBlock(DecoderBlock):
     Of a mask it reads the starts of sentences, and it uses no positions.
     """
 
-    def _setup_target(self) -> None:
+    def _setup_reading(self) -> None:
         self.recurrence = SimplerRecurrence(self.config, self.kernels)
         self.recurrence_residual = Residual(self.config)
 
-    def _read_target(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
-        starts = find_starts(mask.query_segments)
-        return self.recurrence_residual(x, lambda y: self.recurrence(y, starts), deterministic=deterministic)
+    def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
+        y = self.recurrence(self.recurrence_residual.before(x), find_starts(mask.query_segments))
+        return self.recurrence_residual.after(x, y, deterministic=deterministic)
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> dict[str, Array]:
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
         """Make the recurrent states before the first token, whatever `max_length`."""
         return self.recurrence.empty_cache(batch, beams)
 
-    def _step_target(
-        self, x: Array, cache: dict[str, Array], index: Array, positions: Array | None, ancestry: Any
-    ) -> tuple[Array, dict[str, Any]]:
-        updated: dict[str, Any] = {}
-
-        def recur(y: Array) -> Array:
-            output, new_cache = self.recurrence.step(y, cache, ancestry)
-            updated.update(new_cache)
-            return output
-
-        return self.recurrence_residual(x, recur, deterministic=True), updated
+    def _read_one(
+        self, x: Array, cache: BlockCache, index: Array, positions: Array | None, ancestry: Any
+    ) -> tuple[Array, BlockCache]:
+        y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, ancestry)
+        return self.recurrence_residual.after(x, y, deterministic=True), updated

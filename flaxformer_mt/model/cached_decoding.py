@@ -9,8 +9,7 @@ from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.model.attention import make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.initializers import declare_matrix, make_initializers
-from flaxformer_mt.model.output_layer import list_output, make_listed_logits, make_logits
-from flaxformer_mt.model.quantization import find_output
+from flaxformer_mt.model.output_layer import find_output, list_output, make_listed_logits, make_logits
 from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel.sharding_constraints import gather

@@ -4,7 +4,6 @@ Leaf layers take sizes; only those that select a variant by name take the model 
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -99,8 +98,11 @@ class Residual(nn.Module):
         self.norm = make_norm(self.config)
         self.dropout = Dropout(self.config.dropout_rate)
 
-    def __call__(self, x: Array, sublayer: Callable[[Array], Array], *, deterministic: bool) -> Array:
-        """Run the sublayer on x [B, T, D] inside the residual connection."""
-        if self.config.norm_position == "pre":
-            return constrain(x + self.dropout(sublayer(self.norm(x)), deterministic=deterministic), "BTD")
-        return constrain(self.norm(x + self.dropout(sublayer(x), deterministic=deterministic)), "BTD")
+    def before(self, x: Array) -> Array:
+        """Return the input of the sublayer, of x [B, T, D]."""
+        return self.norm(x) if self.config.norm_position == "pre" else x
+
+    def after(self, x: Array, output: Array, *, deterministic: bool) -> Array:
+        """Add the output of the sublayer to x [B, T, D]."""
+        total = x + self.dropout(output, deterministic=deterministic)
+        return constrain(total if self.config.norm_position == "pre" else self.norm(total), "BTD")

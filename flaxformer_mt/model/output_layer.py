@@ -1,6 +1,6 @@
 """Logits: of the whole vocabulary, and of shortlists of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -49,3 +49,8 @@ def make_listed_logits(
     scores = scores if own.bias is None else scores + own.bias[:, None]
     scores = jnp.where(own.listed[:, None], scores, -jnp.inf)
     return jnp.concatenate([make_logits(kernels, x, *common), scores], axis=-1)
+
+
+def find_output(params: dict[str, Any]) -> Quantized | None:
+    """Return the quantised table [V, D] of the output layer, or None if parameters are not quantised."""
+    return Quantized(params["output_int8"], params["output_scale"]) if "output_int8" in params else None

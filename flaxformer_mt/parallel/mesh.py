@@ -137,7 +137,7 @@ class Parallel:
           partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data is above
             1.
         """
-        if self.layout.row_parts == 1:
+        if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)
         summed = [axis for axis in _ROW_AXES if self._sizes[axis] > 1 and not (partial and axis == "data")]
         stacked = partial and self.layout.data > 1

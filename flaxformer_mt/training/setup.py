@@ -20,7 +20,7 @@ from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.kernels.attention import explain_attention
+from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers

@@ -12,9 +12,9 @@ import jax
 from flaxformer_mt.config import ModelConfig, Quantization
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
-from flaxformer_mt.model.quantization import quantize_params
 from flaxformer_mt.parallel import SplitParameters, place_parameters
 from flaxformer_mt.runs.load_run import TrainedModel
+from flaxformer_mt.translation.quantization import quantize_params
 
 
 def place_models(

@@ -19,8 +19,8 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import plot, position_tables, training_panels
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.evaluation.attention_maps import attention_maps
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained

@@ -23,8 +23,8 @@ from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.format_interface import Given, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.attention_maps import attention_maps
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.translation.annotation import NO_NOTES
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs

@@ -36,8 +36,8 @@ from flaxformer_mt.convert.name_table import Constant, Leaves
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.attention_maps import attention_maps
 from flaxformer_mt.kernels import Kernels
-from flaxformer_mt.model.attention_maps import attention_maps
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel import make_parallel

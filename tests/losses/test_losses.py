@@ -1,24 +1,41 @@
 """Losses against their definitions, and the loss in chunks against the loss at once."""
 
+import dataclasses
 import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxformer_mt.losses.chunks import scan_real_tokens
 from jax.test_util import check_grads
 from plain_losses import count_correct, smoothed_cross_entropy
 
 from flaxformer_mt.flops import loss_chunk_width
-from flaxformer_mt.losses import Output, TokenSums, mix_teacher, projected_cross_entropy
+from flaxformer_mt.kernels import Kernels
+from flaxformer_mt.kernels.cross_entropy import CrossEntropy, Output, score_in_two_passes
+from flaxformer_mt.losses import TokenSums, mix_teacher, sum_over_tokens
 from flaxformer_mt.shapes import TeacherTokens
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 B, T, D, V = 2, 5, 4, 7
+
+
+def projected_cross_entropy(
+    hidden: jax.Array,
+    output: Output,
+    *arrays: Any,
+    count: bool = False,
+    kernel: CrossEntropy = CrossEntropy(),  # noqa: B008  # frozen
+    **options: Any,
+) -> TokenSums:
+    """Sum the loss by a module whose output layer is given."""
+    kernels = dataclasses.replace(Kernels(), cross_entropy=kernel)
+    module = SimpleNamespace(kernels=kernels, output_layer=lambda: output)
+    return sum_over_tokens(module, hidden, *arrays, count=count, **options)
 
 
 cross_entropy = jax.jit(smoothed_cross_entropy, static_argnums=3)
@@ -240,53 +257,22 @@ def test_chunks_of_bfloat16_states_score_in_float32():
     np.testing.assert_allclose(gradients[1].table, wide_gradients[1].table, atol=5e-2)
 
 
-def test_the_two_passes_of_a_tpu_give_the_loss_and_gradients_of_one(monkeypatch):
+def test_the_two_passes_of_a_tpu_give_the_loss_and_gradients_of_one():
     """The largest logits from one product, the exponentials from another."""
     _, target, mask = random_case()
     hidden, output = random_hidden(B, T), random_output(True)
     hidden = hidden * 30  # exp(logits) alone would overflow
-    taken = []
 
-    def run() -> Any:
+    def run(kernel: CrossEntropy) -> Any:
         def loss(hidden: jax.Array, output: Output) -> jax.Array:
-            return projected_cross_entropy(hidden, output, target, mask, smoothing=0.1, chunk_tokens=4)[0]
+            options = {"smoothing": 0.1, "chunk_tokens": 4, "kernel": kernel}
+            return projected_cross_entropy(hidden, output, target, mask, **options)[0]
 
         return jax.device_get(jax.jit(jax.value_and_grad(loss, (0, 1)))(hidden, output))
 
-    def take_branch_of_tpu(*arguments: Any, default: Any, **branches: Any) -> Any:
-        if "tpu" not in branches:
-            return default(*arguments)
-        taken.append(branches["tpu"])
-        return branches["tpu"](*arguments)
-
-    expected = run()
-    monkeypatch.setattr(jax.lax, "platform_dependent", take_branch_of_tpu)
-    found = run()
-    assert len(taken) == 1 and np.isfinite(expected[0]) and expected[0] > 0
+    expected, found = run(CrossEntropy()), run(CrossEntropy(score=score_in_two_passes))
+    assert np.isfinite(expected[0]) and expected[0] > 0
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
-
-
-@pytest.mark.parametrize("real", [0, 1, 6, 7, 12])
-def test_chunks_of_padding_alone_are_not_scored(real):
-    """Each token gets what it would get in its own place, in any order of real tokens and padding."""
-    generator = np.random.default_rng(real)
-    weights = np.zeros(12, np.float32)
-    weights[generator.permutation(12)[:real]] = generator.uniform(0.5, 2, real)
-    hidden = generator.normal(size=(2, 3, 2, 5)).astype(np.float32)
-    target = np.arange(12, dtype=np.int32).reshape(2, 3, 2)
-    rows = hidden, target, weights.reshape(2, 3, 2), None
-
-    def add(sums: tuple, chunk: tuple) -> tuple:
-        count, total = sums
-        hidden, target, weights, _ = chunk
-        total = total.at[target.ravel()].add((hidden.sum(-1) * weights).ravel())
-        return (count + 1, total), 2 * hidden * weights[..., None]
-
-    start = jnp.zeros((), jnp.int32), jnp.zeros(12)
-    (count, total), gradient = jax.jit(functools.partial(scan_real_tokens, add, start))(rows)
-    assert count == -(-real // 6)
-    np.testing.assert_allclose(total, hidden.sum(-1).ravel() * weights, rtol=1e-6)
-    np.testing.assert_allclose(gradient, 2 * hidden * weights.reshape(2, 3, 2, 1), rtol=1e-6)
 
 
 def test_correct_words_are_counted_where_there_are_words():

@@ -45,8 +45,9 @@ def read_head(config: ModelConfig, params: object, batch: Batch, *more: str) -> 
     def weights(params, batch):
         apply = {"deterministic": True, "mutable": [GUIDED, *more], "method": "hidden"}
         _, stored = model.apply({"params": params}, batch, **apply)
-        mask = model.apply({"params": params}, batch, method="cross_mask")
-        return jax.nn.softmax(head_scores(config, stored[GUIDED], mask), axis=-1), stored
+        rule = model.apply({"params": params}, batch, method="cross_rule")
+        scores = head_scores(config, stored[GUIDED], batch, rule, model.kernels.product)
+        return jax.nn.softmax(scores, axis=-1), stored
 
     return weights(params, batch)
 

@@ -8,20 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from tiny_experiment import random_layer_params
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.kernels.attention import choose_attention, explain_attention, resolve_attention
-from flaxformer_mt.model.attention import (
-    MultiHeadAttention,
+from flaxformer_mt.kernels import Kernels, MaskRule, choose_kernels
+from flaxformer_mt.kernels.attention_kernels import (
+    attend,
     attention_weights,
-    make_ancestry_mask,
-    weighted_values,
+    explain_attention,
+    fits,
+    resolve_attention,
 )
-from flaxformer_mt.model.projections import project_together
+from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.model.attention import MultiHeadAttention, make_ancestry_mask
 from flaxformer_mt.shapes import Cache
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -30,6 +31,30 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, Q, M, H, K, E = 2, 5, 7, 3, 11, 13
 
 CONFIG = ModelConfig(model_dim=17, num_heads=H, key_dim=K, value_dim=E, dropout_rate=0.0)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["mask", "query_segments", "memory_segments"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A rule that gives any mask, [B, H, Q, M]."""
+
+    mask: Any
+    query_segments: None = None
+    memory_segments: None = None
+
+    def dense(self, length: int) -> Any:
+        del length
+        return self.mask
+
+    def memory_lengths(self) -> None:
+        return None
+
+
+EVERYTHING = MaskRule()
 
 
 def numpy_attention(
@@ -47,7 +72,8 @@ def numpy_attention(
     return weights, mixed
 
 
-compute_weights, mix_values = jax.jit(attention_weights), jax.jit(weighted_values)
+compute_weights = jax.jit(functools.partial(attention_weights, Product()))
+compute_attention = jax.jit(functools.partial(attend, Product()))
 
 
 def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -65,7 +91,7 @@ def test_attention_is_equation_1():
     expected_weights, expected = numpy_attention(query, keys, values, mask)
     weights = compute_weights(query, keys, mask)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
-    np.testing.assert_allclose(mix_values(weights, values), expected, atol=1e-5)
+    np.testing.assert_allclose(compute_attention(query, keys, values, Given(mask)), expected, atol=1e-5)
     assert np.all(np.asarray(weights)[~mask] == 0)  # not small: nothing
 
 
@@ -88,7 +114,7 @@ def test_a_query_that_sees_nothing_gets_equal_weights_and_finite_gradients():
     @jax.jit
     def differentiate(query: jax.Array, keys: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         def total(query: jax.Array) -> tuple[jax.Array, jax.Array]:
-            weights = attention_weights(query, keys, mask)
+            weights = attention_weights(Product(), query, keys, mask)
             return (weights**2).sum(), weights
 
         return jax.grad(total, has_aux=True)(query)
@@ -103,8 +129,8 @@ def test_softmax_is_float32_whatever_the_inputs():
     weights = np.asarray(compute_weights(query.astype(jnp.bfloat16), keys.astype(jnp.bfloat16), mask))
     assert weights.dtype == jnp.float32
     np.testing.assert_allclose(weights.sum(-1), np.ones((B, H, Q)), rtol=1e-6)
-    mixed = jax.eval_shape(weighted_values, weights, values.astype(jnp.bfloat16))
-    assert mixed.dtype == jnp.bfloat16
+    narrow = [x.astype(jnp.bfloat16) for x in (query, keys, values)]
+    assert jax.eval_shape(compute_attention, *narrow, Given(mask)).dtype == jnp.bfloat16
 
 
 def test_wrong_shapes_are_refused():
@@ -113,16 +139,16 @@ def test_wrong_shapes_are_refused():
         compute_weights(query, keys[..., :-1], mask)  # another key size
     with pytest.raises(Exception, match="mask"):
         compute_weights(query, keys, mask.swapaxes(2, 3))
-    with pytest.raises(Exception, match="values"):
-        mix_values(np.zeros((B, H, Q, M), np.float32), values[:, :-1])
+    with pytest.raises(ValueError, match="label .M. for operand 1"):
+        compute_attention(query, keys, values[:, :-1], Given(mask))
 
 
 def make_layer(config: ModelConfig = CONFIG) -> tuple[MultiHeadAttention, dict, np.ndarray, np.ndarray]:
-    layer = MultiHeadAttention(config)
+    layer = MultiHeadAttention(config, choose_kernels(config, "gpu"))
     x, memory = (
         np.random.default_rng(1).normal(size=(B, n, config.model_dim)).astype(np.float32) for n in (Q, M)
     )
-    params = random_layer_params(layer, x, memory, mask=None, deterministic=True)
+    params = random_layer_params(layer, x, memory, mask=EVERYTHING, deterministic=True)
     return layer, params, x, memory
 
 
@@ -153,7 +179,9 @@ def test_layer_projects_attends_and_projects_back():
         project("query", x), project("key", memory), project("value", memory), mask
     )
     expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
-    result, kept = applied(layer, deterministic=True, mutable="intermediates")(params, x, memory, mask=mask)
+    result, kept = applied(layer, deterministic=True, mutable="intermediates")(
+        params, x, memory, mask=Given(mask)
+    )
     np.testing.assert_allclose(result, expected, atol=1e-4)
     np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
 
@@ -172,10 +200,10 @@ def test_attention_dropout_has_a_rate_of_its_own():
 
     def run(layer: MultiHeadAttention, seed: int) -> np.ndarray:
         rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(applied(layer, mask=None, deterministic=False)(params, x, memory, rngs=rngs))
+        return np.asarray(applied(layer, deterministic=False)(params, x, memory, mask=EVERYTHING, rngs=rngs))
 
     assert np.abs(run(layer, 0) - run(layer, 1)).max() > 1e-3
-    undropped = MultiHeadAttention(dataclasses.replace(config, attention_dropout_rate=0.0))
+    undropped = MultiHeadAttention(dataclasses.replace(config, attention_dropout_rate=0.0), Kernels())
     np.testing.assert_array_equal(run(undropped, 0), run(undropped, 1))
 
 
@@ -185,7 +213,7 @@ def test_steps_equal_causal_attention(rotary):
     config = dataclasses.replace(CONFIG, key_dim=10)  # rotary needs an even one
     layer, params, x, _ = make_layer(config)
     positions = np.arange(Q)[None] if rotary else None
-    causal = np.tril(np.ones((Q, Q), bool))[None, None]
+    causal = MaskRule(causal=True)
     whole = np.asarray(applied(layer, deterministic=True)(params, x, x, mask=causal, positions=positions))
 
     @jax.jit
@@ -210,7 +238,7 @@ def test_steps_over_projected_memory_equal_attention_to_it():
     layer, params, x, memory = make_layer()
     mask = np.ones((B, 1, 1, M), bool)
     mask[1, ..., 4:] = False
-    whole = applied(layer, deterministic=True)(params, x, memory, mask=mask)
+    whole = applied(layer, deterministic=True)(params, x, memory, mask=MaskRule(None, mask[:, 0, 0]))
     projected = applied(layer, method="project_memory")(params, memory)
     stepped = applied(layer, method="attend_memory")(params, x, projected, mask=mask)
     np.testing.assert_allclose(stepped, whole, atol=1e-6)
@@ -220,11 +248,12 @@ def test_fused_attention_is_the_plain_one():
     """Values and gradients, with masks of every form, on sizes where keys and values are alike."""
     config = dataclasses.replace(CONFIG, value_dim=K)
     layer, params, x, memory = make_layer(config)
-    fused = MultiHeadAttention(dataclasses.replace(config, attention="xla"))
+    xla = dataclasses.replace(config, attention="xla")
+    fused = MultiHeadAttention(xla, choose_kernels(xla, "gpu"))
     mask = random_inputs()[3]
 
     def total(params: dict, layer: MultiHeadAttention, mask: np.ndarray | None) -> jax.Array:
-        return (layer.apply({"params": params}, x, memory, mask=mask, deterministic=True) ** 2).sum()
+        return (layer.apply({"params": params}, x, memory, mask=Given(mask), deterministic=True) ** 2).sum()
 
     masks = {"none": None, "full": mask, "by row": mask[:, :1, :1], "by query": mask[:1, :1]}
 
@@ -247,45 +276,40 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
 
     def run(seed: int) -> np.ndarray:
         rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(applied(layer, mask=None, deterministic=False)(params, x, memory, rngs=rngs))
+        return np.asarray(applied(layer, deterministic=False)(params, x, memory, mask=EVERYTHING, rngs=rngs))
 
     assert np.abs(run(0) - run(1)).max() > 1e-3
-    _, kept = applied(layer, mask=None, deterministic=True, mutable="intermediates")(params, x, memory)
+    keep = applied(layer, deterministic=True, mutable="intermediates")
+    _, kept = keep(params, x, memory, mask=EVERYTHING)
     weights = np.asarray(kept["intermediates"]["attention_weights"][0])
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("preferred", "shape", "dtype", "needs_weights", "platform", "kind"),
+    ("preferred", "shape", "dtype", "platform", "kind"),
     [
-        ("auto", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
-        ("auto", (2, 6, 2, 64), "bfloat16", True, "gpu", "plain"),
-        ("auto", (2, 6, 2, 64), "bfloat16", False, "cpu", "plain"),
-        ("auto", (2, 16, 2, 64), "bfloat16", False, "tpu", "pallas"),
-        ("pallas", (2, 16, 2, 64), "bfloat16", False, "tpu", "pallas"),
-        ("pallas", (2, 16, 2, 64), "bfloat16", False, "cpu", "plain"),
-        ("auto", (2, 16, 2, 64), "bfloat16", True, "tpu", "plain"),
-        ("auto", (2, 24, 2, 64), "bfloat16", False, "tpu", "plain"),
-        ("auto", (2, 512, 2, 64), "bfloat16", False, "tpu", "plain"),
-        ("auto", (2, 16, 3, 64), "bfloat16", False, "tpu", "plain"),
-        ("auto", (2, 16, 2, 96), "bfloat16", False, "tpu", "plain"),
-        ("auto", (2, 6, 2, 64), "float32", False, "gpu", "plain"),
-        ("auto", (2, 5, 2, 64), "bfloat16", False, "gpu", "plain"),
-        ("auto", (2, 6, 2, 20), "bfloat16", False, "gpu", "plain"),
-        ("auto", (2, 6, 2, 136), "bfloat16", False, "gpu", "plain"),
-        ("cudnn", (2, 6, 2, 64), "bfloat16", False, "gpu", "cudnn"),
-        ("plain", (2, 6, 2, 64), "bfloat16", False, "gpu", "plain"),
-        ("xla", (2, 5, 2, 20), "float32", False, "cpu", "xla"),
-        ("xla", (2, 5, 2, 20), "float32", True, "cpu", "plain"),
+        ("auto", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
+        ("auto", (2, 6, 2, 64), "bfloat16", "cpu", "plain"),
+        ("auto", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", "cpu", "plain"),
+        ("auto", (2, 24, 2, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 512, 2, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 16, 3, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 16, 2, 96), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 6, 2, 64), "float32", "gpu", "plain"),
+        ("auto", (2, 5, 2, 64), "bfloat16", "gpu", "plain"),
+        ("auto", (2, 6, 2, 20), "bfloat16", "gpu", "plain"),
+        ("auto", (2, 6, 2, 136), "bfloat16", "gpu", "plain"),
+        ("cudnn", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
+        ("plain", (2, 6, 2, 64), "bfloat16", "gpu", "plain"),
+        ("xla", (2, 5, 2, 20), "float32", "cpu", "xla"),
     ],
 )
-def test_attention_is_chosen_by_what_the_kernel_can_do(
-    preferred, shape, dtype, needs_weights, platform, kind
-):
+def test_attention_is_chosen_by_what_the_kernel_can_do(preferred, shape, dtype, platform, kind):
     array = np.zeros(shape, jnp.dtype(dtype))
-    preferred = resolve_attention(preferred, platform)
-    chosen = choose_attention(preferred, array, array, array, needs_weights=needs_weights)
-    assert chosen == kind
+    resolved = resolve_attention(preferred, platform)
+    assert (resolved if fits(resolved, array, array) else "plain") == kind
 
 
 def test_the_choice_of_a_kernel_is_explained():
@@ -327,37 +351,3 @@ def test_an_attention_that_could_never_be_used_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         validate(Config(model=ModelConfig(**changes)))
     validate(Config(model=ModelConfig(attention="cudnn", attention_dropout_rate=0.0, dtype="bfloat16")))
-
-
-def test_projections_together_are_each_by_itself():
-    """Values and gradients by input and kernels, whether the shapes let them share a product or not."""
-    layers, all_params = {}, {}
-    for value_dim in (K, E):
-        layers[value_dim], all_params[value_dim], x, _ = make_layer(
-            dataclasses.replace(CONFIG, value_dim=value_dim)
-        )
-
-    def together(params: dict, x: jax.Array, layer: MultiHeadAttention) -> jax.Array:
-        def run(layer: MultiHeadAttention) -> jax.Array:
-            return [jnp.sin(y).sum() for y in project_together(x, [layer.query, layer.key, layer.value])]
-
-        return sum(nn.apply(run, layer)({"params": params}))
-
-    def by_definition(params: dict, x: jax.Array) -> jax.Array:
-        parts = [params[name] for name in ("query", "key", "value")]
-        return sum(jnp.sin(jnp.einsum("BTD,DHK->BTHK", x, p["kernel"]) + p["bias"]).sum() for p in parts)
-
-    @jax.jit
-    def run(all_params: dict, x: jax.Array) -> dict:
-        return {
-            value_dim: (
-                jax.value_and_grad(together, (0, 1))(params, x, layers[value_dim]),
-                jax.value_and_grad(by_definition, (0, 1))(params, x),
-            )
-            for value_dim, params in all_params.items()
-        }
-
-    for value_dim, (results, expected) in run(all_params, x).items():
-        message = f"value_dim={value_dim}"
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4, err_msg=message)
-        jax.tree.map(close, results, expected)

@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_experiment import random_layer_params
+from flax import linen as nn
+from tiny_experiment import random_layer_params, random_leaves
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels
+from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout, Residual, make_norm
@@ -27,7 +30,7 @@ def applied(layer: Any, **options: Any) -> Any:
     """layer.apply with these options, compiled; arrays and the seed of dropout are arguments."""
 
     def apply(params: Any, *arrays: jax.Array, seed: int | None = None) -> jax.Array:
-        rngs = {} if seed is None else {"dropout": jax.random.key(seed)}
+        rngs = {} if seed is None else {"dropout": make_dropout_key(seed, 0)}
         return layer.apply({"params": params}, *arrays, rngs=rngs, **options)
 
     return jax.jit(apply)
@@ -85,7 +88,7 @@ def test_dropout_of_almost_everything_is_finite():
 
 def test_dropout_passes_gradients_where_it_passes_values():
     def total(x: jax.Array) -> jax.Array:
-        return Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)}).sum()
+        return Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": make_dropout_key(0, 0)}).sum()
 
     x = np.ones((30, 30), np.float32)
     np.testing.assert_allclose(jax.jit(jax.grad(total))(x), drop(0.25, x), rtol=1e-6)
@@ -242,8 +245,8 @@ def test_norms_without_parameters_and_without_epsilon():
 
 def test_a_convolution_of_width_one_is_the_dense_layer():
     x = np.random.default_rng(6).normal(size=(2, 3, 6)).astype(np.float32)
-    dense = FeedForward(CONFIG)
-    convolution = FeedForward(dataclasses.replace(CONFIG, ffn_layer="convolution"))
+    dense = FeedForward(CONFIG, Kernels())
+    convolution = FeedForward(dataclasses.replace(CONFIG, ffn_layer="convolution"), Kernels())
     params = random_layer_params(dense, x, deterministic=True)
     shapes = jax.tree.map(jnp.shape, random_layer_params(convolution, x, deterministic=True))
     assert shapes["input"] == {"kernel": (1, 6, 10), "bias": (10,)}
@@ -272,12 +275,16 @@ def test_residual_norms_before_or_after():
     for position in ("pre", "post"):
         layer = Residual(dataclasses.replace(CONFIG, norm_position=position))
 
-        params = random_layer_params(layer, x, lambda y: y, deterministic=True)
+        def triple(layer: Residual, x: jax.Array) -> jax.Array:
+            return layer.after(x, 3 * layer.before(x), deterministic=True)
+
+        variables = nn.init(triple, layer)(jax.random.key(0), x)
+        params = random_leaves(variables["params"], 0, 0.3)
         assert set(params) == {"norm"}
 
         @jax.jit
         def run(params: dict, x: jax.Array, layer: Residual = layer) -> jax.Array:
-            return layer.apply({"params": params}, x, lambda y: 3 * y, deterministic=True)
+            return nn.apply(triple, layer)({"params": params}, x)
 
         norm = functools.partial(applied(make_norm(CONFIG)), params["norm"])
         expected = x + 3 * np.asarray(norm(x)) if position == "pre" else norm(x + 3 * x)
@@ -287,14 +294,14 @@ def test_residual_norms_before_or_after():
 def test_residual_drops_what_the_sublayer_adds_and_never_the_stream():
     layer = Residual(dataclasses.replace(CONFIG, dropout_rate=0.5))
     x = np.full((50, 6), 10, np.float32)
-    params = random_layer_params(layer, x, lambda y: y, deterministic=True)
 
     @jax.jit
-    def run(params: dict, x: jax.Array) -> jax.Array:
-        rngs = {"dropout": jax.random.key(1)}
-        return layer.apply({"params": params}, x, jnp.ones_like, deterministic=False, rngs=rngs)
+    def run(x: jax.Array) -> jax.Array:
+        rngs = {"dropout": make_dropout_key(1, 0)}
+        options = {"deterministic": False, "rngs": rngs, "method": "after"}
+        return layer.apply({"params": {}}, x, jnp.ones_like(x), **options)
 
-    result = run(params, x)
+    result = run(x)
     assert set(np.unique(result)) == {10.0, 12.0}
 
 
@@ -309,7 +316,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "swiglu"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_feedforward_by_its_formula(activation, bias):
-    layer = FeedForward(dataclasses.replace(CONFIG, activation=activation, ffn_bias=bias))
+    layer = FeedForward(dataclasses.replace(CONFIG, activation=activation, ffn_bias=bias), Kernels())
     generator = np.random.default_rng(4)
     x = generator.normal(size=(3, 6))
     params = random_layer_params(layer, x.astype(np.float32), deterministic=True, scale=1.0)
@@ -333,7 +340,7 @@ def test_feedforward_by_its_formula(activation, bias):
 def test_feedforward_dropout_has_a_rate_of_its_own():
     x = np.ones((4, 6), np.float32)
     for rate, alike in [(None, False), (0.0, True)]:
-        layer = FeedForward(dataclasses.replace(CONFIG, dropout_rate=0.5, ffn_dropout_rate=rate))
+        layer = FeedForward(dataclasses.replace(CONFIG, dropout_rate=0.5, ffn_dropout_rate=rate), Kernels())
         params = random_layer_params(layer, x, deterministic=True)
         first, second = (applied(layer, deterministic=False)(params, x, seed=seed) for seed in (1, 2))
         assert np.array_equal(first, second) is alike

@@ -11,6 +11,7 @@ from tiny_experiment import random_layer_params
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.recurrence import SimplerRecurrence, find_starts
 
 CONFIG = ModelConfig(model_dim=5, decoder_self_attention="ssru")
@@ -30,7 +31,7 @@ def ssru(params, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_positions_in_parallel_are_the_equations_token_by_token(dtype):
-    layer = SimplerRecurrence(dataclasses.replace(CONFIG, dtype=dtype))
+    layer = SimplerRecurrence(dataclasses.replace(CONFIG, dtype=dtype), Kernels())
     x = np.random.default_rng(1).normal(size=(2, 7, 5)).astype(np.float32)
     params = random_layer_params(layer, x, None, scale=1.0)
     found, packed = jax.jit(

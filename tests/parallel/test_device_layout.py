@@ -4,17 +4,19 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import choose_layout
+from flaxformer_mt.parallel.sharding_constraints import _make_spec, constrain
 from flaxformer_mt.parallel.sharding_rules import (
     RULES,
-    activation_spec,
     describe_placements,
+    fsdp_axis,
     place_parameters,
     spec_of,
 )
@@ -168,14 +170,36 @@ def test_the_table_names_rule_count_shape_and_axes():
     assert any("whole on every device" in line for line in lines if "norm" in line)
 
 
+def test_parameters_are_gathered_along_the_axis_that_fsdp_splits():
+    """That of the model width, from the end of the shape; vectors are whole."""
+    for path, shape in shapes_of("plain").items():
+        axis = fsdp_axis(path, len(shape))
+        spec = spec_of(path, shape, {"fsdp": 2, "tensor": 1})
+        assert spec == (PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "fsdp")), path
+    assert fsdp_axis("encoder/layers/self_attention/query/kernel", 4) == 1
+    assert fsdp_axis("norm/scale", 1) is None
+
+
 def test_activations_are_split_by_the_letters_of_their_axes():
-    """Rows over data and fsdp, heads, widths and vocabulary over tensor; nothing that is not divisible."""
-    sizes = {"data": 1, "fsdp": 2, "tensor": 4}
-    assert activation_spec("BTD", (6, 5, 16), sizes) == PartitionSpec(("fsdp",), None, None)
-    assert activation_spec("BTHK", (6, 5, 8, 3), sizes) == PartitionSpec(("fsdp",), None, ("tensor",), None)
-    assert activation_spec("BTV", (5, 4, 19), sizes) == PartitionSpec(None, None, None)
-    assert activation_spec("BTF", (8, 4, 4), SIZES, mapped=("data",)) == PartitionSpec(
-        ("fsdp",), None, ("tensor",)
-    )
+    """Heads, widths and vocabulary over tensor; nothing that is not divisible, and nothing without a mesh."""
+    assert constrain(x := jnp.ones((6, 5, 16)), "BTD") is x
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def specs(*cases: tuple[str, tuple[int, ...]]) -> list[PartitionSpec]:
+        found: list[PartitionSpec] = []
+
+        def trace() -> None:
+            found.extend(_make_spec(shape, letters) for letters, shape in cases)
+
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            trace()
+        return found
+
+    assert specs(("BTHK", (6, 5, 8, 3)), ("BTV", (5, 4, 19)), ("BTF", (8, 4, 4)), ("BTD", (8, 4, 4))) == [
+        PartitionSpec(None, None, "tensor", None),
+        PartitionSpec(None, None, None),
+        PartitionSpec(None, None, "tensor"),
+        PartitionSpec(None, None, None),
+    ]
     with pytest.raises(ValueError, match="BT names 2"):
-        activation_spec("BT", (6, 5, 16), sizes)
+        specs(("BT", (6, 5, 16)))

@@ -1,6 +1,7 @@
-"""What a mesh does with single layers: dtypes of collectives, sizes of parts, kernels on the parts."""
+"""What a mesh does with single layers: dtypes of collectives, memory, kernels on the parts."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -8,52 +9,79 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_text import read_compiled
-from flaxformer_mt.parallel.pmap import PmapParallel
+from jax.sharding import PartitionSpec
 
 from flaxformer_mt.config import Config, ParallelConfig
+from flaxformer_mt.kernels import attention_kernels
+from flaxformer_mt.kernels.attention_kernels import attend, attend_fused
 from flaxformer_mt.kernels.masks import MaskRule
-from flaxformer_mt.kernels.product import contract
-from flaxformer_mt.model import fused_attention
-from flaxformer_mt.model.attention import attention_weights, weighted_values
-from flaxformer_mt.parallel import make_parallel
-from flaxformer_mt.shapes import local_shape
+from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.parallel.sharding_constraints import map_parts
+
+KERNEL = "layers_0/feedforward/input/kernel"
 
 
-def make_mesh(**layout: int) -> Any:
-    parallel = make_parallel(Config(parallel=ParallelConfig(backend="mesh", devices=8, **layout)))
-    assert not isinstance(parallel, PmapParallel)
-    return parallel
+def make_mesh(**layout: int) -> Parallel:
+    return make_parallel(Config(parallel=ParallelConfig(backend="mesh", devices=8, **layout)))
+
+
+def on_rows(parallel: Parallel, function: Any, *specs: PartitionSpec) -> Any:
+    """A function of the rows of each device, whose results are rows, and of further arrays."""
+    rows = PartitionSpec(("data", "fsdp"))
+    return jax.shard_map(
+        function,
+        mesh=parallel.mesh,
+        in_specs=(rows, *specs),
+        out_specs=rows,
+        axis_names={"data", "fsdp"},
+        check_vma=False,
+    )
 
 
 def test_parts_have_the_rows_and_the_heads_of_a_device():
+    """A function sees its rows, and a kernel its heads as well."""
     for layout, part in (
         ({}, (2, 3, 16, 5)),
         ({"fsdp": 8}, (2, 3, 16, 5)),
         ({"tensor": 8}, (16, 3, 2, 5)),
         ({"data": 2, "fsdp": 2, "tensor": 2}, (4, 3, 8, 5)),
     ):
-        with make_mesh(**layout).pin_activations():
-            assert local_shape((16, 3, 16, 5), "BTHK") == part
+        seen = []
+
+        def look(x, seen=seen):
+            seen.append(x.shape)
+            return x
+
+        def total(x, part, look=look):
+            return map_parts(look, (x, "BTHK"), result=(x.shape, "BTHK")).sum()
+
+        parallel = make_mesh(**layout)
+        result = parallel.compile(parallel.over_rows(total, batch=0))(parallel.put(np.ones((16, 3, 16, 5))))
+        assert seen == [part] and result == 16 * 3 * 16 * 5
 
 
 @pytest.mark.parametrize("gathers", ["once", "twice"])
 def test_parameters_are_gathered_in_the_dtype_of_products_and_gradients_summed_in_float32(gathers):
-    """Read in the program before XLA has changed it: which arrays have which sharding."""
-    parallel = make_mesh(fsdp=4, tensor=2, fsdp_gathers=gathers)
+    """Read in the program before XLA has changed it."""
+    parallel = make_mesh(fsdp=4, tensor=2)
+    product = Product(gathers_twice=gathers == "twice")
 
-    def gradients(x, kernel):
-        with parallel.pin_activations():
-            product = functools.partial(contract, "...D,DHK->...HK", parameter=True)
-            return jax.value_and_grad(lambda x, kernel: product(x, kernel).sum(), (0, 1))(x, kernel)
+    def gradients(params, x, part):
+        def total(params, x):
+            kernel = params["self_attention"]["query"]["kernel"]
+            return jnp.sin(product("...D,DHK->...HK", x, kernel, parameter=True)).sum()
 
-    x = parallel.put(np.ones((8, 3, 24), jnp.bfloat16))
-    kernel = jax.device_put(np.ones((24, 4, 5), np.float32), parallel.replicated)
-    text = jax.jit(gradients).lower(x, kernel).as_text()
-    pinned = [line for line in text.split("\n") if "sdy.sharding_constraint" in line and "24x4x5" in line]
-    *gathered, summed = pinned
-    assert len(gathered) == {"once": 1, "twice": 2}[gathers], text
-    assert all("tensor<24x4x5xbf16>" in line and '[{}, {"tensor"}, {}]' in line for line in gathered)
-    assert "tensor<24x4x5xf32>" in summed and '[{"fsdp"}, {"tensor"}, {}]' in summed
+        of_params, of_x = jax.grad(total, (0, 1))(params, x)
+        return of_params, of_x.astype(jnp.float32).sum()
+
+    params = {"self_attention": {"query": {"kernel": np.ones((24, 4, 5), np.float32)}}}
+    batch = parallel.put(np.ones((8, 3, 24), jnp.bfloat16))
+    text = jax.jit(parallel.over_rows(gradients, batch=1)).lower(parallel.place(params), batch).as_text()
+    gathered = re.findall(r"all_gather.*?-> \(?tensor<(\w+)>", text, re.S)
+    summed = re.findall(r"reduce_scatter.*?\}\) : \(tensor<(\w+)>\) -> tensor<(\w+)>", text, re.S)
+    assert gathered == ["24x2x5xbf16"] * {"once": 1, "twice": 2}[gathers], text
+    assert summed == [("24x2x5xf32", "6x2x5xf32")], text
 
 
 def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
@@ -62,21 +90,21 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
     x, kernels = np.ones((8, 2, width), np.float32), np.full((layers, width, width), 0.01, np.float32)
     programs = {}
     for gathers in ("once", "twice"):
-        parallel = make_mesh(fsdp=8, fsdp_gathers=gathers)
+        parallel, product = make_mesh(fsdp=8), Product(gathers_twice=gathers == "twice")
 
-        def gradient(x, kernels, parallel=parallel):
+        def gradient(x, kernels, product=product):
             def loss(x):
                 for kernel in kernels:
-                    x = jnp.sin(contract("...D,DF->...F", x, kernel, parameter=True))
+                    x = jnp.sin(product("...D,DF->...F", x, kernel, parameter=True))
                 return x.sum()
 
-            with parallel.pin_activations():
-                return jax.grad(loss)(x)
+            return jax.grad(loss)(x)
 
-        split = parallel.sharding_of("layers_0/feedforward/input/kernel", (width, width))
-        placed = [jax.device_put(kernel, split) for kernel in kernels]
-        programs[gathers] = jax.jit(gradient).lower(parallel.put(x), placed).compile(), placed
-    found = {name: program(parallel.put(x), placed) for name, (program, placed) in programs.items()}
+        split = parallel.sharding_of(KERNEL, (width, width))
+        inputs = parallel.put(x), [jax.device_put(kernel, split) for kernel in kernels]
+        program = jax.jit(on_rows(parallel, gradient, PartitionSpec("fsdp")))
+        programs[gathers] = program.lower(*inputs).compile(), inputs
+    found = {name: program(*inputs) for name, (program, inputs) in programs.items()}
     assert np.abs(found["once"]).max() > 0
     np.testing.assert_allclose(found["twice"], found["once"], rtol=1e-6)
     count, memory = (
@@ -93,33 +121,31 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
 
 def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(monkeypatch):
     """By Pallas' interpreter, with the gradients of all inputs."""
-    kernel = fused_attention.attend_rows
+    kernel = attention_kernels.attend_rows
 
     def interpreted(heads, causal, _, *arrays):
         return kernel(heads, causal, True, *arrays)
 
-    monkeypatch.setattr(fused_attention, "attend_rows", interpreted)
+    monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
     parallel, generator = make_mesh(data=2, fsdp=2, tensor=2), np.random.default_rng(0)
     projected = generator.normal(size=(4, 16, 3, 4, 64)).astype(jnp.bfloat16)
     tokens = np.arange(16) < np.array([16, 5, 9, 1])[:, None]
-    rule = MaskRule(None, tokens, causal=True, padded_at_end=True)
+    plain = functools.partial(attend, Product())
 
-    def by_kernel(projected):
-        with parallel.pin_activations():
-            return fused_attention.attend_pallas([projected], rule)
-
-    def by_products(projected):
-        query, keys, values = (projected[:, :, n] for n in range(3))
-        return weighted_values(attention_weights(query, keys, rule.dense(16)), values)
-
-    def total(attend, projected):
-        output = attend(projected).astype(jnp.float32)
+    def total(attention: Any, batch: tuple, part: Any) -> Any:
+        projected, tokens = batch
+        rule = MaskRule(None, tokens, causal=True, padded_at_end=True)
+        output = attention(*(projected[:, :, n] for n in range(3)), rule).astype(jnp.float32)
         output = jnp.where(tokens[..., None, None], output, 0)  # what padding attends to is read by nothing
-        return (output * jnp.sin(jnp.arange(output.size).reshape(output.shape))).sum()
+        return (output * jnp.sin(jnp.arange(output[0].size).reshape(output[0].shape))).sum()
 
-    found, expected = (
-        np.asarray(jax.jit(jax.grad(functools.partial(total, attend)))(parallel.put(projected)), np.float32)
-        for attend in (by_kernel, by_products)
-    )
+    def gradient(batch: tuple, part: Any, attention: Any) -> Any:
+        return jax.grad(lambda projected: total(attention, (projected, batch[1]), part))(batch[0])
+
+    fused = functools.partial(attend_fused, "pallas", plain)
+    by_kernel = on_rows(parallel, functools.partial(gradient, part=None, attention=fused))
+    found = np.asarray(jax.jit(by_kernel)(parallel.put((projected, tokens))), np.float32)
+    expected = jax.jit(functools.partial(gradient, part=None, attention=plain))((projected, tokens))
+    expected = np.asarray(expected, np.float32)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())

@@ -129,11 +129,10 @@ def test_a_model_is_split_only_where_it_has_to_be(wide, monkeypatch):
         ({"devices": 1, "fsdp": 1, "tensor": 1}, (1, 8, 1)),
         ({"fsdp": 3, "tensor": 1}, (1, 8, 1)),
     ]:
-        layout = split_for_search(change(wide, parallel=parallel), 501)._parallel.layout
-        assert (layout.data, layout.fsdp, layout.tensor) == wanted
+        layout = split_for_search(change(wide, parallel=parallel), 501)._mesh.devices.shape
+        assert layout == wanted
     odd = change(wide, model={"model_dim": 60, "num_heads": 2}, parallel={"fsdp": 1, "tensor": 1})
-    layout = split_for_search(odd, 501)._parallel.layout
-    assert (layout.data, layout.fsdp, layout.tensor) == (2, 4, 1)
+    assert split_for_search(odd, 501)._mesh.devices.shape == (2, 4, 1)
     monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", "16GB")
     with pytest.raises(UserError, match="FLAXFORMER_MT_DEVICE_MEMORY=16GB: give the bytes"):
         split_for_search(wide, 1)

@@ -33,7 +33,7 @@ from flaxformer_mt.commands.targets.target_names import Target, parse_target
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
-from flaxformer_mt.kernels.attention import explain_attention
+from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.shapes import Batch
 
 # JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.

@@ -15,25 +15,21 @@ from tiny_experiment import random_params
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, TrainConfig
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
+from flaxformer_mt.kernels import choose_kernels
+from flaxformer_mt.kernels.attention_kernels import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
-from flaxformer_mt.kernels.product import (
-    add_bias,
-    contract,
-    einsum_to_float32,
-    multiply_and_sum,
-    multiply_rows,
-    rectify,
-    sum_columns,
-    sum_rows,
-)
+from flaxformer_mt.kernels.dropout import make_dropout_key
+from flaxformer_mt.kernels.product import Product, multiply_on_cpu, multiply_rows
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.attention import attention_weights
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 V = 24
+NUMBERS = make_hyperparameters(Config())
+CONTRACT = Product(multiply_on_cpu)
 CONFIG = ModelConfig(
     model_dim=16,
     ffn_dim=24,
@@ -90,7 +86,7 @@ def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(varian
         step = make_gradient_step(
             model, Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
         )
-        traced = jax.make_jaxpr(step)(params, jnp.int32(0), batch)
+        traced = jax.make_jaxpr(step)(params, NUMBERS, jnp.int32(0), batch)
         equations = equations_in(traced.jaxpr)
         products = [equation for equation in equations if equation.primitive.name == "dot_general"]
         assert len(products) > 20 and not any("conv_general" in e.primitive.name for e in equations)
@@ -105,7 +101,7 @@ def test_gradients_of_kernels_are_never_rounded_to_bfloat16(variant, chunk):
     model, batch = make(variant), make_batch()
     config = Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
     step = jax.jit(make_gradient_step(model, config))
-    gradients = step(random_params(model), jnp.int32(0), batch).gradients
+    gradients = step(random_params(model), NUMBERS, jnp.int32(0), batch).gradients
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         rounded = gradient.astype(jnp.bfloat16).astype(jnp.float32) == gradient
         share = float((rounded & (gradient != 0)).mean())
@@ -117,8 +113,8 @@ def test_gradients_of_kernels_are_never_rounded_to_bfloat16(variant, chunk):
 def test_scores_are_not_rounded_before_the_softmax():
     generator = np.random.default_rng(2)
     query, keys = (jnp.asarray(8 * generator.standard_normal((2, 5, 3, 16)), jnp.bfloat16) for _ in range(2))
-    exact = attention_weights(query.astype(jnp.float32), keys.astype(jnp.float32))
-    np.testing.assert_allclose(attention_weights(query, keys), exact, atol=1e-4)
+    exact = attention_weights(CONTRACT, query.astype(jnp.float32), keys.astype(jnp.float32))
+    np.testing.assert_allclose(attention_weights(CONTRACT, query, keys), exact, atol=1e-4)
 
 
 def test_products_of_any_shape_compile_and_agree_with_float32():
@@ -128,7 +124,7 @@ def test_products_of_any_shape_compile_and_agree_with_float32():
     sizes = [dict(zip("BQHKM", s, strict=True)) for s in ((1, 1, 1, 1, 1), (2, 1, 3, 8, 9), (2, 9, 1, 16, 8))]
 
     def gradients(spec: str, x: Any, y: Any) -> Any:
-        result, transposed = jax.vjp(lambda x, y: contract(spec, x, y), x, y)
+        result, transposed = jax.vjp(lambda x, y: CONTRACT(spec, x, y), x, y)
         return result, transposed(jnp.cos(result).astype(jnp.bfloat16).astype(jnp.float32))
 
     cases = []
@@ -159,10 +155,10 @@ def test_products_on_a_cpu_are_given_to_the_library_in_bfloat16():
     def multiply(x: Any, y: Any, z: Any, query: Any, single: Any) -> Any:
         keys = jnp.tile(query, (1, 1, 3, 1))
         return (
-            contract("KN,KM->NM", x, z),  # a kernel's gradient
-            contract("NK,KM->NM", z.T.reshape(64, 32).T.T, y.T),  # operands that are views
-            contract("BHQK,BHKM->BHQM", query, keys.swapaxes(2, 3)),
-            contract("BHQK,BHKM->BHQM", single, keys.swapaxes(2, 3)),
+            CONTRACT("KN,KM->NM", x, z),  # a kernel's gradient
+            CONTRACT("NK,KM->NM", z.T.reshape(64, 32).T.T, y.T),  # operands that are views
+            CONTRACT("BHQK,BHKM->BHQM", query, keys.swapaxes(2, 3)),
+            CONTRACT("BHQK,BHKM->BHQM", single, keys.swapaxes(2, 3)),
         )
 
     text = jax.jit(multiply).lower(**operands).compile().as_text()
@@ -177,7 +173,7 @@ def test_the_smaller_side_of_a_product_is_transposed():
     wide, narrow = (jax.ShapeDtypeStruct((160, width), jnp.bfloat16) for width in (96, 8))
 
     def product(spec: str) -> Any:
-        return jax.jit(lambda x, y: einsum_to_float32(spec, x, y))
+        return jax.jit(lambda x, y: multiply_on_cpu(spec, x, y))
 
     for spec, turned, whole in (("TF,TD->FD", "8,160", "96,160"), ("TF,TD->DF", "8,160", "96,160")):
         text = product(spec).lower(wide, narrow).compile().as_text()
@@ -207,75 +203,20 @@ def test_attention_copies_whole_rows():
         assert [move.invars[0].aval.shape for move in columns] == shapes, spec
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_bias_has_the_gradient_of_a_plain_sum(dtype):
-    """Summed in float32: of 300 rows of ones, bfloat16 would lose the last ones."""
-    generator = np.random.default_rng(6)
-    product, cotangent = (generator.integers(-4, 5, (3, 100, 2, 5)).astype(np.float32) for _ in range(2))
-    bias = generator.integers(-4, 5, (2, 5)).astype(np.float32)
-    result, transpose = jax.vjp(lambda p, b: add_bias(p, b, jnp.dtype(dtype)), product, bias)
-    assert result.dtype == dtype
-    np.testing.assert_array_equal(result.astype(jnp.float32), product + bias)
-    of_product, of_bias = transpose(jnp.asarray(cotangent, dtype))
-    assert of_product.dtype == of_bias.dtype == jnp.float32
-    np.testing.assert_array_equal(of_product, cotangent)
-    np.testing.assert_array_equal(of_bias, cotangent.sum((0, 1)))
-    ones = jnp.ones((3, 100, 5), dtype)
-    np.testing.assert_array_equal(sum_rows(ones, 1), np.full(5, 300.0))
-    np.testing.assert_array_equal(sum_rows(ones, 2), np.full((100, 5), 3.0))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_rectified_sum_has_the_value_and_the_gradient_of_its_parts(dtype, dropped, biased):
-    """Sum, positive part, dropout and cast, one after the other; a sum of 0 passes no gradient."""
-    generator = np.random.default_rng(7)
-    product, cotangent = (generator.integers(-4, 5, (3, 100, 5)).astype(np.float32) for _ in range(2))
-    bias = generator.integers(-4, 5, 5).astype(np.float32) if biased else None
-    kept = generator.random((3, 100, 5)) < 0.7 if dropped else None
-
-    def by_parts(product: jax.Array, bias: jax.Array | None) -> jax.Array:
-        positive = jax.nn.relu(product if bias is None else product + bias)
-        return (positive if kept is None else jnp.where(kept, positive, 0.0)) * 1.25
-
-    result, transpose = jax.vjp(lambda p, b: rectify(p, b, kept, 1.25, jnp.dtype(dtype)), product, bias)
-    expected, expected_transpose = jax.vjp(by_parts, product, bias)
-    assert result.dtype == dtype
-    np.testing.assert_array_equal(result.astype(jnp.float32), expected)
-    gradients, expected_gradients = transpose(jnp.asarray(cotangent, dtype)), expected_transpose(cotangent)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradients))
-    jax.tree.map(np.testing.assert_array_equal, gradients, expected_gradients)
-    unknown = rectify(jnp.full(2, jnp.nan), None, None, 1.0, jnp.dtype(dtype))
-    assert np.isnan(unknown.astype(jnp.float32)).all()  # so that the update is skipped
-
-
 def test_the_gradient_of_a_rectified_layer_draws_no_random_numbers_again():
     """The compiled program has the first constant of the hash where it drops entries, and nowhere else."""
-    layer = FeedForward(dataclasses.replace(CONFIG, dropout_rate=0.1))
+    config = dataclasses.replace(CONFIG, dropout_rate=0.1)
+    layer = FeedForward(config, choose_kernels(config, "cpu"))
     x = jnp.ones((8, 32, CONFIG.model_dim), jnp.bfloat16)
     params = layer.init(jax.random.key(0), x, deterministic=True)
 
     def total(params: Any, x: jax.Array) -> jax.Array:
-        result = layer.apply(params, x, deterministic=False, rngs={"dropout": jax.random.key(1)})
+        result = layer.apply(params, x, deterministic=False, rngs={"dropout": make_dropout_key(1, 0)})
         return (result.astype(jnp.float32) ** 2).sum()
 
     for program, number in ((total, 1), (jax.grad(total, (0, 1)), 1)):
         text = jax.jit(program).lower(params, x).compile().as_text()
         assert text.count(f"constant({0x7FEB352D})") == number
-
-
-def test_sums_over_the_last_axis_are_those_of_numpy():
-    generator = np.random.default_rng(8)
-    x, y = (generator.integers(-4, 5, (3, 7, 300)).astype(np.float32) for _ in range(2))
-    np.testing.assert_array_equal(jax.jit(multiply_and_sum)(x, y), (x * y).sum(-1))
-    for numbers in (x, x[0]):
-        for dtype in ("float32", "bfloat16"):
-            sums = jax.jit(sum_columns)(jnp.asarray(numbers, dtype))
-            assert sums.dtype == jnp.float32
-            np.testing.assert_array_equal(sums, numbers.sum(-1))
-    # in float32: bfloat16 has no number between 256 and 258
-    np.testing.assert_array_equal(sum_columns(jnp.ones((2, 257), jnp.bfloat16)), [257.0, 257.0])
 
 
 def computations_of_loops(text: str) -> dict[str, list[str]]:

@@ -11,10 +11,18 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.int8 import (
+    Quantized,
+    integer_product,
+    integer_product_on_cpu,
+    multiply_quantized,
+    quantize_matrix,
+)
+from flaxformer_mt.kernels.kernel_table import choose_kernels
 from flaxformer_mt.kernels.key_value_cache import average, score, store, write
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.quantization import Quantized, contract_quantized, quantize_matrix, quantize_params
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.quantization import quantize_params
 from flaxformer_mt.trees import flatten_tree
 
 V = 24
@@ -68,14 +76,17 @@ def products_of(function: Any, *arguments: Any) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spec", ["...D,DF->...F", "...D,FD->...F"])
-def test_whole_numbers_are_multiplied_exactly(spec, dtype):
+@pytest.mark.parametrize("multiply", [integer_product, integer_product_on_cpu], ids=["plain", "cpu"])
+def test_whole_numbers_are_multiplied_exactly(multiply, spec, dtype):
     """Whole numbers up to 127, with a 127 in each row and in each output, are their own 8-bit integers."""
     generator = np.random.default_rng(2)
     x, y = generator.integers(-127, 128, (3, 4, 8)), generator.integers(-127, 128, (8, 24))
     x[..., 3], y[5] = -127, 127
     matrix = quantize_matrix(2.0 * y.T, [1]) if ",FD" in spec else quantize_matrix(2.0 * y, [0])
     assert matrix.values.dtype == np.int8 and np.all(matrix.scale == 2)
-    found = jax.jit(lambda x, matrix: contract_quantized(spec, x, matrix))(jnp.asarray(x, dtype), matrix)
+    found = jax.jit(lambda x, matrix: multiply_quantized(multiply, spec, x, matrix))(
+        jnp.asarray(x, dtype), matrix
+    )
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, 2.0 * x @ y)
 
@@ -86,7 +97,7 @@ def test_rows_are_rounded_to_their_own_steps():
     generator = np.random.default_rng(3)
     x = generator.uniform(-1, 1, (6, 64)).astype(np.float32) * 10.0 ** np.arange(-3, 3)[:, None]
     x[0], x[1, 7], x[2, 9] = 0, np.nan, np.inf
-    found = np.asarray(contract_quantized("...D,DF->...F", jnp.asarray(x), matrix))
+    found = np.asarray(multiply_quantized(integer_product, "...D,DF->...F", jnp.asarray(x), matrix))
     assert not found[0].any() and np.isnan(found[1]).all() and not np.isfinite(found[2]).any()
     steps = np.abs(x[3:]).max(axis=1, keepdims=True) / 127
     errors = np.abs(found[3:] - x[3:]) / steps
@@ -121,12 +132,12 @@ def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
 
     products = products_of(logits, cast)
     kinds = {kind: products.count(kind) for kind in set(products)}
-    # One of the platforms is compiled. The others multiply activations: attention's scores and averages.
+    # The others multiply activations: attention's scores and averages.
     assert set(kinds) == {("int8", "int8", "int32"), ("bfloat16", "bfloat16", "float32")}
     plain = products_of(logits, cast_kernels(params, "bfloat16"))
     assert len(plain) == len(products)
     attentions = {"decoder-only, gated": 1, "two tables, recurrent": 2}.get(variant, 3)
-    assert kinds["bfloat16", "bfloat16", "float32"] == 2 * 2 * attentions
+    assert kinds["bfloat16", "bfloat16", "float32"] == 2 * attentions
     wide = make(variant, dtype="float32")
     exact, rounded = (wide.apply({"params": p}, batch, deterministic=True) for p in (params, quantized))
     for other in (logits(cast), rounded):
@@ -145,9 +156,9 @@ def test_decoding_multiplies_the_same_matrices():
         return model.apply(variables, tokens, cache, method="decode_step")
 
     both = products_of(step, params)
-    # Two of each, one for CPUs and one for others: encoder 4; keys and values of the source 1; the step 2 of
-    # self-attention, 2 of cross-attention, 2 of the feed-forward network, 1 of logits, 4 of keys and values.
-    assert both.count(("int8", "int8", "int32")) == 2 * (4 + 1 + 7 + 4)
+    # Encoder 6; keys and values of the source 2; the step 4 of self-attention, 2 of cross-attention, 2 of the
+    # feed-forward network, 1 of logits, 4 of keys and values.
+    assert both.count(("int8", "int8", "int32")) == 6 + 2 + 9 + 4
     logits, _ = step(params)
     plain, _ = step(cast_kernels(random_params(model), "bfloat16"))
     assert np.abs(logits - plain).max() < 0.05 * np.abs(plain).max()
@@ -158,7 +169,7 @@ def test_the_compiled_product_reads_8_bits():
     matrix = quantize_matrix(np.random.default_rng(5).standard_normal((64, 128)), [0])
 
     def multiply(x: Any, values: Any, scale: Any) -> Any:
-        return contract_quantized("...D,DF->...F", x, Quantized(values, scale))
+        return multiply_quantized(integer_product_on_cpu, "...D,DF->...F", x, Quantized(values, scale))
 
     text = jax.jit(multiply).lower(jnp.ones((8, 4, 64), jnp.bfloat16), *matrix).compile().as_text()
     assert any("s32[32,128]" in line and "dot(" in line for line in text.splitlines()), text
@@ -187,8 +198,12 @@ def test_cached_keys_and_values_are_8_bit_integers():
     for name in narrow:
         np.testing.assert_array_equal(written[name], narrow[name])
     mask = np.arange(8) % 3 > 0
-    wide = score(query.astype(jnp.float32), exact, mask), average(weights, exact, "float32")
-    found = score(query, narrow, mask), average(weights, narrow, "bfloat16")
+    kernels = choose_kernels(CONFIG, "cpu")
+    wide = (
+        score(kernels, query.astype(jnp.float32), exact, mask),
+        average(kernels, weights, exact, "float32"),
+    )
+    found = score(kernels, query, narrow, mask), average(kernels, weights, narrow, "bfloat16")
     assert found[0].dtype == jnp.float32 and found[1].dtype == jnp.bfloat16
     np.testing.assert_array_equal(
         found[0] == jnp.finfo(jnp.float32).min, np.broadcast_to(~mask, (2, 3, 4, 8))

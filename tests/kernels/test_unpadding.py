@@ -1,7 +1,5 @@
-"""Batches without padding: where tokens go, that gradients and dropout masks stay, and what is multiplied."""
+"""Batches without padding: where tokens go, that gradients stay, and what is multiplied."""
 
-import dataclasses
-import functools
 import math
 import re
 
@@ -13,21 +11,14 @@ from tiny_experiment import change, random_params
 
 from flaxformer_mt.config import Config, GuidedAlignmentConfig, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.data.batch_array import to_array
-from flaxformer_mt.kernels.unpad import (
-    ROW,
-    BatchPlaces,
-    find_places,
-    order_tokens,
-    remove_padding,
-    restore_padding,
-)
+from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.layers import Dropout
-from flaxformer_mt.shapes import Batch, TeacherTokens, tokens_of_slots
+from flaxformer_mt.shapes import Batch, TeacherTokens
+from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 V, ROWS, SOURCE, TARGET = 23, 17, 7, 11
-SIZES = (2 * ROW, 4 * ROW)
+SIZES = (10 * SOURCE, 12 * TARGET)
 CONFIG = Config(
     model=ModelConfig(
         num_encoder_layers=1,
@@ -35,12 +26,15 @@ CONFIG = Config(
         model_dim=12,
         num_heads=3,
         ffn_dim=20,
-        dropout_rate=0.3,
+        dropout_rate=0.0,
         norm_position="pre",
     ),
     optim=OptimConfig(),
     train=TrainConfig(label_smoothing=0.1, log_accuracy=True, loss_chunk_tokens=48),
 )
+
+
+NUMBERS = make_hyperparameters(CONFIG)
 
 
 def make_batch(*, extra: bool = False) -> Batch:
@@ -73,9 +67,9 @@ def make_batch(*, extra: bool = False) -> Batch:
 
 
 def test_real_tokens_come_first():
-    slots, places = order_tokens(np.array([[True, True, False], [True, False, False]]))
-    assert slots.tolist() == [0, 1, 3, 2, 4, 5]
-    assert places.tolist() == [[0, 1, 3], [2, 4, 5]]
+    places = find_places(jnp.array([[True, True, False], [True, False, False]]), 3)
+    assert places.slots.tolist() == [[0, 1, 3]]
+    assert places.entries.tolist() == [[0, 1, 3], [2, 4, 5]]
 
 
 def test_padding_is_taken_out_and_put_back_and_each_is_the_gradient_of_the_other():
@@ -84,7 +78,7 @@ def test_padding_is_taken_out_and_put_back_and_each_is_the_gradient_of_the_other
     for dtype in (jnp.float32, jnp.bfloat16):
         x = jax.random.normal(jax.random.key(0), (ROWS, SOURCE, 5)).astype(dtype)
         taken, back = jax.vjp(lambda x: remove_padding(x, places), x)
-        assert taken.shape == (2, ROW, 5) and taken.dtype == dtype
+        assert taken.shape == (10, SOURCE, 5) and taken.dtype == dtype
         number = int(mask.sum())
         np.testing.assert_array_equal(taken.reshape(-1, 5)[:number], x[np.nonzero(mask)])
         restored, again = jax.vjp(lambda y: restore_padding(y, places), taken)
@@ -94,19 +88,6 @@ def test_padding_is_taken_out_and_put_back_and_each_is_the_gradient_of_the_other
         np.testing.assert_array_equal(again(restored)[0], taken)
     ids = jnp.arange(ROWS * SOURCE).reshape(ROWS, SOURCE)
     assert remove_padding(ids, places).ravel().tolist() == places.slots.ravel().tolist()
-
-
-def test_dropout_masks_are_those_of_the_padded_array():
-    places = find_places(make_batch().source_mask, SIZES[0])
-    x = jnp.ones((ROWS, SOURCE, 4, 3))
-    dropped = functools.partial(
-        Dropout(0.5).apply, {}, deterministic=False, rngs={"dropout": jax.random.key(1)}
-    )
-    padded = dropped(x)
-    with tokens_of_slots(places.slots):
-        unpadded = dropped(remove_padding(x, places))
-    np.testing.assert_array_equal(unpadded, remove_padding(padded, places))
-    assert 0.4 < float((padded == 0).mean()) < 0.6
 
 
 VARIANTS = {
@@ -129,7 +110,6 @@ VARIANTS = {
 
 @pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
 def test_losses_and_gradients_are_those_with_padding(fields):
-    """With dropout, whose masks belong to places in the padded batch."""
     check_gradients(change(CONFIG, model=fields), make_batch())
 
 
@@ -140,11 +120,11 @@ def test_weights_alignments_and_a_teacher_are_taken_along():
 
 
 def check_gradients(config: Config, batch: Batch) -> None:
-    model = make_model(config.model, source_size=V, target_size=V)
+    model = make_model(config.model, source_size=V, target_size=V, platform="cpu")
     params = random_params(model, scale=0.3)
     gradient = jax.jit(make_gradient_step(model, config))
     arrays = [to_array(batch, pad_id=0, bos_id=1, unpadded=sizes) for sizes in (None, SIZES)]
-    padded, unpadded = (gradient(params, np.int32(2), array) for array in arrays)
+    padded, unpadded = (gradient(params, NUMBERS, np.int32(2), array) for array in arrays)
     assert jax.tree.structure(padded) == jax.tree.structure(unpadded)
     assert float(padded.weight) == pytest.approx(float(unpadded.weight), rel=1e-6)
     for one, other in zip(jax.tree.leaves(padded), jax.tree.leaves(unpadded), strict=True):
@@ -154,13 +134,13 @@ def check_gradients(config: Config, batch: Batch) -> None:
 
 def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
     """All products but those of attention have the rows of the batch without padding."""
-    model = make_model(CONFIG.model, source_size=V, target_size=V)
+    model = make_model(CONFIG.model, source_size=V, target_size=V, platform="cpu")
     params, batch = random_params(model), make_batch()
     found = {}
     for sizes in (None, SIZES):
         array = to_array(batch, pad_id=0, bos_id=1, unpadded=sizes)
         gradient = jax.jit(make_gradient_step(model, CONFIG))
-        text = gradient.lower(params, np.int32(0), array).compile().as_text()
+        text = gradient.lower(params, NUMBERS, np.int32(0), array).compile().as_text()
         shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
         found[sizes] = {math.prod(map(int, shape.split(",")[:-1])) for shape in shapes}
     slots = {ROWS * SOURCE, ROWS * TARGET}
@@ -169,20 +149,15 @@ def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
 
 
 def test_hidden_states_are_those_of_the_tokens():
-    model = make_model(dataclasses.replace(CONFIG.model, dropout_rate=0.0), source_size=V, target_size=V)
+    model = make_model(CONFIG.model, source_size=V, target_size=V, platform="cpu")
     params, batch = random_params(model), make_batch()
-    places = BatchPlaces(find_places(batch.source_mask, SIZES[0]), find_places(batch.target_mask, SIZES[1]))
-
-    def run(module, **options):
-        return module.hidden(batch, deterministic=True, **options)
-
-    from flax import linen as nn
-
-    hidden = nn.apply(run, model)({"params": params})
-    unpadded = nn.apply(functools.partial(run, places=places), model)({"params": params})
-    assert unpadded.shape == (4, ROW, 12)
+    without = unpad(batch, SIZES)
+    hidden, unpadded = (
+        model.apply({"params": params}, one, deterministic=True, method="hidden") for one in (batch, without)
+    )
+    assert unpadded.shape == (12, TARGET, 12)
     np.testing.assert_allclose(
-        restore_padding(unpadded, places.target)[batch.target_mask],
+        restore_padding(unpadded, without.target_segments)[batch.target_mask],
         hidden[batch.target_mask],
         rtol=1e-4,
         atol=1e-5,

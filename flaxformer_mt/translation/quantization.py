@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.kernels.int8 import Quantized, quantize_matrix
+from flaxformer_mt.kernels.int8 import quantize_matrix
 from flaxformer_mt.model.lora import matrix_axes
 from flaxformer_mt.trees import flatten_tree, nest_leaves
 
@@ -42,8 +42,3 @@ def quantize_params(params: Any) -> Any:
     rows = np.asarray(leaves[table]).T if table == "output_kernel" else leaves[table]
     quantized["output_int8"], quantized["output_scale"] = quantize_matrix(rows, [1])
     return nest_leaves(quantized)
-
-
-def find_output(params: dict[str, Any]) -> Quantized | None:
-    """Return the quantised table [V, D] of the output layer, or None if parameters are not quantised."""
-    return Quantized(params["output_int8"], params["output_scale"]) if "output_int8" in params else None
