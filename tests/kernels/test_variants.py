@@ -1,0 +1,205 @@
+"""Every variant of a kernel against its reference: values and gradients, at sizes of different primes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels
+from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded
+from flaxformer_mt.kernels.cross_entropy import (
+    CrossEntropy,
+    Mixture,
+    Output,
+    cross_entropy,
+    score_in_two_passes,
+    score_rounded,
+    score_words,
+)
+from flaxformer_mt.kernels.dropout import dropout, make_dropout_key
+from flaxformer_mt.kernels.int8 import integer_product, integer_product_on_cpu
+from flaxformer_mt.kernels.product import Product, multiply, multiply_on_cpu
+from flaxformer_mt.kernels.rectifier import rectify, rectify_and_drop
+from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding
+
+B, T, M, H, K, D, F, V = 2, 5, 7, 3, 11, 13, 17, 19
+PLAIN = functools.partial(attend, Product())
+TOKENS = np.arange(M) < np.array([7, 2])[:, None]
+LINKED = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 2, 3]], np.int32)
+
+
+def draw(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    return jnp.asarray(np.random.default_rng((*shape, seed)).normal(size=shape), dtype)
+
+
+def by_product(multiply: Any, spec: str) -> Callable[..., Any]:
+    return functools.partial(Product(multiply), spec)
+
+
+def attended(attention: Any, rule: MaskRule, sees: bool = False) -> Callable[..., Any]:
+    """Attention whose weights are halved where somebody sees them."""
+    see = (lambda weights: weights * 0.5) if sees else None
+    return lambda query, keys, values: attention(query, keys, values, rule, see_weights=see)
+
+
+def without_padding(query: Any, keys: Any, values: Any) -> Any:
+    """Attention by a batch without padding, put back into its rows."""
+    own = find_places(jnp.asarray(TOKENS), 2 * M)
+    rule = MaskRule(own, own, causal=True)
+    taken = [remove_padding(x, own) for x in (query, keys, values)]
+    return restore_padding(attend_unpadded(PLAIN, *taken, rule), own) * TOKENS[..., None, None]
+
+
+def loss(kernel: Any, bias: bool, mixed: bool) -> Callable[..., Any]:
+    """The loss by hidden states, table and bias."""
+    target = np.random.default_rng(1).integers(0, V, (B, T))
+    weights = np.random.default_rng(2).random((B, T)).astype(np.float32)
+    mixture = None
+    if mixed:
+        shares = np.full((B, T), 0.2, np.float32)
+        ids = np.random.default_rng(3).integers(0, V, (B, T, 3))
+        mixture = Mixture(shares, shares, np.full((B, T, 3), 0.2, np.float32), ids)
+
+    def total(hidden: Any, table: Any, vector: Any) -> Any:
+        output = Output(table, vector if bias else None)
+        options = {"smoothing": 0.1, "mixture": mixture}
+        if kernel is cross_entropy:
+            return cross_entropy(hidden, output, target, weights, **options)
+        return kernel(hidden, output, jnp.asarray(target), weights, chunk_tokens=4, **options).loss_sum
+
+    return total
+
+
+def with_key(function: Any, key: Any, rate: float, dtype: str, product: Any, bias: Any) -> Any:
+    return function(product, bias, key, rate, jnp.dtype(dtype))
+
+
+SPECS = ("abD,DF->abF", "aTK,aMK->aTM", "aTHK,aMHK->aHTM", "aHTM,aMHK->aTHK", "aD,FD->aF")
+SIZES = dict(zip("abDFTMHK", (B, T, D, F, T, M, H, K), strict=True))
+HEADS = [(B, M, H, K)] * 3
+WIDE = [(B, 16, 2, 64)] * 3  # what the kernel of TPUs needs
+MAPPED = [(B, T, D), (V, D), (V,)]
+KEY = make_dropout_key(3, 1)
+MASKS = {
+    "padding": MaskRule(None, TOKENS, padded_at_end=True),
+    "causal": MaskRule(causal=True),
+    "packed": MaskRule(LINKED, LINKED, causal=True),
+    "none": MaskRule(),
+}
+# Name -> variant, reference, shapes of the arguments, dtype, tolerance of values and gradients.
+CASES: dict[str, tuple[Any, Any, list[tuple[int, ...]], str, float]] = {}
+for spec in SPECS:
+    shapes = [tuple(SIZES[axis] for axis in term) for term in spec.partition("->")[0].split(",")]
+    for dtype in ("float32", "bfloat16"):
+        pair = by_product(multiply_on_cpu, spec), by_product(multiply, spec)
+        CASES[f"product on a CPU, {spec}, {dtype}"] = (*pair, shapes, dtype, 1e-5)
+single = [(B, H, 1, K), (B, H, K, M)]
+pair = by_product(multiply_on_cpu, "BHWK,BHKM->BHWM"), by_product(multiply, "BHWK,BHKM->BHWM")
+CASES["product on a CPU, one row of a batch"] = (*pair, single, "bfloat16", 1e-5)
+for name, rule in MASKS.items():
+    fused = functools.partial(attend_fused, "xla", PLAIN)
+    pair = attended(fused, rule), attended(PLAIN, rule)
+    CASES[f"attention by XLA, {name}"] = (*pair, HEADS, "float32", 1e-4)
+fused = functools.partial(attend_fused, "xla", PLAIN)
+pair = attended(fused, MASKS["packed"], True), attended(PLAIN, MASKS["packed"], True)
+CASES["attention by XLA, seen"] = (*pair, HEADS, "float32", 1e-6)
+padded = attended(PLAIN, MaskRule(None, TOKENS, causal=True))
+pair = without_padding, lambda *heads: padded(*heads) * TOKENS[..., None, None]
+CASES["attention without padding"] = (*pair, HEADS, "float32", 1e-5)
+rows = MaskRule(None, np.arange(16) < np.array([16, 5])[:, None], causal=True, padded_at_end=True)
+pallas = attended(functools.partial(attend_fused, "pallas", PLAIN), rows), attended(PLAIN, rows)
+CASES["attention on a TPU"] = (*pallas, WIDE, "bfloat16", 0.03)
+for score in (score_words, score_rounded, score_in_two_passes):
+    for bias, mixed in ((True, False), (False, True)):
+        kernel = CrossEntropy(score=score)
+        pair = loss(kernel, bias, mixed), loss(cross_entropy, bias, mixed)
+        name = f"cross-entropy, {score.__name__}, {'bias' if bias else 'teacher'}"
+        CASES[name] = (*pair, MAPPED, "float32", 1e-5)
+        CASES[f"{name}, bfloat16"] = (*pair, MAPPED, "bfloat16", 0.05)
+for rate, key in ((0.3, KEY), (0.3, None)):
+    for dtype in ("float32", "bfloat16"):
+        variant, reference = (
+            functools.partial(
+                lambda f, k, r, d, x, b: f(x, b, k, r, jnp.dtype(d)), function, key, rate, dtype
+            )
+            for function in (rectify, rectify_and_drop)
+        )
+        name = f"rectifier, {'dropped' if key is not None else 'whole'}, {dtype}"
+        CASES[name] = (
+            variant,
+            reference,
+            [(B, T, F), (F,)],
+            "float32",
+            1e-2 if dtype == "bfloat16" else 1e-5,
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
+    """The gradients are those of a sum in which each entry of the result has its own factor."""
+    variant, reference, shapes, dtype, tolerance = CASES[name]
+    kernel = attention_kernels.attend_rows
+    monkeypatch.setattr(
+        attention_kernels, "attend_rows", lambda heads, causal, _, *rest: kernel(heads, causal, True, *rest)
+    )
+    inputs = [draw(*shape, dtype=dtype, seed=number) for number, shape in enumerate(shapes)]
+
+    def run(function: Any) -> Any:
+        def total(*inputs: Any) -> Any:
+            result = function(*inputs).astype(jnp.float32)
+            factors = jnp.cos(jnp.arange(result.size, dtype=jnp.float32)).reshape(result.shape)
+            return (result * factors).sum(), result
+
+        gradients = jax.jit(jax.grad(total, tuple(range(len(inputs))), has_aux=True))
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), gradients(*inputs))
+
+    found, expected = run(variant), run(reference)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(
+            one, other, rtol=tolerance, atol=tolerance * max(1e-3, np.abs(other).max())
+        )
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected)[:2]), "nothing is compared"
+
+
+@pytest.mark.parametrize("spec", ["BD,DF->BF", "BD,FD->BF", "BHWK,BHKM->BHWM"])
+def test_whole_numbers_are_multiplied_as_by_the_reference(spec):
+    sizes = dict(zip("BDFHWKM", (B, D, F, H, 1, K, M), strict=True))
+    generator = np.random.default_rng(5)
+    terms = spec.partition("->")[0].split(",")
+    x, y = (generator.integers(-127, 128, [sizes[a] for a in term]).astype(np.int8) for term in terms)
+    found, expected = (
+        jax.jit(f, static_argnums=0)(spec, x, y) for f in (integer_product_on_cpu, integer_product)
+    )
+    assert found.dtype == jnp.int32 and np.abs(expected).max() > 127
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_table_has_the_variants_of_a_platform():
+    config = ModelConfig(attention="auto")
+    cpu, gpu, tpu, cuda = (choose_kernels(config, name) for name in ("cpu", "gpu", "tpu", "cuda"))
+    assert cpu.product.multiply is multiply_on_cpu and gpu.product.multiply is multiply
+    assert cpu.attention.func is attend_unpadded and cpu.attention.args[0].func is attend
+    assert (gpu.attention.args[0], tpu.attention.args[0]) == ("cudnn", "pallas")
+    assert cpu.cross_entropy.score is score_rounded and tpu.cross_entropy.score is score_in_two_passes
+    assert repr(gpu) == repr(cuda) and gpu.cross_entropy.score is score_words
+    assert choose_kernels(config, "cpu", gathers_twice=True).product.gathers_twice
+
+
+def test_parts_of_a_batch_draw_the_rows_of_the_whole_batch():
+    """By the index of the part in the key, also through what Flax folds in and splits off."""
+    ones = jnp.ones((6, 5, 7))
+
+    def site(part: int | None) -> Any:
+        return jax.random.split(jax.random.fold_in(make_dropout_key(7, 2, 1, part), 9), 2)[1]
+
+    whole = dropout(ones, site(None), 0.4)
+    parts = [dropout(ones[:2], site(part), 0.4) for part in range(3)]
+    np.testing.assert_array_equal(jnp.concatenate(parts), whole)
+    assert 0.2 < (np.asarray(whole) == 0).mean() < 0.6
+    for other in (make_dropout_key(7, 3, 1), make_dropout_key(7, 2, 0), make_dropout_key(8, 2, 1)):
+        assert (np.asarray(dropout(ones, other, 0.4) == 0) != np.asarray(whole == 0)).mean() > 0.3
