@@ -27,7 +27,12 @@ def read_value(text: str, kind: Any) -> Any:
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
         return None if text.lower() == "none" else read_value(text, wanted)
     if origin is Literal:
-        return text if text in arguments else _refuse_choice(text, arguments)
+        choices = {
+            str(argument).lower() if argument in (True, False) else argument: argument
+            for argument in arguments
+        }
+        found = choices.get(text, choices.get(text.lower()) if text.lower() in _BOOLS else None)
+        return _refuse_choice(text, [str(argument) for argument in arguments]) if found is None else found
     if kind == tuple[StageConfig, ...]:
         return _read_stages(text)
     if origin is tuple:
@@ -70,7 +75,7 @@ def describe_type(kind: Any) -> str:
             "none" if argument is types.NoneType else describe_type(argument) for argument in arguments
         )
     if origin is Literal:
-        return "{" + ",".join(arguments) + "}"
+        return "{" + ",".join(map(str, arguments)) + "}"
     if kind == tuple[StageConfig, ...]:
         return "FILE.yaml"
     if origin is tuple:

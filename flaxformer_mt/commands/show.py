@@ -25,7 +25,7 @@ from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
-from flaxformer_mt.training.state import init_state, init_training_params
+from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
 from flaxformer_mt.training.update import make_gradient_step
 
 
@@ -52,7 +52,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         batches, stages = report["batches"], report.get("stages")
     source_size, target_size = sizes or plan_sizes(config)
     model = make_model(
-        config.model, source_size=source_size, target_size=target_size, platform=default_platform()
+        choose_scan(config), source_size=source_size, target_size=target_size, platform=default_platform()
     )
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)

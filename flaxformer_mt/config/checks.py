@@ -286,7 +286,7 @@ def _search_conflicts(search: SearchConfig, model: ModelConfig | None, where: st
 
 def _training_problems(config: Config) -> Iterator[str]:
     optim, train = config.optim, config.train
-    if config.model.scan_layers and optim.optimizer == "muon":
+    if config.model.scan_layers is True and optim.optimizer == "muon":
         yield (
             "optim.optimizer muon needs a separate matrix for each layer, but model.scan_layers is True; set "
             "it to False, or use another optimizer"

@@ -46,7 +46,8 @@ class DataConfig:
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
     source_tags: bool = False
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
-    # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or s3://.
+    # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or
+    # s3://.
     text_dir: str = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
@@ -190,9 +191,10 @@ class ModelConfig:
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
     remat: Literal["none", "full", "dots"] = "none"
-    # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers. For
-    # deep models; short training steps get a little slower.
-    scan_layers: bool = False
+    # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
+    # True, False, or auto: on GPUs, from three layers on. Training takes more memory with it. Checkpoints do
+    # not depend on it.
+    scan_layers: Literal["auto", True, False] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
 

@@ -140,6 +140,16 @@ class Checkpoints:
             trees[name] = unflatten_like(target, leaves)
         return trees, read_progress(folder)
 
+    def read_specs(self, which: int | str) -> dict[str, Specs]:
+        """Return the types and shapes of all arrays of a checkpoint, by tree and path.
+
+        Raises:
+          UserError: the checkpoint is absent or damaged.
+        """
+        folder = self.resolve(which)
+        self._index.check_undamaged(folder, ())
+        return atomic_folder.read_facts(folder)["trees"]
+
     def parameter_bytes(self, which: int | str) -> int:
         """The bytes of the parameters that `restore_params` reads.
 

@@ -39,6 +39,7 @@ _CHANGEABLE_FIELDS = {
     "parallel.xla_flags": _ROUNDING,
     "model.remat": _ROUNDING,
     "model.attention": _ROUNDING,
+    "model.scan_layers": "",
     "train.loss_chunk_tokens": _ROUNDING,
     "train.unpad": _ROUNDING,
     "train.checkpoint_every": "other steps are saved, of which train.average_last takes the mean",

@@ -35,12 +35,13 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
+from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
-from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, to_trees
+from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog

@@ -35,10 +35,11 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.training.checkpoint_trees import restore_state
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters, warmup_updates
-from flaxformer_mt.training.state import TrainState, init_state, init_training_params
+from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.unpadded_sizes import UnpaddedSizes, find_unpadded_sizes, fitting_sizes
 from flaxformer_mt.training.update import (
@@ -126,7 +127,7 @@ def set_up_training(
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
     model = make_model(
-        config.model,
+        choose_scan(config),
         source_size=vocabs.source.size,
         target_size=vocabs.target.size,
         platform=parallel.platform,
@@ -322,8 +323,7 @@ def _restore_state(
         target,
         shardings,
     )
-    trees, values = checkpoints.restore(step, to_trees(target))
-    state = TrainState(**({"ema_params": None} | trees.pop("counters") | trees))
+    state, values = restore_state(checkpoints, step, target)
     return state, TrainProgress.from_dict(values)
 
 
@@ -334,15 +334,6 @@ def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -
     single = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), jax.eval_shape(unstack_layers, like))
     params = stack_layers(checkpoints.restore(IMPORTED_STEP, {"params": single})[0]["params"])
     return parallel.place(params)
-
-
-def to_trees(state: TrainState) -> dict[str, Any]:
-    """The state as named trees, as a checkpoint stores it; `ema_params` only if there is a moving average."""
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    if state.ema_params is None:
-        del fields["ema_params"]
-    counters = {name: fields.pop(name) for name in ("step", "skipped", "skipped_in_a_row")}
-    return {**fields, "counters": counters}
 
 
 def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:

@@ -3,6 +3,7 @@
 The state contains no random key: the key of dropout is derived from the seed and the step.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,12 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from flaxformer_mt.config import Config, OptimConfig
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.frozen import choose_tokens, find_targets
 from flaxformer_mt.training.optimizers import make_optimizer
+
+# Optimizers for which an array of stacked layers is not the same as its layers.
+_BY_LAYER = ("muon", "adafactor")
+
+
+def choose_scan(config: Config) -> ModelConfig:
+    """Return the network to train; model.scan_layers=auto is off for optimizers that see whole arrays."""
+    if config.model.scan_layers == "auto" and config.optim.optimizer in _BY_LAYER:
+        return dataclasses.replace(config.model, scan_layers=False)
+    return config.model
 
 
 @struct.dataclass

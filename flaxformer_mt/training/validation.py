@@ -49,6 +49,7 @@ class Validation:
             share=RowShare(parallel.layout.row_parts, parallel.row_share),
         )
         self._parallel = parallel
+        self._scanned = model.config.scan_layers
         self._step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
         # By the shapes of the batch, where programs are compiled before they are needed.
         self._steps: dict[Any, Any] = {}
@@ -86,7 +87,7 @@ class Validation:
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:
             return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
-        unstacked = self._unstack(params) if self._config.model.scan_layers else params
+        unstacked = self._unstack(params) if self._scanned else params
         start = time.monotonic()
         found = self._translator.translate(
             self._sources, params=place_parameters(unstacked, self._split or True)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tiny_experiment import change, random_params
 
 from flaxformer_mt.commands.show import count_parameters
-from flaxformer_mt.config import Config, ModelConfig, OptimConfig
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig, ParallelConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run
@@ -23,12 +24,16 @@ from flaxformer_mt.evaluation.attention_maps import AttentionMaps, attention_map
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
+from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.training.checkpoint_trees import _name_leaves, restore_state, to_trees
 from flaxformer_mt.training.loop import fit
+from flaxformer_mt.training.state import choose_scan, init_state
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.trees import nest_leaves
 
 V = 11
 TINY = ModelConfig(
@@ -272,13 +277,13 @@ def exported(run, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     return output, export_run(run, format_name="torch", output=output, warn=print)
 
 
-def test_a_run_keeps_its_layers_stacked_and_is_read_as_single_ones(base, run):
+def test_a_run_is_stored_and_read_as_single_layers(base, run):
     assert read_config(run / "config.json") == base
     stored, _ = Checkpoints(run).restore_params(2)
-    assert is_stacked(stored)
+    assert not is_stacked(stored)
     trained = load_trained(run, checkpoint="2", warn=print)
     assert not trained.config.model.scan_layers
-    assert jax.tree.all(jax.tree.map(np.array_equal, stack_layers(trained.params), stored))
+    assert jax.tree.all(jax.tree.map(np.array_equal, trained.params, stored))
     Checkpoints(run).average(2)
     assert not is_stacked(load_trained(run, checkpoint="average", warn=print).params)
 
@@ -309,7 +314,66 @@ def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, 
     assert jax.tree.all(jax.tree.map(np.array_equal, load_trained(run_dir, warn=print).params, before))
     train = {"steps": 1, "final_checkpoint": "last"}
     fit(change(base, data={"valid_split": "unseen"}, train=train), run_dir)
-    assert is_stacked(Checkpoints(run_dir).restore_params(1)[0])
     after = load_trained(run_dir, checkpoint="1", warn=print).params
     assert not jax.tree.all(jax.tree.map(np.array_equal, after, before))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=3e-7), after, before)
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize(
+    "optim", [{}, {"optimizer": "adafactor"}, {"freeze": ("encoder",), "ema_decay": 0.9}], ids=str
+)
+def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
+    """Bit for bit, the optimizer's state included, from what this version and what earlier versions wrote."""
+    config = OptimConfig(**optim)
+    parallel = make_parallel(Config(parallel=ParallelConfig(devices=1)))
+
+    def make_state(scan: bool) -> Any:
+        return init_state(init_params(make_tiny(TINY, scan_layers=scan), jax.random.key(0)), config)
+
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        number = zlib.crc32(jax.tree_util.keystr(path).encode())
+        return np.random.default_rng(number).integers(0, 99, leaf.shape).astype(leaf.dtype)
+
+    single, stacked = (jax.eval_shape(functools.partial(make_state, scan)) for scan in (False, True))
+    random = jax.tree_util.tree_map_with_path(draw, stacked)
+    earlier, now = Checkpoints(tmp_path / "earlier"), Checkpoints(tmp_path / "now")
+    trees = {name: nest_leaves(leaves) for name, leaves in _name_leaves(random).items()}
+    for checkpoints, written in ((earlier, trees), (now, to_trees(random))):
+        checkpoints.save(7, written, {"step": 7})
+        checkpoints.wait()
+    assert any("/layers/" in path for path in earlier.read_specs(7)["opt_state"])
+    assert not any("/layers/" in path for path in now.read_specs(7)["opt_state"])
+    apart = {}
+    for checkpoints in (earlier, now):
+        for wanted in (single, stacked):
+            shardings = parallel.shardings(wanted)
+            target = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                wanted,
+                shardings,
+            )
+            found, _ = restore_state(checkpoints, 7, target)
+            assert jax.tree.structure(found) == jax.tree.structure(wanted)
+            assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, wanted)
+            apart[checkpoints, wanted is stacked] = found
+            if wanted is stacked:
+                jax.tree.map(np.testing.assert_array_equal, found, random)
+    jax.tree.map(np.testing.assert_array_equal, apart[earlier, False], apart[now, False])
+
+
+def test_auto_stacks_on_gpus_and_not_for_optimizers_that_see_whole_arrays():
+    for platform, depth, optimizer, expected in [
+        ("gpu", 3, "adam", True),
+        ("cuda", 6, "adamw", True),
+        ("gpu", 2, "adam", False),
+        ("gpu", 6, "muon", False),
+        ("cpu", 6, "adam", False),
+        ("tpu", 6, "adam", False),
+    ]:
+        model = dataclasses.replace(TINY, num_encoder_layers=depth, num_decoder_layers=6, scan_layers="auto")
+        chosen = choose_scan(Config(model=model, optim=OptimConfig(optimizer=optimizer)))
+        made = make_model(chosen, source_size=11, target_size=11, platform=platform)
+        assert made.config.scan_layers is expected, (platform, depth, optimizer)

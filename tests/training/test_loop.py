@@ -24,9 +24,9 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
+from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.report import describe_report
-from flaxformer_mt.training.setup import to_trees
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation

@@ -31,7 +31,7 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
-from flaxformer_mt.training.state import TrainState, init_state, init_training_params
+from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
 # libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
@@ -238,7 +238,9 @@ class TargetCompiler:
     def _make_model(self, config: Config) -> Any:
         source_size, target_size = self.sizes
         platform = self.target.accelerator.platform
-        return make_model(config.model, source_size=source_size, target_size=target_size, platform=platform)
+        return make_model(
+            choose_scan(config), source_size=source_size, target_size=target_size, platform=platform
+        )
 
     def _compile(
         self,
