@@ -1,5 +1,6 @@
 """Dropout, and the generator of its random numbers: a hash of a key and the index of each entry."""
 
+import functools
 import math
 from typing import Any
 
@@ -13,10 +14,13 @@ from flaxformer_mt.shapes import Array
 _WORDS = 3
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def dropout(x: Array, key: Array, rate: float) -> Array:
     """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
 
-    Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once.
+    Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once. The gradient
+    drops
+    the same entries, by the same numbers: nothing but the key is kept for it.
 
     Args:
       key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used
@@ -24,6 +28,12 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     """
     kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(_threshold(rate))
     return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
+
+
+dropout.defvjp(
+    lambda x, key, rate: (dropout(x, key, rate), key),
+    lambda rate, key, gradient: (dropout(gradient, key, rate), None),
+)
 
 
 def dropout_scale(rate: float) -> float:

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from flaxformer_mt.parallel.sharding_constraints import (
     gather,
     gather_after,
+    is_gathered,
     is_split,
     sum_to_parts,
 )
@@ -84,13 +85,16 @@ def _contract_forward(
     product: Product, spec: str, dtypes: tuple[DTypeLike, DTypeLike], parameter: bool, x: Array, y: Array
 ) -> tuple[Array, tuple[Array, Array]]:
     smaller = min(dtypes, key=lambda dtype: jnp.dtype(dtype).itemsize)
-    x, y = x.astype(smaller), y.astype(smaller)
     x_term, y_term, _ = _terms(spec)
-    whole = y
-    if parameter:
+    x, narrow = x.astype(smaller), y.astype(smaller)
+    if not (parameter and is_gathered(y_term)):
+        # The operand as it was given: a loop over layers would keep the cast parameters of all of them.
+        return product.multiply(spec, x, narrow), (x, y)
+    if product.gathers_twice:
         # Not before the activation: XLA would gather all matrices at once, and keep them.
-        whole = gather_after((x, x_term), y, y_term) if product.gathers_twice else gather(y, y_term)
-    return product.multiply(spec, x, whole), (x, y if product.gathers_twice else whole)
+        return product.multiply(spec, x, gather_after((x, x_term), narrow, y_term)), (x, y)
+    whole = gather(narrow, y_term)
+    return product.multiply(spec, x, whole), (x, whole)
 
 
 def _contract_backward(
@@ -101,9 +105,9 @@ def _contract_backward(
     saved: tuple[Array, Array],
     gradient: Array,
 ) -> tuple[Array, Array]:
-    x, y = saved
     x_term, y_term, result = _terms(spec)
-    gradient = gradient.astype(x.dtype)
+    x, y = saved
+    gradient, y = gradient.astype(x.dtype), y.astype(x.dtype)
     if parameter and product.gathers_twice:
         y = gather_after((gradient, result), y, y_term)
     x_gradient = _multiply_in_order(product, x_term, (result, gradient), (y_term, y))

@@ -12,13 +12,15 @@ from flax import linen as nn
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, MaskRule
 from flaxformer_mt.kernels.key_value_cache import KeyValues, average, score, store, write
-from flaxformer_mt.model.alignment_head import GUIDED
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.positions import rotate
 from flaxformer_mt.model.projections import Projection
 from flaxformer_mt.parallel.sharding_constraints import constrain
 from flaxformer_mt.shapes import Array, Cache
+
+# Collection in which a forward pass stores the queries and keys of the head that learns alignments.
+GUIDED = "guided_alignment"
 
 
 class MultiHeadAttention(nn.Module):
@@ -111,11 +113,7 @@ class MultiHeadAttention(nn.Module):
         scores = score(self.kernels, _scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
-        return self._project_averaged(average(self.kernels, weights, memory, self.config.dtype))
-
-    def _project_averaged(self, averaged: Array) -> Array:
-        """Project averaged values [B, H, W, E] to the output [B, W, D]."""
-        return self.output(averaged.swapaxes(1, 2))
+        return self.output(average(self.kernels, weights, memory, self.config.dtype).swapaxes(1, 2))
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> KeyValues:
         """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens."""
@@ -160,7 +158,7 @@ class MultiHeadAttention(nn.Module):
         averaged = average(self.kernels, weights[..., :slots], cache, dtype)
         if prefix is not None:
             averaged = averaged + average(self.kernels, weights[..., slots:], prefix, dtype)
-        return self._project_averaged(averaged), cache
+        return self.output(averaged.swapaxes(1, 2)), cache
 
 
 def _scale_query(query: Array) -> Array:

@@ -38,37 +38,47 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Normalise x [..., D] over its last axis."""
-        normalised = _normalise(x, self.epsilon)
+        scale = bias = None
         if self.affine:
             scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
             bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-            normalised = normalised * scale + bias
-        return normalised.astype(self.dtype)
+        return _normalise(x, scale, bias, self.epsilon).astype(self.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normalise(x: Array, epsilon: float) -> Array:
-    """Normalise rows [..., D] of any dtype in float32.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalise(x: Array, scale: Array | None, bias: Array | None, epsilon: float) -> Array:
+    """Normalise rows [..., D] of any dtype in float32, times a scale [D] plus a bias [D].
 
     The gradient is written by hand: it saves x in its own dtype and two numbers per row, and takes one pass.
     """
-    return _normalise_forward(x, epsilon)[0]
+    return _normalise_forward(x, scale, bias, epsilon)[0]
 
 
-def _normalise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array, Array]]:
+def _normalise_forward(
+    x: Array, scale: Array | None, bias: Array | None, epsilon: float
+) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
     centred = wide - mean
     inverse = jax.lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon)
-    return centred * inverse, (x, mean, inverse)
+    normalised = centred * inverse
+    result = normalised if scale is None else normalised * scale + bias
+    return result, (x, mean, inverse, scale)
 
 
-def _normalise_backward(epsilon: float, saved: tuple[Array, Array, Array], gradient: Array) -> tuple[Array]:
-    x, mean, inverse = saved
+def _normalise_backward(
+    epsilon: float, saved: tuple[Array, Array, Array, Array | None], gradient: Array
+) -> tuple[Array, Array | None, Array | None]:
+    x, mean, inverse, scale = saved
     normalised = (x.astype(jnp.float32) - mean) * inverse
+    d_scale = d_bias = None
+    if scale is not None:
+        rows = tuple(range(x.ndim - 1))
+        d_scale, d_bias = (gradient * normalised).sum(rows), gradient.sum(rows)
+        gradient = gradient * scale
     projection = (gradient * normalised).mean(axis=-1, keepdims=True)
     x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse
-    return (x_gradient.astype(x.dtype),)
+    return x_gradient.astype(x.dtype), d_scale, d_bias
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)

@@ -47,16 +47,6 @@ def is_table(path: str) -> bool:
     return is_matrix(path) and path.endswith(_TABLES)
 
 
-def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
-    """Return the rank of the change of the matrix at a path."""
-    return embedding_rank if embedding_rank and is_table(path) else rank
-
-
-def is_factor(path: str) -> bool:
-    """Tell whether a path is that of a trained part of a change."""
-    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up", "rows")
-
-
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes of inputs, and those of outputs, of the matrix at a path, of one layer if stacked."""
     names = path.split("/")
@@ -95,7 +85,7 @@ def add_factors(
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
     for path in paths:
         inputs, outputs = matrix_sizes(path, leaves[path].shape)
-        own_rank = rank_at(path, rank=rank, embedding_rank=embedding_rank)
+        own_rank = embedding_rank if embedding_rank and is_table(path) else rank
 
         def draw(name: str, inputs: int = inputs, rank: int = own_rank) -> Array:
             own = jax.random.fold_in(key, zlib.crc32(name.encode()))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,16 +57,11 @@ def init_params(model: Model, key: Array) -> dict:
     One key gives the same values, up to rounding, with and without `model.scan_layers`.
     """
     plain = model.clone(config=dataclasses.replace(model.config, scan_layers=False, remat="none"))
-    if not model.config.scan_layers:
-        return _init_in_one_program(plain, key)
-    # The compile time of one program for all arrays grows with depth; lazy_init runs operation by operation.
-    tokens: Any = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    mask: Any = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
-    batch = Batch(tokens, tokens, tokens, mask, mask)
-    return stack_layers(plain.lazy_init(key, batch, deterministic=True)["params"])
+    params = _init_layers(plain, key)
+    return stack_layers(params) if model.config.scan_layers else params
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _init_in_one_program(model: Model, key: Array) -> dict:
+def _init_layers(model: Model, key: Array) -> dict:
     tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
     return model.init(key, Batch(tokens, tokens, tokens, mask, mask), deterministic=True)["params"]

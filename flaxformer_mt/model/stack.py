@@ -14,7 +14,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
-from flaxformer_mt.model.alignment_head import GUIDED
+from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare_matrix, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions

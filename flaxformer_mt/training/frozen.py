@@ -13,7 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.lora import is_factor, is_matrix, is_table, matrix_sizes, rank_at
+from flaxformer_mt.model.lora import FACTORS, is_matrix, is_table, matrix_sizes
 from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
 
 
@@ -50,6 +50,16 @@ def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
     """Returns the tree with "frozen" or "trained" in place of each parameter."""
     labels = {path: "frozen" if is_frozen(path, patterns) else "trained" for path in flatten_tree(params)}
     return unflatten_like(params, labels)
+
+
+def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
+    """Return the rank of the change of the matrix at a path."""
+    return embedding_rank if embedding_rank and is_table(path) else rank
+
+
+def is_factor(path: str) -> bool:
+    """Tell whether a path is that of a trained part of a change."""
+    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up", "rows")
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.kernels import MaskRule
+from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.kernels.unpad import Places, restore_padding
 from flaxformer_mt.losses import (
     AlignmentSums,
     TokenSums,
@@ -12,7 +17,8 @@ from flaxformer_mt.losses import (
     mix_teacher,
     sum_over_tokens,
 )
-from flaxformer_mt.model.alignment_head import GUIDED, head_scores
+from flaxformer_mt.model.attention import GUIDED
+from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.shapes import Array, Batch
 
 
@@ -62,6 +68,28 @@ class AlignmentLoss:
         scores = head_scores(self.config, stored, batch, module.cross_rule(batch), product)
         delay = int(self.config.alignment.step == "read")
         return alignment_cross_entropy(scores, batch.alignment, delay=delay)
+
+
+def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, product: Product) -> Array:
+    """Compute the float32 scores [B, T, S], before the softmax, of the head of `config.alignment`.
+
+    Args:
+      stored: the collection `GUIDED` of a forward pass of an encoder-decoder.
+      rule: the rule of cross-attention.
+    """
+    layer = config.alignment.layer % config.num_decoder_layers
+    head = unstack_layers(stored["decoder"])[f"layers_{layer}"]["cross_attention"]
+    (query,), (keys,) = head["head_query"], head["head_keys"]
+    if isinstance(batch.source_segments, Places) and isinstance(batch.target_segments, Places):
+        query, keys = (
+            restore_padding(query, batch.target_segments),
+            restore_padding(keys, batch.source_segments),
+        )
+        rule = MaskRule(None, batch.source_segments.is_token)
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    scores = product("BTK,BSK->BTS", query, keys)
+    mask = rule.dense(query.shape[1])
+    return scores if mask is None else jnp.where(mask[:, 0], scores, jnp.finfo(jnp.float32).min)
 
 
 def make_loss_terms(config: Config) -> Sequence[TokenLoss | AlignmentLoss]:

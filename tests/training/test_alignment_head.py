@@ -9,9 +9,10 @@ from tiny_experiment import random_params
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig
 from flaxformer_mt.losses import alignment_cross_entropy
 from flaxformer_mt.model import make_model
-from flaxformer_mt.model.alignment_head import GUIDED, head_scores
+from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.loss_terms import head_scores
 
 V = 11
 CONFIG = ModelConfig(
