@@ -25,6 +25,7 @@ from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
     replicate_locally,
+    training_devices,
     use_cpu_cores_as_devices,
 )
 from flaxformer_mt.parallel.mesh import Parallel
@@ -64,7 +65,7 @@ def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None
     Raises:
       UserError: axes whose product is not the number of devices, or sizes that are not divisible by them.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = training_devices() if devices is None else devices
     layout = choose_layout(
         config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
     )

@@ -22,6 +22,19 @@ _AXIS = "rows"
 _MAX_CORES = 4
 
 
+# Whether this process has made its CPU cores devices.
+_split_cores = False
+
+
+def training_devices() -> list[jax.Device]:
+    """Return the devices of a training: all, but one where `use_cpu_cores_as_devices` has split the CPU.
+
+    So a model that was loaded before, in a notebook, changes nothing of what is trained.
+    """
+    devices = jax.devices()
+    return devices[:1] if _split_cores and devices[0].platform == "cpu" else devices
+
+
 def use_cpu_cores_as_devices() -> None:
     """Make each of the first four CPU cores a device, so that each runs its own loop.
 
@@ -31,8 +44,10 @@ def use_cpu_cores_as_devices() -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
+    global _split_cores
     with contextlib.suppress(RuntimeError):  # the devices are initialized already
         jax.config.update("jax_num_cpu_devices", min(core_count(), _MAX_CORES))
+        _split_cores = True
 
 
 def local_device_count() -> int:

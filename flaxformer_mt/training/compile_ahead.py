@@ -1,4 +1,4 @@
-"""Compiles the programs of all batch shapes before they are needed, several at a time.
+"""Compile the programs of all batch shapes before they are needed, several at a time.
 
 Without it, each shape is compiled when it first occurs, and the devices wait meanwhile. Contains the update,
 before training, and the loss of the validation set, before the first evaluation.
@@ -26,7 +26,7 @@ class ProgramsByShape:
     """A program for each shape of a batch: compiled ahead, or by jit when the shape first occurs."""
 
     def __init__(self, jitted: Callable[..., Any], *, batch: int) -> None:
-        """Compiles nothing.
+        """Compile nothing.
 
         Args:
           jitted: a result of `jax.jit`.
@@ -36,7 +36,7 @@ class ProgramsByShape:
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the program for the shape of the batch."""
+        """Run the program for the shape of the batch."""
         batch = arguments[self._batch]
         program = self._compiled.get(_key(batch), self._jitted) if self._compiled else self._jitted
         return program(*arguments)
@@ -46,7 +46,7 @@ class ProgramsByShape:
         return self._jitted.lower(*arguments)  # type: ignore[attr-defined]
 
     def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:
-        """Keeps the compiled program for batches of this shape."""
+        """Keep the compiled program for batches of this shape."""
         self._compiled[_key(batch)] = program
 
 
@@ -55,13 +55,13 @@ def _key(batch: BatchArray) -> Any:
 
 
 def compiles_ahead(config: Config, platform: str) -> bool:
-    """Tells whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
+    """Tell whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
 
 
 def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Compiles a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
+    """Compile a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
 
     Args:
       arguments: of which only shapes, dtypes and shardings are read; at least one.
@@ -75,7 +75,7 @@ def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, 
 def choose_shapes(
     config: Config, batches: dict[str, Any], *, updates: int, platform: str
 ) -> tuple[Shape, ...]:
-    """Returns the batch shapes to compile before the first update, the one with the most work first.
+    """Return the batch shapes to compile before the first update, the one with the most work first.
 
     These are the shapes that the remaining updates will use; with `train.compile_ahead=auto`, none on a CPU,
     where compiling and training share the cores.
@@ -101,7 +101,7 @@ def compile_ahead(
     parallel: Parallel,
     say: Callable[[str], object],
 ) -> None:
-    """Compiles the programs of these shapes; they come from JAX's cache on disk where it has them.
+    """Compile the programs of these shapes; they come from JAX's cache on disk where it has them.
 
     Tracing holds Python's lock, so shapes are traced one after the other, in the same order in all processes;
     XLA compiles them beside that, in as many threads as there are cores.
@@ -144,7 +144,7 @@ def compile_ahead(
 
 @contextlib.contextmanager
 def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[None]:
-    """Names the shape in the error of a compiler that finds too little memory."""
+    """Name the shape in the error of a compiler that finds too little memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -155,7 +155,7 @@ def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[No
 
 
 def _check_memory(compiled: Any, shape: Shape, config: Config, parallel: Parallel) -> None:
-    """Compares the peak of a program, with its arguments, with that of the devices; CPUs report none."""
+    """Compare the peak of a program, with its arguments, with that of the devices; CPUs report none."""
     memory, found = parallel.memory_limit(), compiled.memory_analysis()
     needed = int(getattr(found, "peak_memory_in_bytes", 0) or 0)
     if memory is not None and needed > memory:

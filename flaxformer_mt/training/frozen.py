@@ -33,21 +33,21 @@ def is_trained(path: str, optim: OptimConfig) -> bool:
 
 
 def select_trained(tree: Any, optim: OptimConfig) -> Any:
-    """Returns the part of a tree of parameters, or of anything like it, that is trained: nested dicts."""
+    """Return the part of a tree of parameters, or of anything like it, that is trained: nested dicts."""
     if not (optim.freeze or optim.lora.rank):
         return tree
     return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})
 
 
 def replace_trained(params: Any, trained: Any, optim: OptimConfig) -> Any:
-    """Returns all parameters, with those of `trained` in place of their own."""
+    """Return all parameters, with those of `trained` in place of their own."""
     if not (optim.freeze or optim.lora.rank):
         return trained
     return unflatten_like(params, flatten_tree(params) | flatten_tree(trained))
 
 
 def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
-    """Returns the tree with "frozen" or "trained" in place of each parameter."""
+    """Return the tree with "frozen" or "trained" in place of each parameter."""
     labels = {path: "frozen" if is_frozen(path, patterns) else "trained" for path in flatten_tree(params)}
     return unflatten_like(params, labels)
 
@@ -63,14 +63,14 @@ def is_factor(path: str) -> bool:
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
-    """Returns the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
+    """Return the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
     return [path for path in flatten_tree(params) if is_matrix(path) and is_frozen(path, lora.targets)]
 
 
 def choose_tokens(
     params: Any, lora: LoraConfig, counts: tuple[np.ndarray, np.ndarray] | None
 ) -> dict[str, np.ndarray]:
-    """Returns the ids of the `optim.lora.tokens` most frequent tokens of each table, in ascending order.
+    """Return the ids of the `optim.lora.tokens` most frequent tokens of each table, in ascending order.
 
     A table that source and target share has the most frequent ones of both together. Of equally frequent
     tokens, those with lower ids are chosen.
@@ -98,7 +98,7 @@ def _counts_of(path: str, counts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
-    """Checks optim.freeze and optim.lora against the parameters of the network, arrays or shapes.
+    """Check optim.freeze and optim.lora against the parameters of the network, arrays or shapes.
 
     Raises:
       UserError: a pattern matches no parameter, nothing is left to train, or the rank is too large.
@@ -174,7 +174,7 @@ def _check_tokens(leaves: Mapping[str, Any], lora: LoraConfig) -> None:
 
 
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
-    """Returns how many of the parameters are trained, for the log; "" if none is frozen."""
+    """Return how many of the parameters are trained, for the log; "" if none is frozen."""
     sizes = {path: leaf.size for path, leaf in flatten_tree(params).items()}
     trained = sum(size for path, size in sizes.items() if is_trained(path, optim))
     if trained == sum(sizes.values()):

@@ -1,4 +1,4 @@
-"""Starts a run from the parameters of another one, for training on another corpus (fine-tuning).
+"""Start a run from the parameters of another one, for training on another corpus (fine-tuning).
 
 The new run is made as `import` makes one: with the parameters as checkpoint 0, from which training goes on
 with a new optimizer state. The network is that of the other run, and so is the vocabulary, unless the new
@@ -57,7 +57,7 @@ def start_run(
     new_vocab: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Config:
-    """Makes a run directory that starts from another run, unless it exists; returns the config to train with.
+    """Make a run directory that starts from another run, unless it exists; returns the config to train with.
 
     Args:
       config: the config of the new run; see `adopt_network`.
@@ -91,7 +91,7 @@ def start_run(
 
 
 def check_lora_start(config: Config, run_dir: Path) -> None:
-    """Raises UserError if optim.lora would adapt a run that starts from random parameters."""
+    """Raise UserError if optim.lora would adapt a run that starts from random parameters."""
     rank = config.optim.lora.rank
     if rank and decide_once(lambda: IMPORTED_STEP not in Checkpoints(run_dir).steps()):
         raise UserError(
@@ -101,7 +101,7 @@ def check_lora_start(config: Config, run_dir: Path) -> None:
 
 
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
-    """Returns the config with the network, and without `new_vocab` the vocabulary, of another config.
+    """Return the config with the network, and without `new_vocab` the vocabulary, of another config.
 
     Dropout, subword sampling, and how the network is run (dtype, kernels, remat) stay those of `config`.
     """
@@ -114,7 +114,7 @@ def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
 
 
 def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
-    """Returns for each id of the new vocabulary the id of the same piece in the old one, or -1: [new.size].
+    """Return for each id of the new vocabulary the id of the same piece in the old one, or -1: [new.size].
 
     Special symbols correspond by their roles, whatever their ids and names are.
     """
@@ -127,7 +127,7 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Returns the parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`.
+    """Return the parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`.
 
     Args:
       params: parameters of the network with the old vocabularies.
@@ -157,7 +157,7 @@ def _make_run(
     new_vocab: bool,
     say: Callable[[str], object] | None,
 ) -> None:
-    """Writes the run beside its place, and moves it there when it is complete."""
+    """Write the run beside its place, and moves it there when it is complete."""
     config = adopt_network(config, base.config, new_vocab=new_vocab)
     validate(config)
     vocabs, params = base.vocabs, jax.device_get(base.params)

@@ -13,12 +13,9 @@ from typing import Any, TextIO
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import flatten
-from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.position import Position
-from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
@@ -36,9 +33,16 @@ from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.checkpoint_trees import to_trees
-from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
+from flaxformer_mt.training.messages import (
+    COMPILING,
+    COMPILING_AHEAD,
+    SCORING,
+    announce_training,
+    describe_import,
+    describe_stage_end,
+)
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
@@ -47,9 +51,6 @@ from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 from flaxformer_mt.training.validation import Validation
-
-_COMPILING_AHEAD = "compiling the update for all batch shapes"
-_COMPILING = "compiling the first update; each further batch shape is compiled when it first occurs"
 
 
 def fit(
@@ -61,7 +62,7 @@ def fit(
     profile: int = 0,
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Trains the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
+    """Train the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
 
     A run that is finished is not trained further: its report is returned as it is.
 
@@ -98,7 +99,7 @@ def fit(
 
 
 def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO | None) -> dict[str, Any]:
-    """Trains the run to its end, while no other training writes to its directory."""
+    """Train the run to its end, while no other training writes to its directory."""
     if is_first():
         sweep_run(run_dir)
     checkpoints = Checkpoints(
@@ -115,9 +116,9 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     )
     with tracker:
         tracker.log_config(flatten(config))
-        _announce(tracker, config, setup)
+        announce_training(tracker, config, setup)
         if _starts_from_import(checkpoints, setup.progress):
-            tracker.message(_describe_import(checkpoints))
+            tracker.message(describe_import(checkpoints))
         if checkpoints.warning:
             warn_user(checkpoints.warning)
         wanted, remaining = profile if is_first() else 0, config.train.steps - setup.progress.step
@@ -127,7 +128,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
         finally:
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
-        tracker.message("scoring the test set")
+        tracker.message(SCORING)
     facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
     report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
     if is_first():
@@ -137,7 +138,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
 
 
 def _read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
-    """Reads the report of a run that has nothing left to train; None if there is something."""
+    """Read the report of a run that has nothing left to train; None if there is something."""
     report = read_report(run_dir)
     return report if report is not None and is_complete(run_dir, config, report) else None
 
@@ -147,7 +148,7 @@ def _say(stream: TextIO, text: str) -> None:
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:
-    """Waits until all checkpoints are written, and averages the last ones if the config asks for it."""
+    """Wait until all checkpoints are written, and averages the last ones if the config asks for it."""
     checkpoints.wait()
     if config.train.average_last:
         trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())
@@ -164,7 +165,7 @@ def _train(
     *,
     announce: bool,
 ) -> None:
-    """Runs the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
+    """Run the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
     train, progress, state = config.train, setup.progress, setup.state
     validate_params = None
     if setup.prepared.valid_pairs is not None:
@@ -174,7 +175,7 @@ def _train(
         _evaluate(validate_params, state, progress, tracker, train.best_metric)
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     clock = time.monotonic() - progress.train_seconds
-    with tracker.announce_if_slow(_COMPILING_AHEAD):
+    with tracker.announce_if_slow(COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
@@ -185,7 +186,7 @@ def _train(
         gathered=progress.log,
         target_tokens=progress.target_tokens,
     )
-    first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(_COMPILING)
+    first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(COMPILING)
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
         while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
@@ -235,16 +236,6 @@ def _starts_from_import(checkpoints: Checkpoints, progress: TrainProgress) -> bo
     return progress.step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
 
 
-def _describe_import(checkpoints: Checkpoints) -> str:
-    _, stored = checkpoints.restore(IMPORTED_STEP, {})
-    origin = stored.get("imported_from") or {}
-    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
-    return (
-        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
-        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
-    )
-
-
 def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
     """Whether to stop now; several processes stop together, and ask each other at log steps only."""
     if process_count() == 1:
@@ -278,55 +269,12 @@ def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tup
         prepared.train.close()
 
 
-def _announce(tracker: Tracker, config: Config, setup: TrainingSetup) -> None:
-    vocabs, progress = setup.prepared.vocabs, setup.progress
-    sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
-    directions = ", ".join(direction.name for direction in find_directions(config.data))
-    tracker.message(
-        f"{config.data.dataset} {directions}: "
-        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
-        f"{sizes} {config.vocab.kind} pieces; "
-        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
-    )
-    if shares := setup.prepared.report.get("mixture"):
-        tracker.message(format_shares(shares))
-    for line in format_stages(setup.prepared.report.get("stages", [])):
-        tracker.message(line)
-    tracker.message(setup.attention)
-    if frozen := describe_frozen(setup.state.params, config.optim):
-        tracker.message(frozen)
-    if setup.parallel.device_count > 1:
-        tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
-    if config.data.row_multiple % setup.parallel.layout.row_parts:
-        tracker.message(
-            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
-            f"the {setup.parallel.layout.row_parts} devices that share the rows"
-        )
-    tracker.message(_describe_batches(setup.prepared.report["batches"]))
-    if progress.step:
-        tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
-
-
-def _describe_batches(plan: dict[str, Any]) -> str:
-    axes = {"rows": "rows", "source": "source", "target": "target"}
-    noun = "pairs"
-    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
-        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
-    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
-    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
-    return (
-        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
-        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
-    )
-
-
 def _advance(progress: TrainProgress, after: Position, config: Config, tracker: Tracker) -> None:
-    """Records an update after which the next batch is `after`, and tells if it was the last of a stage."""
-    stages, ended = config.data.stages, progress.stage
+    """Record an update after which the next batch is `after`, and tells if it was the last of a stage."""
+    ended = progress.stage
     progress.advance(after)
     if after.stage != ended:
-        following = "the last one" if after.stage == len(stages) else f"then stage {stages[after.stage].name}"
-        tracker.message(f"update {progress.step} ends stage {stages[ended].name}, {following}")
+        tracker.message(describe_stage_end(config, progress.step, ended, after.stage))
 
 
 def _is_finished(config: Config, progress: TrainProgress) -> bool:

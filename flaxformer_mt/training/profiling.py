@@ -17,13 +17,13 @@ WARM_UP = 10
 
 
 class Profile:
-    """Records a trace of some updates; a context manager that also stops an unfinished trace on exit.
+    """Record a trace of some updates; a context manager that also stops an unfinished trace on exit.
 
     Reports the directory of the trace, or that no trace was recorded.
     """
 
     def __init__(self, directory: Path, updates: int, *, remaining: int, say: Callable[[str], None]) -> None:
-        """Stores the arguments; recording starts with `begin`.
+        """Store the arguments; recording starts with `begin`.
 
         Args:
           directory: the directory of the trace, created when recording starts.

@@ -1,4 +1,4 @@
-"""Sets up training: everything that the loop needs, made from the config and the newest checkpoint.
+"""Set up training: everything that the loop needs, made from the config and the newest checkpoint.
 
 Puts together devices, data, model, optimizer and state, and maps a checkpoint's trees to the training state.
 """
@@ -19,8 +19,7 @@ from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.kernels.attention_kernels import explain_attention
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
@@ -29,7 +28,6 @@ from flaxformer_mt.parallel import (
     check_compiler_options,
     enable_compilation_cache,
     make_parallel,
-    slow_bfloat16_reason,
 )
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -38,7 +36,8 @@ from flaxformer_mt.shapes import Array, Batch, TeacherTokens
 from flaxformer_mt.training.checkpoint_trees import restore_state
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
-from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters, warmup_updates
+from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters
+from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
 from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.unpadded_sizes import UnpaddedSizes, find_unpadded_sizes, fitting_sizes
@@ -60,7 +59,7 @@ class TrainStep:
         arguments_of: Callable[[Any, Any, Any], tuple[Any, ...]],
         run: Callable[[TrainState, Hyperparameters, list[BatchArray]], tuple[TrainState, StepMetrics]],
     ) -> None:
-        """Stores the arguments.
+        """Store the arguments.
 
         Args:
           by_shape: the program that reads a batch.
@@ -72,7 +71,7 @@ class TrainStep:
     def __call__(
         self, state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
     ) -> tuple[TrainState, StepMetrics]:
-        """Computes the update; donates the state."""
+        """Compute the update; donates the state."""
         return self._run(state, numbers, batches)
 
 
@@ -90,8 +89,6 @@ class TrainingSetup(NamedTuple):
     parameters: int
     # The sharding of each parameter, as lines for the log; empty where parameters are replicated.
     placements: list[str]
-    # Which kernel computes attention, and why, as a line for the log.
-    attention: str
     # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
     unpadded: UnpaddedSizes
 
@@ -101,7 +98,7 @@ class TrainingSetup(NamedTuple):
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: Batch) -> BatchArray:
-        """Transfers a batch to the devices, as one array; returns before they have it."""
+        """Transfer a batch to the devices, as one array; returns before they have it."""
         vocab, sizes = self.prepared.vocabs.target, fitting_sizes(batch, self.unpadded)
         return self.parallel.put(to_array(batch, pad_id=vocab.pad_id, bos_id=vocab.bos_id, unpadded=sizes))
 
@@ -109,7 +106,7 @@ class TrainingSetup(NamedTuple):
 def set_up_training(
     config: Config, run_dir: Path, checkpoints: Checkpoints, *, say: Callable[[str], object] | None = None
 ) -> TrainingSetup:
-    """Prepares data, model and state; the state is initialized on its devices, or restored onto them.
+    """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
     A checkpoint of any device layout is restored onto the layout of this config. `say` receives the name of
     each part of the preparation that takes long.
@@ -158,13 +155,12 @@ def set_up_training(
         progress,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
-        _describe_attention(config, parallel),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
     )
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compiles the update for the batch shapes that `choose_shapes` returns, before the first update.
+    """Compile the update for the batch shapes that `choose_shapes` returns, before the first update.
 
     Args:
       say: receives a line now and then on how far it is.
@@ -220,39 +216,6 @@ def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
 
 
-def _describe_attention(config: Config, parallel: Parallel) -> str:
-    """Tells which kernel computes attention in the longest batches, and why."""
-    data = config.data
-    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
-    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
-    kernel, reason = explain_attention(
-        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
-    )
-    return f"attention: {kernel} ({reason})"
-
-
-def warn_of_slow_dtype(config: Config, platform: str) -> None:
-    """Warns in the first process if this CPU computes faster in float32 than in the chosen dtype."""
-    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
-        return
-    if reason := slow_bfloat16_reason():
-        warn_user(
-            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
-            "--config.model.dtype=float32 is more exact"
-        )
-
-
-def warn_of_short_training(config: Config) -> None:
-    """Warns in the first process if the warm-up is shorter than the config says."""
-    asked, steps = config.optim.warmup_steps, config.train.steps
-    taken = warmup_updates(config.optim, total_steps=steps)
-    if taken != asked and is_first():
-        warn_user(
-            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
-            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
-        )
-
-
 def _check_splits(config: Config, prepared: Prepared) -> None:
     if prepared.valid is not None:
         _check_positions(config, prepared.valid)
@@ -269,7 +232,7 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
 
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
-    """Checks that the model has positions for every validation pair: validation uses all pairs uncut."""
+    """Check that the model has positions for every validation pair: validation uses all pairs uncut."""
     if config.model.architecture == "decoder_only":
         longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
     else:
@@ -337,7 +300,7 @@ def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -
 
 
 def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:
-    """Compiles the update: one program, or with gradient accumulation three (gradient, sum, update).
+    """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """

@@ -56,6 +56,6 @@ class StopRequest:
         return 128 + self.received if self.received is not None else 0
 
     def receive_from_another_process(self) -> None:
-        """Records that another process of the same job received a signal."""
+        """Record that another process of the same job received a signal."""
         if self.received is None:
             self.received = signal.SIGTERM

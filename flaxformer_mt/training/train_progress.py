@@ -45,13 +45,13 @@ class TrainProgress:
         return Position(self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches)
 
     def advance(self, position: Position) -> None:
-        """Records one update; `position` is the next batch."""
+        """Record one update; `position` is the next batch."""
         self.step += 1
         self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches = position
         self.metrics = {}
 
     def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
-        """Records an evaluation; returns True if it is the best so far."""
+        """Record an evaluation; returns True if it is the best so far."""
         self.metrics = dict(metrics)
         value, best = metrics[best_metric], self.best_value
         sign = -1 if best_metric == "loss" else 1

@@ -22,7 +22,7 @@ _LEAST_PADDING = 0.05
 def find_unpadded_sizes(
     config: Config, parallel: Parallel, plans: Iterable[Sequence[Mapping[str, Any]]]
 ) -> UnpaddedSizes:
-    """Returns the sizes of all shapes whose padding is worth removing; {}: batches keep their padding.
+    """Return the sizes of all shapes whose padding is worth removing; {}: batches keep their padding.
 
     Padding is removed on a CPU that is a single device, from models in which no token reads it.
 
@@ -55,7 +55,7 @@ def find_unpadded_sizes(
 
 
 def fitting_sizes(batch: Batch, sizes: UnpaddedSizes) -> tuple[int, int] | None:
-    """Returns the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
+    """Return the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
     rows, source = batch.source.shape
     shape = Shape(rows, source, batch.target_in.shape[1])
     room = sizes.get(shape)

@@ -33,7 +33,7 @@ class Validation:
     def __init__(
         self, config: Config, prepared: Prepared, model: Any, parallel: Parallel, *, like: Any
     ) -> None:
-        """Compiles nothing yet; a model that is too large for one device is searched as it is split.
+        """Compile nothing yet; a model that is too large for one device is searched as it is split.
 
         Args:
           like: the parameters, of which only the sizes are used.
@@ -100,7 +100,7 @@ class Validation:
         return values | self._scorer.score(evaluation) | {"seconds": seconds}
 
     def _compile_steps(self, params: Any) -> None:
-        """Compiles the loss for the shapes of all batches at once, instead of one after the other."""
+        """Compile the loss for the shapes of all batches at once, instead of one after the other."""
         # As they are run: a batch has the rows of this process alone, and all rows once it is placed.
         placed = map(self._parallel.put, self._batches)
         distinct = {_describe_shapes(batch): (params, batch) for batch in placed}

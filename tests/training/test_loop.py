@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_experiment import change
+from tiny_experiment import change, quick_environment
 
 from flaxformer_mt.config import Config, NoiseConfig, StageConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.parallel import make_parallel, processes
+from flaxformer_mt.parallel import core_count, make_parallel, processes
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.tracking import read_metrics
@@ -461,3 +461,36 @@ def test_an_invalid_config_is_refused_before_anything_is_written(base, tmp_path)
     with pytest.raises(UserError, match=r"train\.steps is 0"):
         fit(change(base, train={"steps": 0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+AFTER_LOADING = """
+import sys
+from pathlib import Path
+from flaxformer_mt import Translator, fit
+from flaxformer_mt.config.files import read_config
+
+run, config, loaded = map(Path, sys.argv[1:4])
+if len(sys.argv) > 4:
+    translator = Translator.load(loaded)
+    import jax
+    assert jax.local_device_count() > 1, "the cores are no devices"
+fit(read_config(config), run)
+"""
+
+
+@pytest.mark.skipif(core_count() == 1, reason="one core")
+def test_a_model_that_was_loaded_before_changes_nothing_of_training(base, reference, tmp_path):
+    """In a notebook: loading makes the cores devices, of which training takes one, as from the shell."""
+    config = change(base, train={"steps": 2, "evaluate_every": 2, "tensorboard": False})
+    save_config(config, tmp_path / "config.json")
+    for name, more in (("alone", []), ("after", ["after"])):
+        environment = quick_environment()
+        flags = environment["XLA_FLAGS"].split()
+        environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "device_count" not in flag)
+        arguments = [str(path) for path in (tmp_path / name, tmp_path / "config.json", reference[0])]
+        command = [sys.executable, "-c", AFTER_LOADING, *arguments, *more]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    found, expected = (load_state(tmp_path / name, "last") for name in ("after", "alone"))
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()

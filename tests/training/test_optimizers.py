@@ -16,12 +16,12 @@ from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import devices
 from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters, warmup_updates
+from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
 from flaxformer_mt.training.optimizers import (
     _muon_dimensions,
     clip_factor,
     make_optimizer,
 )
-from flaxformer_mt.training.setup import warn_of_short_training, warn_of_slow_dtype
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 

@@ -14,8 +14,9 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training import train_log as monitor
-from flaxformer_mt.training.train_log import DataWait, TrainingLog
+from flaxformer_mt.training import metric_sums, train_clock, train_log
+from flaxformer_mt.training.train_clock import DataWait
+from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
 CLOCKS = {"tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second", "utilization"}
@@ -70,7 +71,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     stopped = Clock()
-    monkeypatch.setattr(monitor, "time", stopped)
+    monkeypatch.setattr(train_clock, "time", stopped)
     return stopped
 
 
@@ -271,7 +272,7 @@ def finish(clock: Clock, log: TrainingLog, now: float, *updates: Late) -> None:
     clock.now = now
     for update in updates:
         update.finish()
-    log._data_wait._watcher.submit(lambda: None).result()
+    log._clock._data_wait._watcher.submit(lambda: None).result()
 
 
 def test_a_line_is_logged_once_its_updates_are_finished_without_waiting(clock):
@@ -303,8 +304,9 @@ def test_the_devices_have_work_while_the_host_waits_for_a_line(clock, monkeypatc
     """Of several processes, each logs a line when the next one is due, though it could do so earlier."""
     lines = Lines()
     log = make_log(lines, make_config(log_every=2, log_accuracy=False, max_nonfinite_steps=2))
-    monkeypatch.setattr(monitor, "process_count", lambda: 2)
-    monkeypatch.setattr(monitor, "exchange", lambda message: [message, message])
+    for module in (train_log, metric_sums):
+        monkeypatch.setattr(module, "process_count", lambda: 2)
+    monkeypatch.setattr(metric_sums, "exchange", lambda message: [message, message])
     log._parallel.counts_rows = True
     for step in (1, 2, 3):
         begin_update(log, step, skipped=step).finish()
