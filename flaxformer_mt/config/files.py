@@ -28,8 +28,8 @@ _JSON_BYTES = 1 << 26
 # The entry of config.json with the digest of all others.
 _DIGEST = "blake2b"
 
-# Fields of earlier versions, which their runs still have.
-_REMOVED = (("train", "prng"),)
+# Fields of earlier versions, which their runs and exports still have.
+_REMOVED = ("config.train.prng",)
 
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
@@ -87,6 +87,8 @@ def from_dict(values: dict[str, Any], *, kind: type = Config, where: str = "conf
     hints = typing.get_type_hints(kind)
     built = {}
     for name, value in values.items():
+        if f"{where}.{name}" in _REMOVED:
+            continue
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
@@ -147,12 +149,8 @@ def read_config(path: Path) -> Config:
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
-        written = _digest_of(values)
-        for section, name in _REMOVED:
-            if isinstance(values.get(section), dict):
-                values[section].pop(name, None)
         config = from_dict(values)
-        if digest is not None and digest != written:
+        if digest is not None and digest != _digest_of(values):
             raise UserError(
                 f"{path} has changed since it was written (its digest differs); restore the file, or, if it "
                 f"was changed on purpose, remove its entry {_DIGEST}"

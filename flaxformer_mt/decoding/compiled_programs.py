@@ -89,7 +89,7 @@ class SearchPrograms:
         from flaxformer_mt.model import make_model
 
         source_size, target_size = self._sizes
-        sizes = {"source_size": source_size, "target_size": target_size}
+        sizes: Any = {"source_size": source_size, "target_size": target_size}
         return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
 
     def compile(self, **options: Any) -> None:

@@ -19,8 +19,8 @@ from flaxformer_mt.shapes import Array
 BlockCache = dict[str, Array]
 
 
-class EncoderBlock(nn.Module):
-    """Encoder block: self-attention and feed-forward."""
+class Block(nn.Module):
+    """What all blocks share: a first sublayer, which reads the other tokens, and a last one, feed-forward."""
 
     config: ModelConfig
     kernels: Kernels
@@ -38,10 +38,6 @@ class EncoderBlock(nn.Module):
         self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config)
 
-    def __call__(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
-        """Map x [B, S, D] to [B, S, D]."""
-        return self._feed(self._read(x, mask, positions, deterministic), deterministic)
-
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Run the first sublayer on all tokens."""
         y = self.self_attention_residual.before(x)
@@ -52,6 +48,14 @@ class EncoderBlock(nn.Module):
         """Run the last sublayer, the feed-forward network."""
         y = self.feedforward(self.feedforward_residual.before(x), deterministic=deterministic)
         return self.feedforward_residual.after(x, y, deterministic=deterministic)
+
+
+class EncoderBlock(Block):
+    """Encoder block: self-attention and feed-forward."""
+
+    def __call__(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
+        """Map x [B, S, D] to [B, S, D]."""
+        return self._feed(self._read(x, mask, positions, deterministic), deterministic)
 
 
 class CausalBlock(EncoderBlock):
@@ -91,7 +95,7 @@ class CausalBlock(EncoderBlock):
         return self._feed(x, True), updated
 
 
-class DecoderBlock(EncoderBlock):
+class DecoderBlock(Block):
     """Decoder block: causal self-attention, cross-attention to the encoder output, and feed-forward."""
 
     def setup(self) -> None:

@@ -62,7 +62,7 @@ def _normalise_forward(
     centred = wide - mean
     inverse = jax.lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon)
     normalised = centred * inverse
-    result = normalised if scale is None else normalised * scale + bias
+    result = normalised if scale is None or bias is None else normalised * scale + bias
     return result, (x, mean, inverse, scale)
 
 

@@ -75,7 +75,7 @@ class Stack(nn.Module):
         self.embedding_dropout = Dropout(config.dropout_rate if rate is None else rate)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-        block = self.block
+        block: Any = self.block
         if config.remat != "none":
             block = nn.remat(
                 block,
@@ -84,7 +84,7 @@ class Stack(nn.Module):
                 prevent_cse=not config.scan_layers,  # in a scan XLA cannot undo the recomputation
             )
         # With scan_layers one block represents all; `run` gives its parameters the axis [L, ...].
-        make = functools.partial(block, config, self.kernels)
+        make: Any = functools.partial(block, config, self.kernels)
         self.layers = make() if config.scan_layers else [make() for _ in range(self.num_layers)]
         if _has_final_norm(config):
             self.final_norm = make_norm(config)

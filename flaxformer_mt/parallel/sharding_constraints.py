@@ -121,7 +121,7 @@ def _make_spec(shape: tuple[int, ...], letters: str) -> PartitionSpec:
     if len(letters) != len(shape):
         raise ValueError(f"{letters} names {len(letters)} dimensions, but the array has the shape {shape}")
     sizes = _split_axes()
-    axes = (_MESH_AXES.get(letter) for letter in letters)
+    axes = (_MESH_AXES.get(letter, "") for letter in letters)
     return PartitionSpec(
         *(
             axis if size % sizes.get(axis, math.inf) == 0 else None

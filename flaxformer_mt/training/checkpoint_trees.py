@@ -59,18 +59,13 @@ def restore_state(
     for name in other:
         leaves = split_stacks(found[name]) if _is_stacked(found[name]) else _stack(found[name], wanted[name])
         found[name] = {path: place_leaf(leaf, wanted[name][path]) for path, leaf in leaves.items()}
-    found |= found.pop("counters")
-    fields = {
-        field.name: unflatten_like(getattr(target, field.name), leaves)
-        for field in dataclasses.fields(target)
-        if isinstance(leaves := found.get(field.name), dict)
-    }
-    counters = {name: leaf for name, leaf in found.items() if not isinstance(leaf, dict)}
+    counters = found.pop("counters")
+    fields = {name: unflatten_like(getattr(target, name), leaves) for name, leaves in found.items()}
     return TrainState(**({"ema_params": None} | fields | counters)), progress
 
 
 def _name_leaves(state: TrainState) -> dict[str, Leaves]:
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    fields: dict[str, Any] = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     if state.ema_params is None:
         del fields["ema_params"]
     counters = {name: fields.pop(name) for name in ("step", "skipped", "skipped_in_a_row")}

@@ -179,7 +179,7 @@ def _make_run(
 
 
 def _init_params(config: Config, vocabs: Vocabs) -> Any:
-    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    sizes: Any = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     plain = dataclasses.replace(config.model, scan_layers=False)
     model = make_model(plain, **sizes, platform=default_platform())
     return jax.device_get(init_params(model, jax.random.key(config.seed)))

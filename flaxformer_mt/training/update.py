@@ -17,7 +17,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.kernels.unpad import unpad
-from flaxformer_mt.losses import AlignmentSums
+from flaxformer_mt.losses import AlignmentSums, TokenSums
 from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Array, Batch
@@ -106,7 +106,8 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
             return sum_losses(model, network, batch, key, terms)
 
         gradients, sums = jax.grad(loss_of, has_aux=True)(select_trained(params, config.optim))
-        return Sums(gradients, *sums["tokens"], alignment=sums.get("alignment"))
+        tokens: TokenSums = sums["tokens"]
+        return Sums(gradients, tokens.loss_sum, tokens.weight, tokens.correct_sum, sums.get("alignment"))
 
     return gradient_step
 

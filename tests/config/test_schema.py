@@ -21,6 +21,7 @@ from flaxformer_mt.config import (
     TrainConfig,
     VocabConfig,
     cleaning_rules,
+    files,
 )
 from flaxformer_mt.config import schema as module
 from flaxformer_mt.config.checks import validate
@@ -385,3 +386,15 @@ def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
         (problems(0.1, ("a",), architecture="decoder_only"), ("decoder_only", "no cross-attention")),
     ):
         assert all(word in found for word in words), found
+
+
+def test_a_field_of_earlier_versions_is_passed_over(tmp_path):
+    """In a run's config.json, with a digest of its own, and in what was exported."""
+    values = to_dict(Config())
+    values["train"]["prng"] = "rbg"
+    assert from_dict(values) == Config()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values | {"blake2b": files._digest_of(values)}))
+    assert read_config(path) == Config()
+    with pytest.raises(UserError, match="unknown config field config.model.prng"):
+        from_dict({"model": {"prng": "rbg"}})
