@@ -178,8 +178,7 @@ def resolve_attention(preferred: Preference, platform: str) -> Kind:
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:
-    """Tell whether a kernel supports heads of these shapes, [B, Q, H, K] and [B, M, H, K], and of their
-    dtype."""
+    """Tell whether a kernel supports heads [B, Q, H, K] and [B, M, H, K] of these shapes and dtypes."""
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)

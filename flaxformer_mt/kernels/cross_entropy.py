@@ -53,8 +53,7 @@ def cross_entropy(
     smoothing: float,
     mixture: Mixture | None = None,
 ) -> Array:
-    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), of all logits at
-    once.
+    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), in one piece.
 
     The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is
     the `mixture`. hidden: [B, T, D]; target, weights: [B, T].

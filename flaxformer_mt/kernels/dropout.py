@@ -93,8 +93,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Mix a number into both words, and each word into the other one. Two numbers never give the same
-    word."""
+    """Mix a number into both words, and each word into the other one: no two numbers give one word."""
     words = key[:2]
     mixed = hash_numbers(words, (jnp.asarray(number, jnp.uint32), jnp.roll(words, 1)))
     return jnp.append(mixed, key[2])

@@ -26,6 +26,7 @@ class Kernels:
     cross_entropy: CrossEntropy = CrossEntropy()
 
 
+@functools.cache  # equal models have the same table, so that JAX compiles for them once
 def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = False) -> Kernels:
     """Choose the kernels of a platform.
 

@@ -1,9 +1,8 @@
-"""Batches without padding, as rows that hold several sentences: on a CPU a padded token costs as much as a
-real one.
+"""Batches without padding: on a CPU a padded token costs as much as a real one.
 
 A batch without padding has fewer rows of the same length, in which sentences follow each other without regard
 to the ends of rows, and its `*_segments` are `Places`. Layers that compute each token by itself need nothing
-else; attention restores the rows of sentences, and removes their padding again (kernels/attention.py).
+else; attention restores the rows of sentences, and removes their padding again (kernels/attention_kernels.py).
 """
 
 from typing import NamedTuple

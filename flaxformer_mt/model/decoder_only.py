@@ -98,8 +98,7 @@ class DecoderOnly(CachedDecoder):
         return self._finish(x), per_beam
 
     def _rule_and_positions(self, batch: Batch) -> tuple[MaskRule, Array]:
-        """Make the rule of attention and the positions [B, N] of source and target concatenated, N = S +
-        T."""
+        """Make the rule and the positions [B, N] of source and target concatenated, N = S + T."""
         source_length, target_length = batch.source.shape[1], batch.target_in.shape[1]
         if batch.target_segments is not None:
             assert batch.source_segments is not None and batch.source_positions is not None

@@ -41,8 +41,7 @@ class Initializers(NamedTuple):
 
 
 def declare_matrix(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-    """Declare a parameter as `module.param` does, of which the program may hold a part (`gather` makes it
-    whole).
+    """Declare a parameter of which the program may hold only a part (`gather` makes it whole).
 
     Linen compares the shape of a parameter with that of its initial value, and would refuse a part.
     """

@@ -130,12 +130,11 @@ class Parallel:
         The function is called with one device's rows of the batch, with its part of each parameter that is
         split over fsdp (`sharding_constraints.gather` makes it whole), and with the index `part` of its rows;
         None: it gets all rows. Gradients of split parameters are parts as well; all other results are sums
-          over the rows.
+        over the rows.
 
         Args:
           batch: index of the argument that is a batch; the others are parameters or the same for all rows.
-          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data is above
-            1.
+          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data exceeds 1.
         """
         if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)

@@ -1,7 +1,6 @@
-"""Training states as the trees of a checkpoint: one subtree a layer, also where the program stacks its
-layers.
+"""Training states as the trees of a checkpoint, which has one subtree a layer.
 
-So a run that was trained with model.scan_layers resumes without it, and the reverse.
+A program may stack its layers (model.scan_layers): its run resumes without, and the reverse.
 """
 
 import dataclasses

@@ -61,8 +61,7 @@ class AlignmentLoss:
     collections: tuple[str, ...] = (GUIDED,)
 
     def __call__(self, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
-        """Sum the loss over the aligned tokens of a batch; the head is that of the forward pass of
-        `hidden`."""
+        """Sum the loss over the aligned tokens, by the head in the forward pass of `hidden`."""
         assert batch.alignment is not None
         stored, product = module.variables[GUIDED], module.kernels.product
         scores = head_scores(self.config, stored, batch, module.cross_rule(batch), product)
