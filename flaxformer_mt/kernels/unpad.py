@@ -2,7 +2,7 @@
 
 A batch without padding has fewer rows of the same length, in which sentences follow each other without regard
 to the ends of rows, and its `*_segments` are `Places`. Layers that compute each token by itself need nothing
-else; attention restores the rows of sentences, and removes their padding again (kernels/attention_kernels.py).
+else; attention restores the rows of sentences, and removes their padding again (attention_kernels.py).
 """
 
 from typing import NamedTuple

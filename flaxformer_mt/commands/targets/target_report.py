@@ -40,7 +40,7 @@ from flaxformer_mt.shapes import Batch
 _GPU_MEMORY_SHARE = 0.75
 # Compilers give no cycles for Pallas kernels. Theirs are those of the operations that they declare, at this
 # share of the peak rate, or of the bytes, whichever are more. By the schedules that libtpu makes of
-# kernels/pallas_attention.py for v5e (one row of 128, 8 heads of 64: 772 instructions forward, 1,488 backward),
+# kernels/pallas_attention.py for v5e (one row of 128, 8 heads of 64: 772 instructions forward, 1,488 back),
 # and half a microsecond for each program, the share is 33% and 38%.
 _KERNEL_SHARE = 1 / 3
 
