@@ -4,6 +4,7 @@ Row 13 of the data path. Contains the order of the steps and the clean-up after 
 found by name in format_registry.py.
 """
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,10 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
-    return Weights(trained.config, trained.vocabs, leaves, trained.checkpoint, step)
+    # The layout of these parameters is no wish of the run: who trains an import of them chooses anew.
+    model = dataclasses.replace(trained.config.model, scan_layers="auto")
+    config = dataclasses.replace(trained.config, model=model)
+    return Weights(config, trained.vocabs, leaves, trained.checkpoint, step)
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:

@@ -77,7 +77,7 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     config = change(Config(), parallel={"devices": 2, "backend": backend})
     assert config.parallel == ParallelConfig(devices=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**IDS))
-    setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 8, {})
+    setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
     batch = make_batch(make_store([2, 3], [4, 1]), OneBatch([0, 1], Shape(2, 3, 4), packed=False), 0, **IDS)
     sent = []
     put = jax.device_put

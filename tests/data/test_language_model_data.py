@@ -20,7 +20,7 @@ from flaxformer_mt.data.loader import Position, train_batches, valid_batches
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.training.loop import _describe_batches
+from flaxformer_mt.training.messages import describe_batches
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 LINES = ["Good day.", "How are you?", "See you tomorrow!"]
@@ -285,7 +285,7 @@ def test_prepare_reports_on_one_side(config, tmp_path):
     batches = report["batches"]
     assert (batches["pairs"], batches["skipped"], batches["source_tokens"]) == (80, 1, 0)
     assert {shape["source"] for shape in batches["shapes"]} == {0}
-    told = _describe_batches(batches)
+    told = describe_batches(batches)
     assert f"{len(batches['shapes'])} shapes (rows x tokens): {batches['shapes'][0]['rows']}x" in told
     assert "x0x" not in told and told.endswith("; 1 sentences are too long and left out")
     assert prepared.valid is not None and not prepared.valid.source_lengths.any()

@@ -7,7 +7,6 @@ from tiny_experiment import change
 
 from flaxformer_mt.model.lora import (
     add_factors,
-    is_factor,
     is_matrix,
     is_table,
     matrix_sizes,
@@ -15,6 +14,7 @@ from flaxformer_mt.model.lora import (
     without_factors,
 )
 from flaxformer_mt.model.scanned_layers import stack_layers, unstack_layers
+from flaxformer_mt.training.frozen import is_factor
 from flaxformer_mt.trees import flatten_tree, nest_leaves
 
 QUERY, OUT, IN = (

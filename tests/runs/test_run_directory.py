@@ -67,6 +67,7 @@ FREE = {
     "train.keep_checkpoints": 9,
     "model.remat": "full",
     "model.attention": "plain",
+    "model.scan_layers": True,
     "train.loss_chunk_tokens": 256,
     "train.unpad": "none",
     "train.checkpoint_every": 10,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_experiment import change
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
@@ -414,7 +415,8 @@ def run_dir(saved_run, tmp_path):
 
 def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config):
     loaded = Translator.load(run_dir, checkpoint="10", spread=False, warn=warnings.append)
-    assert not warnings and (loaded.checkpoint, loaded.config) == ("10", config)
+    assert not warnings and loaded.checkpoint == "10"
+    assert loaded.config == change(config, model={"scan_layers": False})  # its parameters are not stacked
     loaded.search.programs = translator.search.programs
     assert loaded.translate(["der Hund"])[0].tokens == translator.translate(["der Hund"])[0].tokens
     search = SearchConfig(method="greedy")
