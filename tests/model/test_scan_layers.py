@@ -309,7 +309,7 @@ def test_an_export_agrees_with_the_foreign_system(exported):
 def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, tmp_path):
     run_dir = tmp_path / "imported"
     import_run(exported[0], format_name="torch", run_dir=run_dir)
-    assert not read_config(run_dir / "config.json").model.scan_layers
+    assert read_config(run_dir / "config.json").model.scan_layers == "auto"
     before = load_trained(run, warn=print).params
     assert jax.tree.all(jax.tree.map(np.array_equal, load_trained(run_dir, warn=print).params, before))
     train = {"steps": 1, "final_checkpoint": "last"}
