@@ -76,7 +76,7 @@ def loss(kernel: Any, bias: bool, mixed: bool) -> Callable[..., Any]:
 
 
 def rectified(function: Any, dropped: bool, dtype: str) -> Callable[..., Any]:
-    """A rectifier of a product and a bias; the key is made when it is called, not while tests are collected."""
+    """A rectifier whose key is made when it is called, not while tests are collected."""
 
     def apply(product: Any, bias: Any) -> Any:
         return function(product, bias, make_dropout_key(3, 1) if dropped else None, 0.3, jnp.dtype(dtype))
