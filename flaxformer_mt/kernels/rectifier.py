@@ -21,7 +21,7 @@ def rectify_and_drop(
       key: of dropout at a rate; None: without dropout.
       dtype: of the result.
     """
-    total = jnp.maximum(product if bias is None else product + bias, 0.0)
+    total = jax.nn.relu(product if bias is None else product + bias)  # a sum of 0 passes no gradient
     return (total if key is None else dropout(total, key, rate)).astype(dtype)
 
 

@@ -1,6 +1,7 @@
 """Every variant of a kernel against its reference: values and gradients, at sizes of different primes."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,9 @@ from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_pad
 B, T, M, H, K, D, F, V = 2, 5, 7, 3, 11, 13, 17, 19
 PLAIN = functools.partial(attend, Product())
 TOKENS = np.arange(M) < np.array([7, 2])[:, None]
+# Of one side of a batch without padding: its rows are fewer than those of the batch with it.
+QUERIES = np.arange(T) < np.array([2, 0, 3, 4])[:, None]
+MEMORY = np.arange(M) < np.array([3, 7, 2, 1])[:, None]
 LINKED = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 2, 3]], np.int32)
 
 
@@ -47,16 +51,29 @@ def attended(attention: Any, rule: MaskRule, sees: bool = False) -> Callable[...
     return lambda query, keys, values: attention(query, keys, values, rule, see_weights=see)
 
 
-def without_padding(query: Any, keys: Any, values: Any) -> Any:
+def without_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) -> Callable[..., Any]:
     """Attention by a batch without padding, put back into its rows."""
-    own = find_places(jnp.asarray(TOKENS), 2 * M)
-    rule = MaskRule(own, own, causal=True)
-    taken = [remove_padding(x, own) for x in (query, keys, values)]
-    return restore_padding(attend_unpadded(PLAIN, *taken, rule), own) * TOKENS[..., None, None]
+
+    def attention(query: Any, keys: Any, values: Any) -> Any:
+        own, other = (find_places(jnp.asarray(side), 2 * side.shape[1]) for side in (queries, memory))
+        rule = MaskRule(own, other, causal=causal)
+        attend_slots = attended(functools.partial(attend_unpadded, PLAIN), rule, sees)
+        taken = remove_padding(query, own), remove_padding(keys, other), remove_padding(values, other)
+        assert taken[0].shape[0] < len(queries) and taken[1].shape[0] < len(memory)
+        return restore_padding(attend_slots(*taken), own) * queries[..., None, None]
+
+    return attention
 
 
-def loss(kernel: Any, bias: bool, mixed: bool) -> Callable[..., Any]:
-    """The loss by hidden states, table and bias."""
+def with_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) -> Callable[..., Any]:
+    padded = attended(PLAIN, MaskRule(None, memory, causal=causal), sees)
+    return lambda *heads: padded(*heads) * queries[..., None, None]
+
+
+def loss(
+    kernel: Any, bias: bool, mixed: bool, smoothing: float = 0.1, chunk_tokens: int = 4, count: bool = False
+) -> Callable[..., Any]:
+    """The loss by hidden states, table and bias; without smoothing, exp of its logits would overflow."""
     target = np.random.default_rng(1).integers(0, V, (B, T))
     weights = np.random.default_rng(2).random((B, T)).astype(np.float32)
     mixture = None
@@ -67,10 +84,15 @@ def loss(kernel: Any, bias: bool, mixed: bool) -> Callable[..., Any]:
 
     def total(hidden: Any, table: Any, vector: Any) -> Any:
         output = Output(table, vector if bias else None)
-        options = {"smoothing": 0.1, "mixture": mixture}
+        hidden = hidden * jnp.asarray(1 if smoothing else 16, hidden.dtype)
+        options = {"smoothing": smoothing, "mixture": mixture}
         if kernel is cross_entropy:
             return cross_entropy(hidden, output, target, weights, **options)
-        return kernel(hidden, output, jnp.asarray(target), weights, chunk_tokens=4, **options).loss_sum
+        totals = kernel(
+            hidden, output, jnp.asarray(target), weights, chunk_tokens=chunk_tokens, count=count, **options
+        )
+        assert (totals.correct_sum is not None) is count
+        return totals.loss_sum
 
     return total
 
@@ -112,17 +134,37 @@ for name, rule in MASKS.items():
 fused = functools.partial(attend_fused, "xla", PLAIN)
 pair = attended(fused, MASKS["packed"], True), attended(PLAIN, MASKS["packed"], True)
 CASES["attention by XLA, seen"] = (*pair, HEADS, "float32", 1e-6)
-padded = attended(PLAIN, MaskRule(None, TOKENS, causal=True))
-pair = without_padding, lambda *heads: padded(*heads) * TOKENS[..., None, None]
-CASES["attention without padding"] = (*pair, HEADS, "float32", 1e-5)
+MANY = [(4, M, H, K)] * 3
+CROSS = [(4, T, H, K), (4, M, H, K), (4, M, H, F)]
+for name, sides, many in (
+    ("itself", (MEMORY, MEMORY, True), MANY),
+    ("sources", (QUERIES, MEMORY, False), CROSS),
+):
+    for sees in (False, True):
+        for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02)):
+            pair = without_padding(*sides, sees), with_padding(*sides, sees)
+            seen = ", seen" if sees else ""
+            CASES[f"attention without padding, {name}{seen}, {dtype}"] = (*pair, many, dtype, tolerance)
+for name, rule in MASKS.items():
+    fused = functools.partial(attend_fused, "xla", PLAIN)
+    CASES[f"attention by XLA, {name}, bfloat16"] = (
+        *(attended(fused, rule), attended(PLAIN, rule)),
+        *(HEADS, "bfloat16", 0.03),
+    )
 rows = MaskRule(None, np.arange(16) < np.array([16, 5])[:, None], causal=True, padded_at_end=True)
 pallas = attended(functools.partial(attend_fused, "pallas", PLAIN), rows), attended(PLAIN, rows)
 CASES["attention on a TPU"] = (*pallas, WIDE, "bfloat16", 0.03)
 for score in (score_words, score_rounded, score_in_two_passes):
-    for bias, mixed in ((True, False), (False, True)):
-        kernel = CrossEntropy(score=score)
-        pair = loss(kernel, bias, mixed), loss(cross_entropy, bias, mixed)
-        name = f"cross-entropy, {score.__name__}, {'bias' if bias else 'teacher'}"
+    for bias, mixed, smoothing, chunk_tokens, count in (
+        (True, False, 0.1, 4, False),
+        (False, True, 0.1, 1, True),
+        (True, True, 0.1, 4, False),
+        (False, False, 0.0, 1000, True),
+        (True, False, 0.0, 4, False),
+    ):
+        kernel, options = CrossEntropy(score=score), (bias, mixed, smoothing, chunk_tokens, count)
+        pair = loss(kernel, *options), loss(cross_entropy, *options)
+        name = f"cross-entropy, {score.__name__}, {options}"
         CASES[name] = (*pair, MAPPED, "float32", 1e-5)
         CASES[f"{name}, bfloat16"] = (*pair, MAPPED, "bfloat16", 0.05)
 for dropped in (True, False):
@@ -136,10 +178,19 @@ for dropped in (True, False):
 def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
     """The gradients are those of a sum in which each entry of the result has its own factor."""
     variant, reference, shapes, dtype, tolerance = CASES[name]
-    kernel = attention_kernels.attend_rows
-    monkeypatch.setattr(
-        attention_kernels, "attend_rows", lambda heads, causal, _, *rest: kernel(heads, causal, True, *rest)
-    )
+    ran = []
+    kernels = {"attend_rows": attention_kernels.attend_rows, "attend_by_jax": attention_kernels.attend_by_jax}
+
+    def interpreted(heads: int, causal: bool, _: bool, *rest: Any) -> Any:
+        ran.append("TPU")
+        return kernels["attend_rows"](heads, causal, True, *rest)
+
+    def by_jax(*arguments: Any) -> Any:
+        ran.append("XLA")
+        return kernels["attend_by_jax"](*arguments)
+
+    monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
+    monkeypatch.setattr(attention_kernels, "attend_by_jax", by_jax)
     inputs = [draw(*shape, dtype=dtype, seed=number) for number, shape in enumerate(shapes)]
 
     def run(function: Any) -> Any:
@@ -151,7 +202,10 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
         gradients = jax.jit(jax.grad(total, tuple(range(len(inputs))), has_aux=True))
         return jax.tree.map(lambda x: np.asarray(x, np.float32), gradients(*inputs))
 
-    found, expected = run(variant), run(reference)
+    found = run(variant)
+    seen = name.endswith(", seen")  # a fused kernel keeps no weights
+    assert set(ran) == {kind for kind in ("TPU", "XLA") if kind in name and not seen}, "another kernel ran"
+    expected = run(reference)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(
             one, other, rtol=tolerance, atol=tolerance * max(1e-3, np.abs(other).max())
@@ -190,9 +244,71 @@ def test_parts_of_a_batch_draw_the_rows_of_the_whole_batch():
     def site(part: int | None) -> Any:
         return jax.random.split(jax.random.fold_in(make_dropout_key(7, 2, 1, part), 9), 2)[1]
 
+    def dropped(*numbers: int) -> Any:
+        return np.asarray(dropout(ones, make_dropout_key(*numbers), 0.4)) == 0
+
     whole = dropout(ones, site(None), 0.4)
     parts = [dropout(ones[:2], site(part), 0.4) for part in range(3)]
     np.testing.assert_array_equal(jnp.concatenate(parts), whole)
-    assert 0.2 < (np.asarray(whole) == 0).mean() < 0.6
-    for other in (make_dropout_key(7, 3, 1), make_dropout_key(7, 2, 0), make_dropout_key(8, 2, 1)):
-        assert (np.asarray(dropout(ones, other, 0.4) == 0) != np.asarray(whole == 0)).mean() > 0.3
+    for other in ((7, 3, 1), (7, 2, 0), (8, 2, 1)):
+        assert (dropped(*other) != dropped(7, 2, 1)).mean() > 0.3, other
+
+
+def test_dropout_keeps_its_share_and_the_mean_at_every_site():
+    """Within five standard deviations; of two sites, entries are dropped independently of each other."""
+    ones, rate, key = jnp.ones((101, 103)), 0.3, make_dropout_key(7, 2, 1)
+    sites = [key, *(jax.random.fold_in(key, number) for number in (1, 2)), *jax.random.split(key, 2)]
+    dropped = [np.asarray(dropout(ones, site, rate)) for site in sites]
+    deviation = (rate * (1 - rate) / ones.size) ** 0.5
+    for one in dropped:
+        assert abs((one == 0).mean() - rate) < 5 * deviation
+        np.testing.assert_allclose(one[one != 0], 1 / (1 - rate), rtol=1e-6)
+        assert abs(one.mean() - 1) < 5 * deviation / (1 - rate)
+    both = rate**2
+    for one, other in itertools.combinations(dropped, 2):
+        share = ((one == 0) & (other == 0)).mean()
+        assert abs(share - both) < 5 * (both * (1 - both) / ones.size) ** 0.5
+
+
+@pytest.mark.parametrize("score", [score_words, score_rounded, score_in_two_passes])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
+def test_correct_words_are_those_of_the_largest_logit(score, chunk_tokens):
+    """In the pass with gradients, too, and scaled as the loss is; of equal logits the first one counts."""
+    hidden, table, bias = (jnp.round(draw(*shape, seed=n)) for n, shape in enumerate(MAPPED))
+    table = table.at[1].set(table[0])
+    bias = bias.at[:2].set(99.0)  # words 0 and 1 are equally probable, and the most probable ones
+    target, weights = np.zeros((B, T), np.int32), np.random.default_rng(2).random((B, T)).astype(np.float32)
+    target[:, 1::2] = 1
+
+    def total(hidden: Any, output: Any, kernel: Any = None) -> Any:
+        if kernel is None:
+            return 0.7 * cross_entropy(hidden, output, target, weights, smoothing=0.1), None
+        totals = kernel(hidden, output, target, weights, smoothing=0.1, chunk_tokens=chunk_tokens, count=True)
+        return 0.7 * totals.loss_sum, totals.correct_sum
+
+    kernel = functools.partial(total, kernel=CrossEntropy(score=score))
+    output = Output(table, bias)
+    (loss_sum, correct), gradients = jax.jit(jax.value_and_grad(kernel, (0, 1), has_aux=True))(hidden, output)
+    (expected, _), expected_gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(hidden, output)
+    np.testing.assert_allclose(correct, weights[:, ::2].sum(), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(kernel)(hidden, output)[1], correct, rtol=1e-6)
+    np.testing.assert_allclose(loss_sum, expected, rtol=1e-4)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradients, expected_gradients
+    )
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sum_of_zero_passes_no_gradient(dropped, biased):
+    """In whole numbers a third of the sums are 0; and a sum that is no number stays none."""
+    product, bias = jnp.round(draw(B, T, F)), jnp.round(draw(F, seed=1)) if biased else None
+    total = np.asarray(product if bias is None else product + bias)
+    assert 0.1 < (total == 0).mean() < 0.6
+    key, gradients = make_dropout_key(3, 1) if dropped else None, []
+    for function in (rectify, rectify_and_drop):
+        run = functools.partial(function, bias=bias, key=key, rate=0.3, dtype=jnp.dtype("float32"))
+        gradients.append(jax.grad(lambda product, run=run: run(product).sum())(product))
+        assert not np.asarray(gradients[-1])[total <= 0].any(), function.__name__
+        assert np.isnan(run(product * jnp.nan)).any()
+    np.testing.assert_allclose(*gradients, rtol=1e-6)
