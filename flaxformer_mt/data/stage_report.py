@@ -17,17 +17,18 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
 
     `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
     the first of them, and for one that lasts until training ends it is None. `from_update` is
-    the number of its first update.
+    the number of its first update. The epochs are those of one seed for all runs, so that what is compiled
+    for their batches serves a sweep over seeds.
     """
     base, accumulation = stores.base, config.optim.accumulation
-    curriculum = make_curriculum(config.data, base.parts, seed=config.seed, accumulation=accumulation)
+    curriculum = make_curriculum(config.data, base.parts, seed=0, accumulation=accumulation)
     assert curriculum is not None, "the config has no stages"
     lengths = base.source_lengths, base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=stores.varies)
     found, start = [], 1
     for number, stage in enumerate(curriculum.stages):
         drawn = curriculum.draw(Position(0, 0, number))
-        plan = plan_epoch(*lengths, config=config.data, seed=config.seed, epoch=0, shapes=shapes, drawn=drawn)
+        plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, shapes=shapes, drawn=drawn)
         updates = stage.steps
         if stage.epochs is not None:
             updates = -(-len(plan) * stage.epochs // accumulation)

@@ -10,7 +10,7 @@ from flaxformer_mt.config import Config, NoiseConfig, OptimConfig, StageConfig, 
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data.curriculum import Curriculum
+from flaxformer_mt.data.curriculum import Curriculum, make_curriculum
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.position import BEGINNING, Position
@@ -157,6 +157,24 @@ def test_the_report_says_what_each_stage_has(stores, config):
     assert "3 updates from about update" in lines[1] and lines[1].endswith("; noise: upper_case 0.5")
     short = dataclasses.replace(config, train=TrainConfig(steps=1))
     assert "not reached within train.steps" in format_stages(plan_stages(short, stores))[2]
+
+
+def test_the_report_is_the_same_for_all_seeds(stores, config):
+    """So that batches without padding have the same sizes, and a sweep over seeds compiles once."""
+    others = [dataclasses.replace(config, seed=seed) for seed in range(5)]
+    drawn = {
+        tuple(
+            sorted(
+                make_curriculum(other.data, stores.base.parts, seed=other.seed, accumulation=2).draw(
+                    BEGINNING
+                )
+            )
+        )
+        for other in others
+    }
+    assert len(drawn) > 1  # training draws other pairs
+    report = plan_stages(config, stores)
+    assert all(plan_stages(other, stores) == report for other in others)
 
 
 def test_a_stage_without_a_pair_that_fits_is_refused(stores, config):
