@@ -27,22 +27,26 @@ _split_cores = False
 
 
 def training_devices() -> list[jax.Device]:
-    """Return the devices of a training: all, but one where `use_cpu_cores_as_devices` has split the CPU.
+    """Return the devices of a training: all, but one a process where we have made the cores devices.
 
     So a model that was loaded before, in a notebook, changes nothing of what is trained.
     """
     devices = jax.devices()
-    return devices[:1] if _split_cores and devices[0].platform == "cpu" else devices
+    if not _split_cores or devices[0].platform != "cpu":
+        return devices
+    processes = [device.process_index for device in devices]
+    return [device for n, device in enumerate(devices) if device.process_index not in processes[:n]]
 
 
 def use_cpu_cores_as_devices() -> None:
     """Make each of the first four CPU cores a device, so that each runs its own loop.
 
     Cores that share every matrix product of a short step wait for each other; cores with separate rows do
-    not. Call it before any computation: later, or if XLA_FLAGS set the number of devices, it has no effect.
-    Each device holds its own copy of the parameters, hence the maximum of four.
+    not. Call it before any computation: later, or if XLA_FLAGS or JAX_NUM_CPU_DEVICES set the number of
+    devices, it has no effect. Each device holds its own copy of the parameters, hence the maximum of four.
     """
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    wanted: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if wanted > 0 or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     global _split_cores
     with contextlib.suppress(RuntimeError):  # the devices are initialized already
