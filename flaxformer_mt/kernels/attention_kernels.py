@@ -126,11 +126,9 @@ def attend_fused(
         rule = dataclasses.replace(mask, **dict(zip(segments, own, strict=True)))
         if not fits(kind, query, keys):
             return plain(query, keys, values, rule)
-        return (
-            attend_rows_on_tpu(query, keys, values, rule)
-            if kind == "pallas"
-            else (attend_by_jax(kind, query, keys, values, rule))
-        )
+        if kind == "pallas":
+            return attend_rows_on_tpu(query, keys, values, rule)
+        return attend_by_jax(kind, query, keys, values, rule)
 
     inputs = [(heads, "BTHK") for heads in (query, keys, values)]
     inputs += [(jnp.asarray(given), "BT") for given in segments.values()]

@@ -1,6 +1,6 @@
 """Numbers in bfloat16 outside of products: how they are updated, looked up, and cast once.
 
-Knows what XLA's CPU compiler does badly with such arrays. Products of them are in `products`.
+Knows what XLA's CPU compiler does badly with such arrays. Products of them are in `product`.
 """
 
 import re

@@ -37,6 +37,15 @@ class Mixture(NamedTuple):
     ids: Array
 
 
+class _Chunk(NamedTuple):
+    """Tokens whose logits are computed together, as arguments of `cross_entropy`; or all chunks, stacked."""
+
+    hidden: Array
+    target: Array
+    weights: Array
+    mixture: Mixture | None
+
+
 class Totals(NamedTuple):
     """Sums over tokens, each times its weight: losses, and correct tokens (None if they are not counted)."""
 
@@ -142,39 +151,25 @@ class CrossEntropy:
             x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
             return x.reshape(x.shape[0], -1, width, *x.shape[2:]).swapaxes(0, 1)
 
-        chunks = jax.tree.map(cut, (hidden, target, weights, mixture))
-        return _sum_chunks(self, smoothing, count, output, *chunks)
+        chunks = jax.tree.map(cut, _Chunk(hidden, target, weights, mixture))
+        return _sum_chunks(self, smoothing, count, output, chunks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _sum_chunks(
-    kernel: CrossEntropy,
-    smoothing: float,
-    count: bool,
-    output: Output,
-    hidden: Array,
-    target: Array,
-    weights: Array,
-    mixture: Mixture | None,
+    kernel: CrossEntropy, smoothing: float, count: bool, output: Output, chunks: _Chunk
 ) -> Totals:
-    def add(totals: Totals, chunk: tuple[Any, ...]) -> tuple[Totals, None]:
-        hidden, target, weights, mixture = chunk
-        logits = _project(kernel.multiply, hidden, output)
-        loss = _entropies(logits, target, smoothing, mixture)
-        return _add_chunk(totals, loss, _is_argmax(logits, target) if count else None, weights), None
+    def add(totals: Totals, chunk: _Chunk) -> tuple[Totals, None]:
+        logits = _project(kernel.multiply, chunk.hidden, output)
+        loss = _entropies(logits, chunk.target, smoothing, chunk.mixture)
+        correct = _is_argmax(logits, chunk.target) if count else None
+        return _add_chunk(totals, loss, correct, chunk.weights), None
 
-    return jax.lax.scan(add, _no_totals(count), (hidden, target, weights, mixture))[0]
+    return jax.lax.scan(add, _no_totals(count), chunks)[0]
 
 
 def _sum_chunks_forward(
-    kernel: CrossEntropy,
-    smoothing: float,
-    count: bool,
-    output: Output,
-    hidden: Array,
-    target: Array,
-    weights: Array,
-    mixture: Mixture | None,
+    kernel: CrossEntropy, smoothing: float, count: bool, output: Output, chunks: _Chunk
 ) -> tuple[Totals, tuple[Output, Array]]:
     """Compute the gradients together with the totals; the backward pass only scales them.
 
@@ -183,11 +178,11 @@ def _sum_chunks_forward(
     them unscaled: the sum and the weights scale single tokens before or after a product, and the target
     distribution is equal for all words but one, and those of a teacher.
     """
-    size, table = output.table.shape[0], output.table.astype(hidden.dtype)
+    size, table = output.table.shape[0], output.table.astype(chunks.hidden.dtype)
     table_mean = table.sum(0, dtype=jnp.float32) / size
     bias: Array = jnp.zeros(()) if output.bias is None else output.bias
 
-    def add(sums: tuple[Totals, Output], chunk: tuple[Any, ...]) -> tuple[tuple[Totals, Output], Array]:
+    def add(sums: tuple[Totals, Output], chunk: _Chunk) -> tuple[tuple[Totals, Output], Array]:
         totals, gradient = sums
         hidden, target, weights, mixture = chunk
         shares = (1 - smoothing, smoothing) if mixture is None else (mixture.target, mixture.even)
@@ -223,20 +218,14 @@ def _sum_chunks_forward(
     # The table's gradient is accumulated as [D, V], so that no chunk's logits need to be transposed.
     zeros = Output(table.T, output.bias)
     start = (_no_totals(count), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), zeros))
-    (totals, d_output), d_hidden = jax.lax.scan(add, start, (hidden, target, weights, mixture))
+    (totals, d_output), d_hidden = jax.lax.scan(add, start, chunks)
     d_output = d_output._replace(table=d_output.table.T)
-    return totals, (_subtract_targets(d_output, smoothing, hidden, target, weights, mixture), d_hidden)
+    return totals, (_subtract_targets(d_output, smoothing, chunks), d_hidden)
 
 
-def _subtract_targets(
-    gradient: Output,
-    smoothing: float,
-    hidden: Array,
-    target: Array,
-    weights: Array,
-    mixture: Mixture | None,
-) -> Output:
+def _subtract_targets(gradient: Output, smoothing: float, chunks: _Chunk) -> Output:
     """Subtract the target distributions from the gradients, but for what all words share."""
+    hidden, target, weights, mixture = chunks
     if mixture is None:
         return _subtract_at(gradient, target, weights * (1 - smoothing), hidden)
     gradient = _subtract_at(gradient, target, weights * mixture.target, hidden)
@@ -254,11 +243,12 @@ def _subtract_at(gradient: Output, ids: Array, mass: Array, hidden: Array) -> Ou
 
 def _sum_chunks_backward(
     kernel: CrossEntropy, smoothing: float, count: bool, saved: tuple[Output, Array], gradient: Totals
-) -> tuple[Output, Array, None, None, None]:
+) -> tuple[Output, _Chunk]:
     d_output, d_hidden = saved
     scale = gradient.loss_sum  # correct_sum has no gradient
     d_hidden = d_hidden * scale.astype(d_hidden.dtype)
-    return jax.tree.map(lambda x: x * scale, d_output), d_hidden, None, None, None
+    nothing: Any = None  # the targets and their weights are data
+    return jax.tree.map(lambda x: x * scale, d_output), _Chunk(d_hidden, nothing, nothing, None)
 
 
 _sum_chunks.defvjp(_sum_chunks_forward, _sum_chunks_backward)

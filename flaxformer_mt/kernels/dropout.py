@@ -19,8 +19,7 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
 
     Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once. The gradient
-    drops
-    the same entries, by the same numbers: nothing but the key is kept for it.
+    drops the same entries, by the same numbers: nothing but the key is kept for it.
 
     Args:
       key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used

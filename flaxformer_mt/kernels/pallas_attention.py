@@ -1,11 +1,10 @@
 """Attention over short rows as one TPU kernel: neither scores nor weights reach the chip's memory.
 
 A program of the kernel holds whole rows of queries, keys and values, with all heads, as the projections
-leave them, [B, T, H * K]. Heads that share the 128
-lanes of a register are multiplied together: the lanes of the others are zeroed in one operand, so that no
-head is moved to other lanes. Scores are computed as [M, Q]: sums over the attended positions then run along
-sublanes, which costs additions, where sums along lanes would cost shuffles. The backward pass computes the
-weights again.
+leave them, [B, T, H * K]. Heads that share the 128 lanes of a register are multiplied together: the lanes of
+the others are zeroed in one operand, so that no head is moved to other lanes. Scores are computed as [M, Q]:
+sums over the attended positions then run along sublanes, which costs additions, where sums along lanes would
+cost shuffles. The backward pass computes the weights again.
 """
 
 import functools

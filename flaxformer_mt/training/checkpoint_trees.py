@@ -28,7 +28,7 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 
     Stacked layers become single ones, on the host: a device would hold them twice.
     """
-    return {name: nest_leaves(split_stacks(leaves)) for name, leaves in _name_leaves(state).items()}
+    return {name: nest_leaves(split_stacks(flatten_tree(tree))) for name, tree in _name_trees(state).items()}
 
 
 def restore_state(
@@ -42,33 +42,45 @@ def restore_state(
     Raises:
       UserError: see `Checkpoints.restore`.
     """
-    wanted, stored = _name_leaves(target), checkpoints.read_specs(step)
-    # A tree of other layers is read on the host, and its arrays are placed after they have been arranged.
-    other = {
-        name
+    trees, progress = restore_trees(checkpoints, step, _name_trees(target))
+    counters = trees.pop("counters")
+    return TrainState(**({"ema_params": None} | trees | counters)), progress
+
+
+def restore_trees(
+    checkpoints: Checkpoints, step: int, targets: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read trees as `Checkpoints.restore` does, whether their layers are stacked there or in `targets`.
+
+    Raises:
+      UserError: see `Checkpoints.restore`.
+    """
+    wanted = {name: flatten_tree(tree) for name, tree in targets.items()}
+    stored = checkpoints.read_specs(step)
+    rearrange = {
+        name: split_stacks if _is_stacked(stored[name]) else join_stacks
         for name, leaves in wanted.items()
-        if _is_stacked(leaves) != _is_stacked(stored.get(name, leaves))
+        if name in stored and _is_stacked(stored[name]) != _is_stacked(leaves)
     }
-    likes: dict[str, Any] = {name: leaves for name, leaves in wanted.items() if name not in other}
-    for name in other:
-        shapes = _stack_shapes if _is_stacked(stored[name]) else split_stacks
-        likes[name] = {path: np.empty(x.shape, x.dtype) for path, x in shapes(wanted[name]).items()}
+    # A tree of other layers is read on the host, and its arrays are placed after they have been arranged.
+    likes = dict(wanted)
+    for name, function in rearrange.items():
+        inverse = split_stacks if function is join_stacks else join_stacks
+        likes[name] = {path: np.empty(x.shape, x.dtype) for path, x in inverse(wanted[name]).items()}
     trees, progress = checkpoints.restore(step, {name: nest_leaves(leaves) for name, leaves in likes.items()})
     found = {name: flatten_tree(tree) for name, tree in trees.items()}
-    for name in other:
-        leaves = split_stacks(found[name]) if _is_stacked(found[name]) else _stack(found[name], wanted[name])
-        found[name] = {path: place_leaf(leaf, wanted[name][path]) for path, leaf in leaves.items()}
-    counters = found.pop("counters")
-    fields = {name: unflatten_like(getattr(target, name), leaves) for name, leaves in found.items()}
-    return TrainState(**({"ema_params": None} | fields | counters)), progress
+    for name, function in rearrange.items():
+        arranged = function(found[name])
+        found[name] = {path: place_leaf(leaf, wanted[name][path]) for path, leaf in arranged.items()}
+    return {name: unflatten_like(targets[name], leaves) for name, leaves in found.items()}, progress
 
 
-def _name_leaves(state: TrainState) -> dict[str, Leaves]:
+def _name_trees(state: TrainState) -> dict[str, Any]:
     fields: dict[str, Any] = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     if state.ema_params is None:
         del fields["ema_params"]
     counters = {name: fields.pop(name) for name in ("step", "skipped", "skipped_in_a_row")}
-    return {name: flatten_tree(tree) for name, tree in fields.items()} | {"counters": counters}
+    return fields | {"counters": counters}
 
 
 def _is_stacked(paths: Mapping[str, Any]) -> bool:
@@ -113,37 +125,25 @@ def _take_layers(leaf: Any, count: int) -> list[Any]:
     return list(np.asarray(leaf))
 
 
-def _stack(leaves: Leaves, wanted: Leaves) -> Leaves:
-    """Stack the arrays of single layers into arrays of the wanted shapes."""
+def join_stacks(leaves: Leaves) -> Leaves:
+    """Invert `split_stacks`: give the layers `layers_N` of each stack arrays with a leading axis."""
     layers: dict[str, dict[int, Any]] = {}
-    stacked: Leaves = {}
+    joined: Leaves = {}
     for path, leaf in leaves.items():
         if found := _LAYER.search(path):
             name = f"{path[: found.start()]}layers/{path[found.end() :]}"
             layers.setdefault(name, {})[int(found[1])] = leaf
         else:
-            stacked[path] = leaf
+            joined[path] = leaf
     for path, own in layers.items():
-        first = own[0]
-        whole = [own[number] for number in range(len(own))]
-        stacked[path] = first if first.shape == wanted[path].shape else np.stack(whole)
-    return stacked
+        joined[path] = _join_layers([own[number] for number in range(len(own))])
+    return joined
 
 
-def _stack_shapes(leaves: Leaves) -> Leaves:
-    """Return the shapes of stacks of single layers; see `split_stacks`."""
-    counts: dict[str, int] = {}
-    for path in leaves:
-        if found := _LAYER.search(path):
-            start = path[: found.start()]
-            counts[start] = max(counts.get(start, 0), int(found[1]) + 1)
-    stacked: Leaves = {}
-    for path, leaf in leaves.items():
-        found = _LAYER.search(path)
-        if found is None:
-            stacked[path] = leaf
-            continue
-        start, rest = path[: found.start()], path[found.end() :]
-        shape = leaf.shape if leaf.shape == _NOTHING else (counts[start], *leaf.shape)
-        stacked[f"{start}layers/{rest}"] = jax.ShapeDtypeStruct(shape, leaf.dtype)
-    return stacked
+def _join_layers(leaves: list[Any]) -> Any:
+    first = leaves[0]
+    if first.shape == _NOTHING:
+        return first
+    if isinstance(first, np.ndarray):
+        return np.stack(leaves)
+    return jax.ShapeDtypeStruct((len(leaves), *first.shape), first.dtype)

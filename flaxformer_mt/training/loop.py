@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +33,6 @@ from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.training.checkpoint_trees import to_trees
-from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.messages import (
     COMPILING,
@@ -82,8 +81,7 @@ def fit(
     """
     run_dir = open_copy(run_dir)
     if init is not None:
-        say = None if progress is None or not is_first() else functools.partial(_say, progress)
-        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
+        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=_line_writer(progress))
     validate(config)
     check_run(run_dir, config)
     check_lora_start(config, run_dir)
@@ -105,8 +103,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
-    say = None if progress is None or not is_first() else functools.partial(_say, progress)
-    setup = set_up_training(config, run_dir, checkpoints, say=say)
+    setup = set_up_training(config, run_dir, checkpoints, say=_line_writer(progress))
     tracker = make_tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
@@ -143,8 +140,11 @@ def _read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
     return report if report is not None and is_complete(run_dir, config, report) else None
 
 
-def _say(stream: TextIO, text: str) -> None:
-    print(text, file=stream, flush=True)
+def _line_writer(stream: TextIO | None) -> Callable[[str], None] | None:
+    """Return what writes a line to `stream`; None where there is none, or another process writes."""
+    if stream is None or not is_first():
+        return None
+    return functools.partial(print, file=stream, flush=True)
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:
@@ -179,7 +179,6 @@ def _train(
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
-        functools.partial(learning_rate, make_hyperparameters(config)),
         config,
         parallel=setup.parallel,
         target_size=setup.prepared.vocabs.target.size,

@@ -22,7 +22,6 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
-from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import (
     Parallel,
     check_compiler_options,
@@ -33,7 +32,7 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
-from flaxformer_mt.training.checkpoint_trees import restore_state
+from flaxformer_mt.training.checkpoint_trees import restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters
@@ -275,7 +274,8 @@ def _restore_state(
 ) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
         state = parallel.init(make_state, *arguments)
-        params = _restore_imported(checkpoints, parallel, without_factors(state.params))
+        targets = {"params": without_factors(state.params)}
+        params = restore_trees(checkpoints, IMPORTED_STEP, targets)[0]["params"]
         params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
@@ -288,15 +288,6 @@ def _restore_state(
     )
     state, values = restore_state(checkpoints, step, target)
     return state, TrainProgress.from_dict(values)
-
-
-def _restore_imported(checkpoints: Checkpoints, parallel: Parallel, like: Any) -> Any:
-    """The parameters that `import` wrote, one subtree per layer, in the structure and sharding of `like`."""
-    if not is_stacked(like):
-        return checkpoints.restore(IMPORTED_STEP, {"params": like})[0]["params"]
-    single = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), jax.eval_shape(unstack_layers, like))
-    params = stack_layers(checkpoints.restore(IMPORTED_STEP, {"params": single})[0]["params"])
-    return parallel.place(params)
 
 
 def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:

@@ -14,7 +14,6 @@ from flaxformer_mt.parallel.processes import process_count
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.training.metric_sums import Counts, MetricSums, Totals
-from flaxformer_mt.training.optimizers import Schedule
 from flaxformer_mt.training.train_clock import Span, TrainClock
 from flaxformer_mt.training.update import StepMetrics
 
@@ -52,7 +51,6 @@ class TrainingLog:
     def __init__(
         self,
         tracker: Tracker,
-        schedule: Schedule,
         config: Config,
         *,
         parallel: Parallel,
@@ -73,7 +71,7 @@ class TrainingLog:
         times = {} if gathered is None else {name: gathered[name] for name in ("seconds", "waited")}
         self._sums = MetricSums(parallel, gathered=gathered, target_tokens=target_tokens)
         self._clock = TrainClock(**times)
-        self._tracker, self._schedule, self._config = tracker, schedule, config
+        self._tracker, self._config = tracker, config
         self._parallel, self._target_size = parallel, target_size
         self._epoch = 0 if gathered is None else gathered["epoch"]
         self._newest: StepMetrics | None = None
@@ -173,14 +171,13 @@ class TrainingLog:
 
     def _write_updates(self, line: _DueLine) -> None:
         totals, self._sums.line = self._sums.line, Totals()
-        skipped = int(line.newest.skipped)
-        rate = float(self._schedule(max(0, line.step - 1 - skipped)))  # skipped updates do not count
+        rate = float(line.newest.learning_rate)
         values = {
             **totals.means(self._config.train),
             "learning_rate": rate,
             "gradient_norm": float(line.newest.gradient_norm),
             **self._describe_usage(line),
-            "skipped": skipped,
+            "skipped": int(line.newest.skipped),
         }
         self._tracker.log(line.step, "train", values)
         in_a_row, limit = int(line.newest.skipped_in_a_row), self._config.train.max_nonfinite_steps

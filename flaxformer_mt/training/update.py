@@ -46,13 +46,15 @@ class Sums(NamedTuple):
 class StepMetrics(NamedTuple):
     """The metrics of an update, as device scalars: reading one waits for the update.
 
-    gradient_norm: before clipping. skipped, skipped_in_a_row: the counters of the new state.
+    gradient_norm: before clipping. learning_rate: of the newest update that was not skipped. skipped,
+    skipped_in_a_row: the counters of the new state.
     correct_sum: None without `train.log_accuracy`. alignment: None without guided alignment.
     """
 
     loss_sum: Array
     weight: Array
     gradient_norm: Array
+    learning_rate: Array
     skipped: Array
     skipped_in_a_row: Array
     correct_sum: Array | None = None
@@ -165,6 +167,7 @@ def make_update(
             sums.loss_sum,
             sums.weight,
             norm,
+            learning_rate(numbers, jnp.maximum(state.step - new_state.skipped, 0)),
             new_state.skipped + 0,
             new_state.skipped_in_a_row + 0,
             sums.correct_sum,

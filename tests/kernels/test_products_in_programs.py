@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
 from tiny_experiment import random_params
 
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig, TrainConfig
+from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.decoding.engine import SearchEngine, Sentence
 from flaxformer_mt.decoding.scheduler import gather_sources
 from flaxformer_mt.kernels import choose_kernels
@@ -20,35 +21,14 @@ from flaxformer_mt.kernels.attention_kernels import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.kernels.product import Product, multiply_on_cpu, multiply_rows
-from flaxformer_mt.model import make_model
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
-V = 24
 NUMBERS = make_hyperparameters(Config())
 CONTRACT = Product(multiply_on_cpu)
-CONFIG = ModelConfig(
-    model_dim=16,
-    ffn_dim=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout_rate=0.0,
-    dtype="bfloat16",
-)
-VARIANTS: dict[str, dict[str, Any]] = {
-    "encoder-decoder": {},
-    "convolution, untied, with biases": {
-        "ffn_layer": "convolution",
-        "tying": "none",
-        "attention_bias": True,
-        "output_bias": True,
-    },
-    "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
-}
 
 
 def equations_in(jaxpr: Any) -> list[Any]:
@@ -63,12 +43,6 @@ def equations_in(jaxpr: Any) -> list[Any]:
     return list(jaxpr.eqns) + [equation for body in bodies for equation in equations_in(body)]
 
 
-def make(variant: str) -> Any:
-    return make_model(
-        dataclasses.replace(CONFIG, **VARIANTS[variant]), source_size=V, target_size=V, platform="cpu"
-    )
-
-
 def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> Batch:
     generator = np.random.default_rng(1)
     draw = lambda length: generator.integers(3, V, (rows, length)).astype(np.int32)  # noqa: E731
@@ -78,9 +52,9 @@ def make_batch(rows: int = 3, source: int = 7, target: int = 5) -> Batch:
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(variant):
-    model, batch = make(variant), make_batch()
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(kind):
+    model, batch = make_bfloat16(KINDS[kind]), make_batch()
     params = random_params(model)
     for chunk in (0, 4):
         step = make_gradient_step(
@@ -95,10 +69,10 @@ def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(varian
             assert {operand.aval.dtype for operand in product.invars} == {jnp.dtype("bfloat16")}, product
 
 
-@pytest.mark.parametrize(("variant", "chunk"), list(zip(VARIANTS, (1000, 0, 4), strict=True)))
-def test_gradients_of_kernels_are_never_rounded_to_bfloat16(variant, chunk):
+@pytest.mark.parametrize(("kind", "chunk"), list(zip(KINDS, (1000, 0, 4), strict=True)))
+def test_gradients_of_kernels_are_never_rounded_to_bfloat16(kind, chunk):
     """Of float32 numbers, 1 in 65536 is one that bfloat16 can represent."""
-    model, batch = make(variant), make_batch()
+    model, batch = make_bfloat16(KINDS[kind]), make_batch()
     config = Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
     step = jax.jit(make_gradient_step(model, config))
     gradients = step(random_params(model), NUMBERS, jnp.int32(0), batch).gradients
@@ -256,10 +230,10 @@ _LOOP = r"body=%?([\w.-]+)"
 _CALLED = r"(?:calls|to_apply|body|condition)=%?([\w.-]+)"
 
 
-@pytest.mark.parametrize(("variant", "beams"), [("encoder-decoder", 4), ("decoder-only, gated", 1)])
-def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(variant, beams):
+@pytest.mark.parametrize(("kind", "beams"), [("encoder-decoder", 4), ("decoder-only, gated", 1)])
+def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(kind, beams):
     """The kernels and the tied table are bfloat16 before the loop, and the caches in the whole loop."""
-    model, batch = make(variant), make_batch(rows=9, source=9, target=11)
+    model, batch = make_bfloat16(KINDS[kind]), make_batch(rows=9, source=9, target=11)
     params = random_params(model)
 
     def decode(params: Any) -> Any:
@@ -287,7 +261,7 @@ def test_a_loop_of_decoding_steps_converts_no_matrix_and_no_cache(variant, beams
 
 def test_no_call_of_a_decoding_program_converts_the_table_of_embeddings():
     """XLA gathers rows of a bfloat16 table from a float32 copy of all of it."""
-    model, batch = make("encoder-decoder"), make_batch()
+    model, batch = make_bfloat16({}), make_batch()
     params = cast_kernels(random_params(model), model.config.dtype)
 
     def decode(params: Any, tokens: Any) -> Any:
@@ -312,7 +286,7 @@ def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
         source_pad_id=0,
         longest_source=11,
     )
-    params = (cast_kernels(random_params(make("encoder-decoder")), CONFIG.dtype),)
+    params = (cast_kernels(random_params(make_bfloat16({})), CONFIG.dtype),)
     sources = engine.lay_out([Sentence(np.full(number, 3, np.int32)) for number in (5, 11, 7, 2)])
     programs, size = engine.programs, Size(rows=3, source_length=11, capacity=13)
     layout = programs.find_layout(params, sources, n_best=1)

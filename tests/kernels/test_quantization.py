@@ -1,15 +1,14 @@
 """Matrices of 8-bit integers: exact products, which are quantised, and what a program makes of them."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
 from tiny_experiment import random_params
 
-from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import (
     Quantized,
@@ -20,37 +19,11 @@ from flaxformer_mt.kernels.int8 import (
 )
 from flaxformer_mt.kernels.kernel_table import choose_kernels
 from flaxformer_mt.kernels.key_value_cache import average, score, store, write
-from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.quantization import quantize_params
 from flaxformer_mt.trees import flatten_tree
 
-V = 24
-CONFIG = ModelConfig(
-    model_dim=16,
-    ffn_dim=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout_rate=0.0,
-    dtype="bfloat16",
-)
-VARIANTS: dict[str, dict[str, Any]] = {
-    "encoder-decoder": {},
-    "two tables, recurrent": {"tying": "decoder", "decoder_self_attention": "ssru"},
-    "convolution, untied, with biases": {
-        "ffn_layer": "convolution",
-        "tying": "none",
-        "attention_bias": True,
-        "output_bias": True,
-    },
-    "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
-}
-
-
-def make(variant: str, **changes: Any) -> Any:
-    config = dataclasses.replace(CONFIG, **VARIANTS[variant], **changes)
-    return make_model(config, source_size=V, target_size=V, platform="cpu")
+ALL_KINDS = KINDS | {"two tables, recurrent": {"tying": "decoder", "decoder_self_attention": "ssru"}}
 
 
 def make_batch() -> Batch:
@@ -115,9 +88,9 @@ def test_a_matrix_is_rounded_by_its_outputs():
     assert np.all(np.abs(values * scale - matrix) <= 0.5001 * scale)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
-    model, batch = make(variant), make_batch()
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(kind):
+    model, batch = make_bfloat16(ALL_KINDS[kind]), make_batch()
     params = random_params(model)
     quantized = quantize_params(params)
     kernels = {path: leaf for path, leaf in flatten_tree(params).items() if path.endswith("/kernel")}
@@ -136,9 +109,9 @@ def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
     assert set(kinds) == {("int8", "int8", "int32"), ("bfloat16", "bfloat16", "float32")}
     plain = products_of(logits, cast_kernels(params, "bfloat16"))
     assert len(plain) == len(products)
-    attentions = {"decoder-only, gated": 1, "two tables, recurrent": 2}.get(variant, 3)
+    attentions = {"decoder-only, gated": 1, "two tables, recurrent": 2}.get(kind, 3)
     assert kinds["bfloat16", "bfloat16", "float32"] == 2 * attentions
-    wide = make(variant, dtype="float32")
+    wide = make_bfloat16(ALL_KINDS[kind] | {"dtype": "float32"})
     exact, rounded = (wide.apply({"params": p}, batch, deterministic=True) for p in (params, quantized))
     for other in (logits(cast), rounded):
         error = np.abs(np.asarray(other) - exact).max() / np.abs(exact).max()
@@ -146,7 +119,7 @@ def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(variant):
 
 
 def test_decoding_multiplies_the_same_matrices():
-    model, batch = make("encoder-decoder"), make_batch()
+    model, batch = make_bfloat16({}), make_batch()
     params = cast_kernels(quantize_params(random_params(model)), "bfloat16")
 
     def step(params: Any) -> Any:

@@ -29,11 +29,11 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import read_metrics
-from flaxformer_mt.training.checkpoint_trees import _name_leaves, restore_state, to_trees
+from flaxformer_mt.training.checkpoint_trees import _name_trees, restore_state, to_trees
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.state import choose_scan, init_state
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.trees import nest_leaves
+from flaxformer_mt.trees import flatten_tree, nest_leaves
 
 V = 11
 TINY = ModelConfig(
@@ -340,7 +340,7 @@ def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
     single, stacked = (jax.eval_shape(functools.partial(make_state, scan)) for scan in (False, True))
     random = jax.tree_util.tree_map_with_path(draw, stacked)
     earlier, now = Checkpoints(tmp_path / "earlier"), Checkpoints(tmp_path / "now")
-    trees = {name: nest_leaves(leaves) for name, leaves in _name_leaves(random).items()}
+    trees = {name: nest_leaves(flatten_tree(tree)) for name, tree in _name_trees(random).items()}
     for checkpoints, written in ((earlier, trees), (now, to_trees(random))):
         checkpoints.save(7, written, {"step": 7})
         checkpoints.wait()

@@ -87,7 +87,6 @@ def make_log(
 ) -> TrainingLog:
     return TrainingLog(
         lines,
-        lambda step: 0.5,
         config,
         parallel=parallel or Devices(),
         target_size=11,
@@ -96,9 +95,9 @@ def make_log(
 
 
 def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
-    one = np.float32(1.0)
+    one, rate = np.float32(1.0), np.float32(0.5)
     counted = None if correct is None else np.float32(correct)
-    return StepMetrics(np.float32(loss), np.float32(weight), one, np.int32(0), np.int32(0), counted)
+    return StepMetrics(np.float32(loss), np.float32(weight), one, rate, np.int32(0), np.int32(0), counted)
 
 
 def run(

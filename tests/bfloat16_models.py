@@ -1,0 +1,34 @@
+"""Small models in bfloat16 of each kind of layer, for tests of what their programs compute."""
+
+import dataclasses
+from typing import Any
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.model import make_model
+
+V = 24
+CONFIG = ModelConfig(
+    model_dim=16,
+    ffn_dim=24,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.0,
+    dtype="bfloat16",
+)
+KINDS: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {},
+    "convolution, untied, with biases": {
+        "ffn_layer": "convolution",
+        "tying": "none",
+        "attention_bias": True,
+        "output_bias": True,
+    },
+    "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
+}
+
+
+def make_bfloat16(fields: dict[str, Any]) -> Any:
+    """Make a model of `CONFIG` with other fields, for a CPU."""
+    config = dataclasses.replace(CONFIG, **fields)
+    return make_model(config, source_size=V, target_size=V, platform="cpu")
