@@ -55,8 +55,15 @@ EXTRAS = {
 }
 
 
-def doctor() -> dict[str, Any]:
-    """Checks the installation and returns a report; `problems` is empty if everything required works."""
+def doctor(run: str | Path | None = None) -> dict[str, Any]:
+    """Checks the installation and returns a report; `problems` is empty if everything required works.
+
+    Args:
+      run: the run directory of a translation model, whose search programs the report lists.
+
+    Raises:
+      UserError: `run` is not a run directory.
+    """
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
     if packages["jax"] is not None:
@@ -77,7 +84,25 @@ def doctor() -> dict[str, Any]:
         "cache": cache,
         "extras": {name: _describe_extra(name) for name in EXTRAS},
         "problems": problems + found,
+        **({} if run is None else {"programs": _list_programs(run)}),
     }
+
+
+def _list_programs(run: str | Path) -> list[dict[str, Any]]:
+    """The sizes of slots for which translate, evaluate and serve compile programs."""
+    from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
+    from flaxformer_mt.object_store.working_copies import open_copy
+    from flaxformer_mt.runs.target_lengths import read_target_lengths
+    from flaxformer_mt.search import search_width
+
+    run_dir = open_copy(run)
+    config = read_config(run_dir / "config.json")
+    if not config.data.source_language:
+        return []  # a language model
+    learned = read_target_lengths(run_dir)
+    lengths = make_length_rule(config.search, [config.model], config.data.max_source_length, learned)
+    return StateSizes(lengths, search_width(config.search, 1), config.search.batch_tokens).describe()
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:

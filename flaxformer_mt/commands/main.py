@@ -202,7 +202,7 @@ def _import(options: ImportOptions) -> object:
 def _doctor(options: DoctorOptions) -> object:
     from flaxformer_mt.commands.doctor import doctor
 
-    return doctor()
+    return doctor(options.run)
 
 
 @dataclass(frozen=True)

@@ -365,3 +365,6 @@ class PlotOptions:
 @dataclass(frozen=True)
 class DoctorOptions:
     """Reports versions, devices and missing packages, with the command that installs each."""
+
+    # Run directory of a translation model: also list the programs that translate and serve compile for it.
+    run: Path | None = None

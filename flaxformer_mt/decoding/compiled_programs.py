@@ -1,12 +1,16 @@
-"""The compiled programs of a search with neural models: encode sources, search them in rows, move rows.
+"""The compiled programs of a search with neural models: three for each size of a state.
 
-Row 12 of the data path. Connects models and search: provides the search with the models' logits, caches and
-attention weights. scheduler.py determines which sentences are searched when.
+Row 12 of the data path. `empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate`
+lets the sentences that were read enter free rows, and decodes. Connects models and search: provides the
+search with the models' logits, caches and attention weights. Programs are compiled in threads; slots.py
+decides when which of them runs.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,39 +20,96 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.ensemble_members import Members, Sources
 from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
 from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
+from flaxformer_mt.parallel.devices import core_count
+from flaxformer_mt.parallel.independent_rows import split_rows
+from flaxformer_mt.parallel.kept_programs import compile_kept, keep_json
 from flaxformer_mt.search import (
-    UNLIMITED,
+    Leaf,
     Lines,
-    QueueResult,
     Search,
+    SearchResult,
     Shortlists,
     Size,
     State,
     StateLayout,
     Symbols,
     align_prefixes,
-    append_rows,
     begin_lines,
     begin_prefixed_lines,
     empty_rows,
     find_layout,
-    move_rows,
+    pack,
     search_queue,
     shares_first_step,
     take_first_step,
-    widen_rows,
 )
 from flaxformer_mt.shapes import Array
 
 if TYPE_CHECKING:
     from flaxformer_mt.model import Model
 
+# The leaves of a packed state, in the order of its tree.
+Leaves = tuple[Array, ...]
+
+# Number of free rows that are refilled together, as a share of the rows: each refill takes time, and so do
+# steps with free rows.
+_REFILL_SHARE = 24
+
+
+class Generated(NamedTuple):
+    """What `generate` returns: see `search.QueueResult`."""
+
+    state: Leaves
+    owners: Array
+    results: SearchResult
+
+
+class StatePrograms:
+    """The programs of states of one size; a call waits until its program is ready."""
+
+    def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
+        """Store the programs `empty`, `prefill` and `generate`, which may be in the making."""
+        self._parts, self._programs = parts, programs
+
+    def wait(self) -> int:
+        """Wait until all programs are ready; return their number."""
+        return len([future.result() for future in self._programs.values()])
+
+    def empty(self) -> Leaves:
+        """Return a state whose rows are all free."""
+        return _take_leaves(self._programs["empty"].result()((), np.ones(self._parts, np.int32)))[0]
+
+    def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
+        """Read sources, one for each row of the state; return them as the state of waiting sentences."""
+        return _take_leaves(self._programs["prefill"].result()(params, *sources))[0]
+
+    def generate(
+        self,
+        params: tuple[Any, ...],
+        state: Leaves,
+        waiting: Leaves,
+        *,
+        counts: Sequence[int],
+        final_free_rows: Sequence[int],
+        max_steps: int,
+    ) -> Generated:
+        """Apply `search_queue` to each part; `counts` are the sentences of each part that are not padding.
+
+        The state is donated, in programs that are not kept on disk.
+        """
+        scalars = [
+            np.broadcast_to(np.asarray(value, np.int32), self._parts)
+            for value in (counts, final_free_rows, max_steps)
+        ]
+        leaves, others = _take_leaves(self._programs["generate"].result()(params, state, waiting, *scalars))
+        return Generated(leaves, others.pop("owners"), SearchResult(**others))
+
 
 class SearchPrograms:
     """The programs of a search with one model, or with an ensemble that shares a vocabulary.
 
     The first axis of all arrays is the rows; with several local devices, each device has an equal part of the
-    rows. Each program is compiled once for each size.
+    rows.
     """
 
     def __init__(
@@ -60,8 +121,9 @@ class SearchPrograms:
         sizes: tuple[int, int],
         spread: bool | SplitParameters,
         shortlists: Shortlists | None = None,
+        **jit_options: Any,
     ) -> None:
-        """Builds the networks.
+        """Store what all programs have in common.
 
         Args:
           configs: of one model, or of the members of an ensemble.
@@ -69,20 +131,18 @@ class SearchPrograms:
           shortlists: if each line has a shortlist, what all of them have in common.
           spread: whether each local device searches a part of the rows, or the mesh over which parameters
             are split; they come from `place_parameters`.
+          jit_options: of `jax.jit`; no program is kept with them.
         """
-        self._options = options
-        self._symbols = symbols
+        self._options, self._symbols, self._shortlists = options, symbols, shortlists
+        self._configs, self._sizes = configs, sizes
         self._split = spread if isinstance(spread, SplitParameters) else None
         self.parts = local_device_count() if spread and self._split is None else 1
-        self._configs = configs
-        self._sizes = sizes
+        self.jit_options = jit_options
         # What all programs depend on, apart from their arguments and sizes.
-        self._shortlists = shortlists
-        self.facts = [configs, options, symbols, sizes, shortlists and shortlists.common.tolist()]
-        self.compile_options: dict[str, Any] = {}
-        self._layouts: dict[Any, StateLayout] = {}
-        self._shares_first_step = shares_first_step(options)
-        self.compile()
+        self._facts = [configs, options, symbols, sizes, shortlists and shortlists.common.tolist()]
+        self._found: dict[Any, StatePrograms] = {}
+        self._layouts: dict[Any, tuple[StateLayout, StateLayout]] = {}
+        self._lock = threading.Lock()
 
     @functools.cached_property
     def _models(self) -> list["Model"]:
@@ -92,183 +152,161 @@ class SearchPrograms:
         sizes: Any = {"source_size": source_size, "target_size": target_size}
         return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
 
-    def compile(self, **options: Any) -> None:
-        """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
-        self.compile_options = options
-
-        def make(function: Callable[..., Any], *static: str, donate: tuple[int, ...] = ()) -> Any:
-            if self._split is not None:
-                return self._split.compile(function, static_argnames=static, donate=donate, **options)
-            if self.parts > 1:
-                return compile_by_rows(function, static_argnames=static, donate=donate, **options)
-            return jax.jit(function, static_argnames=static, donate_argnums=donate, **options)
-
-        self._read = make(self._read_rows, "n_best")
-        self._widen = make(_widen_rows, "layout", "rows", "source_length")
-        self._append = make(_append_rows, "layout", donate=(1,))
-        self._begin = make(self._begin_rows, "n_best", donate=(1,))
-        self._search = make(self._search_rows, "layout", "n_best", "refill", donate=(1,))
-        self._move = make(_move_rows, "layout", "source_length", "capacity")
-        self._empty = make(_empty_rows, "layout", "size")
-
-    def find_layout(self, params: tuple[Any, ...], sources: Sources, *, n_best: int) -> StateLayout:
-        """Returns the layout of search states for sources whose lines have the fields and shapes of these."""
-        lines = sources.lines
-        if lines.shortlist is not None:  # its length is that of the sources
-            lines = lines._replace(shortlist=lines.shortlist[:, :CANDIDATES_PER_TOKEN])
-        first_line = jax.tree.map(lambda leaf: np.asarray(leaf)[:1], lines)
-        key = (
-            n_best,
-            jax.tree.structure(first_line),
-            tuple(leaf.shape for leaf in jax.tree.leaves(first_line)),
-        )
-        if key not in self._layouts:
-
-            def start(source_length: int, capacity: int) -> State:
-                mask = jnp.ones((1, source_length), bool)
-                lines = first_line
-                if lines.shortlist is not None:
-                    listed = np.zeros((1, CANDIDATES_PER_TOKEN * source_length), np.int32)
-                    lines = lines._replace(shortlist=listed)
-                example = Sources(jnp.zeros(mask.shape, jnp.int32), mask, lines)
-                task, members = self._make_task(params, capacity, n_best)
-                cache = members.encode(example, task.width, capacity)
-                cache = cache._replace(start_steps=jnp.zeros(1, jnp.int32))
-                return task.start(cache, members.add_source_mask(example), clip=False)
-
-            self._layouts[key] = find_layout(start, pad_id=self._symbols.pad_id)
-        return self._layouts[key]
-
-    def begin(
-        self,
-        params: tuple[Any, ...],
-        layout: StateLayout,
-        blocks: Iterable[tuple[int, Sources]],
-        *,
-        rows: int,
-        source_length: int,
-        n_best: int,
-    ) -> State:
-        """Encodes the sources of a queue; returns their packed state, each part's sources in its first rows.
+    def find(
+        self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
+    ) -> StatePrograms:
+        """Return the programs of a state; those that are new are compiled in threads from now on.
 
         Args:
-          blocks: for each block, the index of its first row within a part, and its sources, padded to the
-            longest source of the block.
-          rows: number of rows of each part.
+          params: of the models, in the places in which all calls have them.
+          example: sources as the programs take them, whatever they contain.
+          keep: whether the programs are kept on disk, so that other processes trace nothing.
         """
-        waiting: Any = None
-        for first, block in blocks:
-            encoded = self._read(params, *block, n_best=n_best)
-            if block.ids.shape == (rows * self.parts, source_length):
-                waiting = encoded
-            elif waiting is None:
-                waiting = self._widen((), encoded, layout=layout, rows=rows, source_length=source_length)
-            else:
-                waiting = self._append(
-                    (), waiting, encoded, np.full(self.parts, first, np.int32), layout=layout
+        leaves = jax.tree.leaves(params)
+        key = (
+            *(size, n_best, jax.tree.structure(example)),
+            *(np.shape(leaf) for leaf in jax.tree.leaves(example)),
+            *((np.shape(leaf), leaf.dtype, getattr(leaf, "sharding", None)) for leaf in leaves),
+        )
+        if key not in self._found:
+            self._found[key] = self._compile(params, size, example, n_best, keep=keep)
+        return self._found[key]
+
+    def _compile(
+        self, params: tuple[Any, ...], size: Size, example: Sources, n_best: int, *, keep: bool
+    ) -> StatePrograms:
+        devices = jax.local_devices()[: self.parts]
+        places = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)}
+        keep &= self._split is None and not self.jit_options
+        keep &= all(place is not None and place.device_set == set(devices) for place in places)
+        line: Lines = jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), leaf.dtype), example.lines)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
+        layouts = functools.partial(self._find_layouts, shapes, line, n_best)
+        facts = [self._facts, n_best, [str(jax.tree.structure(line)), *map(np.shape, jax.tree.leaves(line))]]
+
+        def empty(_: Any, rows: Array) -> dict[str, Array]:
+            return _name_leaves(empty_rows(layouts()[0], size))
+
+        def prefill(params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines) -> dict[str, Array]:
+            return _name_leaves(self._read(params, Sources(ids, mask, lines), n_best))
+
+        def generate(
+            params: tuple[Any, ...], state: Leaves, waiting: Leaves, *limits: Array
+        ) -> dict[str, Array]:
+            own, others = layouts()
+            count, final_free_rows, max_steps = (limit[0] for limit in limits)
+            found = search_queue(
+                self._make_task(params, size.capacity, n_best)[0],
+                own,
+                jax.tree.unflatten(own.structure, state),
+                jax.tree.unflatten(others.structure, waiting),
+                count,
+                final_free_rows,
+                refill=max(1, size.rows // _REFILL_SHARE),
+                max_steps=max_steps,
+            )
+            results = {name: leaf for name, leaf in found.results._asdict().items() if leaf is not None}
+            return _name_leaves(found.state) | results | {"owners": found.owners}
+
+        def start(
+            function: Callable[..., Any], make_arguments: Callable[[], tuple[Any, ...]], *donate: int
+        ) -> "Future[Callable[..., Any]]":
+            def compile_one() -> Callable[..., Any]:
+                arguments = make_arguments()
+                program = self._jit(function, donate=() if keep else donate)
+                if not keep:
+                    return program.lower(*arguments).compile()
+                return compile_kept(program, arguments, [*facts, function.__name__, size], devices)
+
+            return _compilers().submit(compile_one)
+
+        def make_states() -> tuple[Any, ...]:
+            """Return the shapes of a state and of waiting sentences; for kept programs, nothing is traced."""
+
+            def find() -> list[Any]:
+                return [layout.leaves for layout in layouts()]
+
+            found = keep_json("layout", facts, find) if keep else find()
+            return tuple(tuple(self._place(Leaf(*leaf), size) for leaf in leaves) for leaves in found)
+
+        limits = [np.ones(self.parts, np.int32)] * 3
+        return StatePrograms(
+            self.parts,
+            empty=start(empty, lambda: ((), limits[0])),
+            prefill=start(prefill, lambda: (params, *example)),
+            generate=start(generate, lambda: (params, *make_states(), *limits), 1),
+        )
+
+    def _jit(self, function: Callable[..., Any], *, donate: tuple[int, ...]) -> Any:
+        if self._split is not None:
+            return self._split.compile(function, donate=donate, **self.jit_options)
+        if self.parts > 1:
+            return compile_by_rows(function, donate=donate, **self.jit_options)
+        return jax.jit(function, donate_argnums=donate, **self.jit_options)
+
+    def _place(self, leaf: Leaf, size: Size) -> jax.ShapeDtypeStruct:
+        """Return the shape and place of a leaf with the rows of all parts."""
+        sharding = None
+        if self._split is not None:
+            sharding = self._split.whole
+        elif self.parts > 1:
+            sharding = split_rows()
+        shape = leaf.fit(size._replace(rows=size.rows * self.parts))
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(leaf.dtype), sharding=sharding)
+
+    def _find_layouts(self, params: Any, line: Lines, n_best: int) -> tuple[StateLayout, StateLayout]:
+        """Return the layouts of states and of waiting sentences whose lines have these fields and shapes.
+
+        Args:
+          params: the shapes of the parameters.
+          line: the fields of one line.
+        """
+        key = (n_best, jax.tree.structure(line), tuple(leaf.shape for leaf in jax.tree.leaves(line)))
+
+        def take_sources(length: int) -> Sources:
+            mask, own = jnp.ones((1, length), bool), line
+            if own.shortlist is not None:
+                own = own._replace(shortlist=np.zeros((1, CANDIDATES_PER_TOKEN * length), np.int32))
+            return Sources(jnp.zeros(mask.shape, jnp.int32), mask, own)
+
+        def start(source_length: int, capacity: int, params: tuple[Any, ...]) -> State:
+            sources = take_sources(source_length)
+            task, members = self._make_task(params, capacity, n_best)
+            cache = members.encode(sources, task.width, capacity)
+            cache = cache._replace(start_steps=jnp.zeros(1, jnp.int32))
+            return pack(task.start(cache, members.add_source_mask(sources), clip=False))
+
+        def wait(source_length: int, capacity: int, params: tuple[Any, ...]) -> State:
+            return self._read(params, take_sources(source_length), n_best)
+
+        with self._lock:
+            if key not in self._layouts:
+                pad_id = self._symbols.pad_id
+                self._layouts[key] = (
+                    find_layout(start, params, pad_id=pad_id),
+                    find_layout(wait, params, pad_id=pad_id),
                 )
-        return self._begin(params, waiting, n_best=n_best) if self._shares_first_step else waiting
-
-    def empty(self, layout: StateLayout, size: Size) -> State:
-        """Returns a packed state with size.rows free rows in each part."""
-        return self._empty((), np.zeros(self.parts), layout=layout, size=size)
-
-    def move(self, layout: StateLayout, state: State, rows: np.ndarray, size: Size) -> State:
-        """Applies `move_rows` to each part; rows [parts, size.rows] are indices within the part."""
-        lengths = {"source_length": size.source_length, "capacity": size.capacity}
-        return self._move((), state, rows.ravel().astype(np.int32), layout=layout, **lengths)
-
-    def search(
-        self,
-        params: tuple[Any, ...],
-        layout: StateLayout,
-        state: State,
-        lines: State,
-        *,
-        counts: Sequence[int],
-        final_free_rows: int | Sequence[int],
-        refill: int,
-        n_best: int,
-        max_steps: int = UNLIMITED,
-    ) -> QueueResult:
-        """Applies `search_queue` to each part; `counts` are the lines of each part. The state is donated."""
-        scalars = [
-            np.broadcast_to(np.asarray(value, np.int32), self.parts)
-            for value in (counts, final_free_rows, max_steps)
-        ]
-        return self._search(params, state, lines, *scalars, layout=layout, n_best=n_best, refill=refill)
+            return self._layouts[key]
 
     # ---- traced functions of one part ----
 
-    def search_small_input(
-        self,
-        params: tuple[Any, ...],
-        ids: Array,
-        mask: Array,
-        lines: Lines,
-        *,
-        size: Size,
-        refill: int,
-        n_best: int,
-    ) -> dict[str, Array]:
-        """Searches sources [M, S] without prefixes in one program; returns the fields of their results.
-
-        Fewer rows than sources are refilled as in a queue; rows of padding come last, with a limit of 0.
-        """
-        sources = Sources(ids, mask, lines)
-        task, members = self._make_task(params, size.capacity, n_best)
-        if size.rows == len(ids):
-            cache = members.encode(sources, task.width, size.capacity)
-            found = task.finish(task.run(task.start(cache, members.add_source_mask(sources))))
-        else:
-            blank = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), lines)
-            layout = self.find_layout(params, sources._replace(lines=blank), n_best=n_best)
-            waiting = self._read_rows(params, ids, mask, lines, n_best=n_best)
-            if self._shares_first_step:
-                waiting = self._begin_rows(params, waiting, n_best=n_best)
-            counts = jnp.sum(lines.max_lengths > 0), jnp.asarray(size.rows)
-            state = empty_rows(layout, size)
-            found = search_queue(task, layout, state, waiting, *counts, refill=refill).results
-            found = jax.tree.map(lambda leaf: leaf[: len(ids)], found)
-        return {name: leaf for name, leaf in found._asdict().items() if leaf is not None}
-
-    def _read_rows(
-        self, params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines, *, n_best: int
-    ) -> State:
+    def _read(self, params: tuple[Any, ...], given: Sources, n_best: int) -> State:
+        """Return the packed state of waiting sentences, after prefixes and a first step that beams share."""
         task, members = self._make_task(params, 1, n_best)
-        given = Sources(ids, mask, lines)
-        sources = members.add_source_mask(given)
-        if lines.prefixes is None:
-            cache = members.encode(given, 1 if self._shares_first_step else task.width, 1)
-            return begin_lines(task, cache, sources)
-        capacity = lines.prefixes.shape[1] + 1
+        sources, prefixes = members.add_source_mask(given), given.lines.prefixes
+        shared = shares_first_step(self._options)
+        if prefixes is None:
+            state = begin_lines(task, members.encode(given, 1 if shared else task.width, 1), sources)
+            return take_first_step(task, state) if shared else state
+        capacity = prefixes.shape[1] + 1
         symbols = {"bos_id": self._symbols.bos_id, "pad_id": self._symbols.pad_id}
-        _, tokens, starts = align_prefixes(lines.prefixes, **symbols)
+        _, tokens, starts = align_prefixes(prefixes, **symbols)
         cache = members.encode(given, 1, capacity)._replace(start_steps=starts)
         logits, cache = members.read_prefix(tokens, cache)
         attention = members.attention(cache) if members.covers else None
         task, _ = self._make_task(params, capacity, n_best)
-        return begin_prefixed_lines(task, members.keep_last_attention(cache), sources, logits, attention)
-
-    def _begin_rows(self, params: tuple[Any, ...], state: State, *, n_best: int) -> State:
-        return take_first_step(self._make_task(params, state.tokens.shape[2], n_best)[0], state)
-
-    def _search_rows(
-        self,
-        params: tuple[Any, ...],
-        state: State,
-        lines: State,
-        counts: Array,
-        final_free_rows: Array,
-        max_steps: Array,
-        *,
-        layout: StateLayout,
-        n_best: int,
-        refill: int,
-    ) -> QueueResult:
-        task, _ = self._make_task(params, state.tokens.shape[2], n_best)
-        limits = counts[0], final_free_rows[0]
-        return search_queue(task, layout, state, lines, *limits, refill=refill, max_steps=max_steps[0])
+        state = begin_prefixed_lines(task, members.keep_last_attention(cache), sources, logits, attention)
+        return take_first_step(task, state) if shared else state
 
     def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, Members]:
         shortlists = self._shortlists
@@ -279,20 +317,19 @@ class SearchPrograms:
         return Search(steps[0], options, symbols, capacity, n_best, steps[1], shortlists), members
 
 
-# The functions below use no parameters, but `compile_by_rows` passes parameters as the first argument: ().
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    """The threads that compile: XLA compiles a program on one core."""
+    return ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
 
 
-def _move_rows(params: Any, state: State, rows: Array, **sizes: Any) -> State:
-    return move_rows(sizes.pop("layout"), state, rows, **sizes)
+def _name_leaves(state: State) -> dict[str, Array]:
+    """Return the leaves of a state by number: programs on disk return arrays by name."""
+    return {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(state))}
 
 
-def _widen_rows(params: Any, block: State, **sizes: Any) -> State:
-    return widen_rows(sizes.pop("layout"), block, **sizes)
-
-
-def _append_rows(params: Any, state: State, block: State, first: Array, *, layout: StateLayout) -> State:
-    return append_rows(layout, state, block, first[0])
-
-
-def _empty_rows(params: Any, dummy_rows: Array, *, layout: StateLayout, size: Size) -> State:
-    return empty_rows(layout, size)
+def _take_leaves(outputs: dict[str, Array]) -> tuple[Leaves, dict[str, Array]]:
+    """Split what `_name_leaves` named from other outputs."""
+    others = dict(outputs)
+    numbers = sorted((name for name in outputs if name.isdecimal()), key=int)
+    return tuple(others.pop(name) for name in numbers), others

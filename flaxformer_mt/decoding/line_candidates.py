@@ -34,21 +34,16 @@ class Candidates:
         self._left_out = np.zeros(size, bool)
         self._left_out[[*banned, *self.shortlists.common]] = True
 
-    def lay_out(self, inputs: Sequence[Input]) -> np.ndarray:
-        """Returns the candidates of each sentence, most probable first: ids plus 1, padded with 0.
-
-        A last row is for padding.
-        """
-        longest = max((self._room(source) for source, _ in inputs), default=CANDIDATES_PER_TOKEN)
-        rows = np.zeros((len(inputs) + 1, longest), np.int32)
-        for row, (source, required) in zip(rows, inputs, strict=False):
+    def lay_out(self, inputs: Sequence[Input]) -> list[np.ndarray]:
+        """Return the candidates of each sentence, most probable first: ids plus 1; 0 is for padding."""
+        rows = []
+        for source, required in inputs:
             found = self._shortlist.find(source)
             if required:
                 found = np.concatenate([*map(np.array, required), found])
             found = found[~self._left_out[found]]
             _, first = np.unique(found, return_index=True)
-            chosen = found[np.sort(first)][: self._room(source)]
-            row[: len(chosen)] = chosen + 1
+            rows.append(found[np.sort(first)][: self._room(source)] + 1)
         return rows
 
     def check(self, source: np.ndarray, required: Sequence[Sequence[int]], name: str) -> None:

@@ -63,6 +63,11 @@ def _local_mesh() -> Mesh:
     return Mesh(np.asarray(jax.local_devices()), (_AXIS,))
 
 
+def split_rows() -> NamedSharding:
+    """Return the sharding of arrays whose rows are those of all local devices."""
+    return NamedSharding(_local_mesh(), PartitionSpec(_AXIS))
+
+
 def replicate_locally(tree: Any) -> Any:
     """Replicate arrays on every local device; they may be sharded over a mesh of several processes.
 

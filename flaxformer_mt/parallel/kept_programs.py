@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ _MAX_BYTES = 1 << 30
 
 # A file begins with the digest of the rest.
 _DIGEST_BYTES = 32
+
+# The threads that compile outside of JAX's cache, and the setting that the last of them restores.
+_outside_lock = threading.Lock()
+_num_outside, _cached_from = 0, 0.0
 
 # Settings of JAX, by the beginnings of their names, that no program depends on.
 _UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compilation_cache", "jax_log")
@@ -61,8 +66,8 @@ def compile_kept(
 
     Args:
       function: a result of `jax.jit`, without static arguments, that returns a dict of arrays.
-      arguments: arrays with the shapes, dtypes and shardings of all later calls; the program may be run on
-        them.
+      arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
+        run on them, with zeros in place of shapes.
       facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
       devices: the devices that the program runs on.
     """
@@ -89,9 +94,16 @@ def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequen
         program, _, structure = serialize(compiled)
         outputs = jax.tree.unflatten(structure, range(structure.num_leaves))
         data = json.dumps(sorted(outputs, key=outputs.get)).encode() + b"\n" + program
+        arguments = jax.tree.map(_make_zeros, arguments)
         copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
         if all(np.array_equal(copied[name], own[name], equal_nan=True) for name in own):
             _write(path, data)
+
+
+def _make_zeros(argument: Any) -> Any:
+    if not isinstance(argument, jax.ShapeDtypeStruct):
+        return argument
+    return jax.device_put(np.zeros(argument.shape, argument.dtype), argument.sharding)
 
 
 def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
@@ -109,14 +121,24 @@ def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]
 
 @contextlib.contextmanager
 def _outside_of_jax_cache() -> Iterator[None]:
-    """Keeps programs out of JAX's cache: a program that came from there cannot be copied on CPUs."""
+    """Keeps programs out of JAX's cache: a program that came from there cannot be copied on CPUs.
+
+    Several threads may be inside; the first and the last of them change the setting.
+    """
+    global _num_outside, _cached_from
     name = "jax_persistent_cache_min_compile_time_secs"
-    before = jax.config.values[name]
-    jax.config.update(name, float("inf"))
+    with _outside_lock:
+        if _num_outside == 0:
+            _cached_from = jax.config.values[name]
+            jax.config.update(name, float("inf"))
+        _num_outside += 1
     try:
         yield
     finally:
-        jax.config.update(name, before)
+        with _outside_lock:
+            _num_outside -= 1
+            if _num_outside == 0:
+                jax.config.update(name, _cached_from)
 
 
 def _find_path(kind: str, facts: Any) -> Path | None:

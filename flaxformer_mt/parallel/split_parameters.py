@@ -38,6 +38,11 @@ class SplitParameters:
         # Programs find the axis of parameters under another name: they split activations along it as well.
         self._mesh = Mesh(devices.reshape(-1, *devices.shape[1:]), ("data", "width", "tensor"))
 
+    @property
+    def whole(self) -> NamedSharding:
+        """The sharding of arrays that are whole on every device."""
+        return NamedSharding(self._mesh, PartitionSpec())
+
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of a parameter, by its path."""
         sizes = {"fsdp": self._mesh.shape["width"], **self._mesh.shape}
@@ -79,7 +84,7 @@ class SplitParameters:
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
                 results = function(params, *arrays, **static)
-            return jax.lax.with_sharding_constraint(results, NamedSharding(self._mesh, PartitionSpec()))
+            return jax.lax.with_sharding_constraint(results, self.whole)
 
         return jax.jit(on_mesh, static_argnames=static_argnames, donate_argnums=donate, **options)
 

@@ -19,13 +19,12 @@ from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
 from flaxformer_mt.search.prefill import align_prefixes, begin_prefixed_lines
 from flaxformer_mt.search.search_loop import Search, search
 from flaxformer_mt.search.state_rows import (
+    Leaf,
     Size,
     StateLayout,
-    append_rows,
     empty_rows,
     find_layout,
-    move_rows,
-    widen_rows,
+    pack,
 )
 from flaxformer_mt.search.types import (
     NO_TOKEN,
@@ -44,6 +43,7 @@ __all__ = [
     "NO_TOKEN",
     "OVER_CAPACITY",
     "StateLayout",
+    "Leaf",
     "Lines",
     "NextLogits",
     "Search",
@@ -56,19 +56,17 @@ __all__ = [
     "UNLIMITED",
     "WORD_START",
     "align_prefixes",
-    "append_rows",
     "begin_lines",
     "begin_prefixed_lines",
     "empty_rows",
     "ensemble",
     "ensemble_caches",
     "find_layout",
-    "move_rows",
+    "pack",
     "search",
     "search_queue",
     "search_width",
     "shares_first_step",
     "take_first_step",
     "take_rows",
-    "widen_rows",
 ]

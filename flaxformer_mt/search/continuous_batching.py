@@ -2,7 +2,7 @@
 
 Contains the assignment of lines to rows and the collection of results. One compiled program searches a whole
 queue without communication with the host. Lines that are still active at its end continue with the next
-queue, in a program that may have another size.
+queue.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,6 @@ class QueueResult(NamedTuple):
     state: State
     # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
-    # Number of tokens in the prefixes of each row.
-    prefix_lengths: Int[Array, "R"]
     # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
     results: SearchResult
 
@@ -120,13 +118,13 @@ def search_queue(
     steps 0 to 2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
 
     Args:
-      state: packed [R, ...]; see `empty_rows` and `move_rows`.
+      state: packed [R, ...]; see `empty_rows`.
       lines: packed [M, ...]; see `begin_lines` and `take_first_step`.
       count: number of lines in the queue; the other rows of `lines` are padding.
       final_free_rows: number of free rows at which the search ends once no line waits.
       refill: number of free rows that are refilled together.
       max_steps: maximum number of steps; with fewer steps than the whole queue needs, `count` must not exceed
-        the free rows nor `refill`, so that all lines of the queue are active when the search ends.
+        the free rows, so that all lines of the queue are active when the search ends.
     """
     waiting_lines = unpack(lines)
     first_step = state.step[0]
@@ -223,4 +221,4 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
     found = task.finish(queue.ended)
     found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OVER_CAPACITY, found.lengths))
     owners = jnp.where(queue.owners == len(queue.ended_outgrown), NO_LINE, queue.owners)
-    return QueueResult(pack(queue.state), owners, queue.state.prefix_lengths, found)
+    return QueueResult(pack(queue.state), owners, found)

@@ -1,16 +1,17 @@
-"""Rows of search states: creation, refilling, and moves between states of different sizes.
+"""Rows of search states: their layout, free rows, and lines that enter them.
 
 Contains the axes of each leaf that grow with the token capacity and the source length, and the reordering of
 ring buffers of tokens.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from flaxformer_mt.search.types import State, take_rows
+from flaxformer_mt.search.types import State
 from flaxformer_mt.shapes import Array
 
 # Source lengths and token capacities at which the shapes of states are compared.
@@ -28,6 +29,14 @@ class Leaf(NamedTuple):
     source: int | None
     # Fill value where there is no token.
     blank: int = 0
+
+    def fit(self, size: "Size") -> tuple[int, ...]:
+        """Return the shape of the leaf in a state of a size."""
+        shape = [size.rows, *self.shape]
+        for axis, length in ((self.source, size.source_length), (self.time, size.capacity)):
+            if axis is not None:
+                shape[axis] *= length
+        return tuple(shape)
 
 
 class StateLayout(NamedTuple):
@@ -57,16 +66,17 @@ def unpack(state: State) -> State:
     return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
 
 
-def find_layout(start: Callable[[int, int], State], *, pad_id: int) -> StateLayout:
+def find_layout(start: Callable[..., State], *arguments: Any, pad_id: int) -> StateLayout:
     """Derive the layout of states from the changes of their shapes with source length and token capacity.
 
     Args:
-      start: returns a state for a source length and a token capacity; only its shapes are evaluated. The rows
-        of its cache have a start step each (`Cache.start_steps`).
+      start: returns a packed state for a source length, a token capacity and the arguments; only its shapes
+        are evaluated. The rows of its cache have a start step each (`Cache.start_steps`).
+      arguments: arrays or their shapes.
       pad_id: fill value of the tokens.
     """
     sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
-    shapes = [jax.eval_shape(lambda size=size: pack(start(*size))) for size in sizes]
+    shapes = [jax.eval_shape(functools.partial(start, *size), *arguments) for size in sizes]
     blanks = jax.tree.map(lambda leaf: 0, shapes[0])
     blanks = blanks._replace(tokens=pad_id)
     if blanks.finished is not None:
@@ -93,68 +103,9 @@ def _axis(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 def empty_rows(layout: StateLayout, size: Size) -> State:
     """Return a packed state whose rows are all free."""
-    leaves = []
-    for leaf in layout.leaves:
-        shape = [size.rows, *leaf.shape]
-        for axis, length in ((leaf.source, size.source_length), (leaf.time, size.capacity)):
-            if axis is not None:
-                shape[axis] *= length
-        leaves.append(jnp.full(shape, leaf.blank, leaf.dtype))
+    leaves = [jnp.full(leaf.fit(size), leaf.blank, leaf.dtype) for leaf in layout.leaves]
     state: State = jax.tree.unflatten(layout.structure, leaves)
     return state._replace(done=jnp.ones(size.rows, bool))
-
-
-def move_rows(layout: StateLayout, state: State, rows: Array, *, source_length: int, capacity: int) -> State:
-    """Return a packed state of the given rows [N], in that order; a negative index gives a free row.
-
-    Source positions beyond the new source length and all but the last `capacity` tokens are cut off, so
-    active lines must fit. At step 6, a ring buffer of capacity 4 that holds the tokens of steps [4 5 2 3]
-    becomes [3 4 5] at capacity 3.
-    """
-    step, before = state.step[0], state.tokens.shape[2]
-    positions = jnp.arange(capacity)
-    steps = step - 1 - (step - 1 - positions) % capacity  # step of the token at each position
-    available, old_positions = steps >= step - before, steps % before
-
-    def move(leaf: Array, spec: Leaf) -> Array:
-        if spec.source is not None:
-            assert leaf.shape[spec.source] >= source_length * spec.shape[spec.source - 1]
-            leaf = jax.lax.slice_in_dim(
-                leaf, 0, source_length * spec.shape[spec.source - 1], axis=spec.source
-            )
-        if spec.time is None or before == capacity:
-            return leaf
-        unit = spec.shape[spec.time - 1]
-        indices = (old_positions[:, None] * unit + jnp.arange(unit)).ravel()
-        mask = jnp.repeat(available, unit).reshape(-1, *(1,) * (leaf.ndim - spec.time - 1))
-        return jnp.where(mask, jnp.take(leaf, indices, axis=spec.time), spec.blank)
-
-    moved = _map(move, layout, take_rows(state, jnp.maximum(rows, 0)))
-    return moved._replace(done=moved.done | (rows < 0))
-
-
-def widen_rows(layout: StateLayout, state: State, *, rows: int, source_length: int) -> State:
-    """Return a packed state [B, ...] padded with zeros to more rows and to longer sources."""
-
-    def widen(leaf: Array, spec: Leaf) -> Array:
-        shape = [rows, *leaf.shape[1:]]
-        if spec.source is not None:
-            shape[spec.source] = source_length * spec.shape[spec.source - 1]
-        return jnp.pad(leaf, [(0, new - old) for new, old in zip(shape, leaf.shape, strict=True)])
-
-    return _map(widen, layout, state)
-
-
-def append_rows(layout: StateLayout, state: State, block: State, first: Array) -> State:
-    """Write the packed state `block` into the rows of another from `first` on; its sources may be shorter."""
-
-    def append(leaf: Array, new: Array, spec: Leaf) -> Array:
-        if spec.source is not None:
-            missing = leaf.shape[spec.source] - new.shape[spec.source]
-            new = jnp.pad(new, [(0, missing * (axis == spec.source)) for axis in range(new.ndim)])
-        return jax.lax.dynamic_update_slice_in_dim(leaf, new, first, axis=0)
-
-    return _map(append, layout, state, block)
 
 
 def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> State:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.decoding.engine import Sentence
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.result import Translation, check_phrases

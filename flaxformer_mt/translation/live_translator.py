@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.decoding.engine import Sentence
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.live_search import LiveSearch
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
@@ -71,7 +71,7 @@ class LiveTranslator:
         """Compiles the programs that most lines need, and those of alignments of all their hypotheses."""
         self._search.warm_up(dict.fromkeys((1, self.most_hypotheses)))
         translator, notes = self._translator, Notes(attention=True)
-        for length in self._search.lengths():
+        for length in self._source_lengths():
             translator.scorer.read_all(
                 [Pair(np.zeros(length, np.int32), (0,))] * self.most_hypotheses,
                 params=translator.all_params,
@@ -153,11 +153,14 @@ class LiveTranslator:
             items = [Annotated(part.ids, part.text, one, part.added_pieces) for part, one in pairs]
             options: dict[str, Any] = {"models": translator.models, "vocabs": translator.vocabs}
             options |= {"scorer": translator.scorer, "params": translator.all_params}
-            # As long as the sources of a lane, so that few programs are compiled.
             longest = max(len(p.ids) for p in found.parts)
-            shortest = next(length for length in self._search.lengths() if length >= longest)
+            shortest = next(length for length in self._source_lengths() if length >= longest)
             translations = annotate(items, notes, shortest=shortest, **options)
         return found.join(translations, eos_id=translator.vocabs.target.eos_id)
+
+    def _source_lengths(self) -> list[int]:
+        """Returns the lengths to which sources are padded for alignments: few, for few programs."""
+        return [size.source_length for size in self._translator.search.sizes(1).few()]
 
     def source_pieces(self, found: FoundLine) -> list[str]:
         """Returns the pieces of a line that was translated as one part, without eos."""

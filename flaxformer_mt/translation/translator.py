@@ -18,8 +18,9 @@ from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
-from flaxformer_mt.decoding.engine import SearchEngine, Sentence
+from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
@@ -82,7 +83,7 @@ class Translator:
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         spread: bool | SplitParameters = False,
-        small_inputs: bool = False,
+        keep_programs: bool = False,
         shortlist: Shortlist | None = None,
         quantization: Quantization | None = None,
         target_lengths: tuple[float, float] | None = None,
@@ -98,7 +99,7 @@ class Translator:
             only their beginning is translated.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
-          small_inputs: whether few sentences are searched by programs of few sizes, which are kept on disk.
+          keep_programs: whether the programs for a few sentences are kept on disk.
           shortlist: restricts each translation to likely pieces, see `SearchEngine`.
           quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
           target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
@@ -118,7 +119,7 @@ class Translator:
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
-        options: dict[str, Any] = {"small_inputs": small_inputs, "shortlist": shortlist, "spread": spread}
+        options: dict[str, Any] = {"keep_programs": keep_programs, "shortlist": shortlist, "spread": spread}
         self.search = self._make_search(target_lengths=target_lengths, **options)
         self.scorer = TokenScorer(
             self.models,
@@ -195,7 +196,7 @@ class Translator:
             ensemble=members,
             long_lines=long_lines,
             spread=trained.split or spread,
-            small_inputs=trained.split is None,
+            keep_programs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
             quantization=quantization,
             target_lengths=trained.target_lengths,
@@ -203,11 +204,10 @@ class Translator:
         )
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Prepares the programs for small inputs; returns their number.
+        """Prepares all programs, for few lines and for many; returns their number.
 
-        Sentences of up to 128 tokens are then translated without tracing or compiling anything: 1, 2, 8 or 64
-        on each device. Programs that no process has compiled take a few seconds each; afterwards they
-        are loaded from disk. Lines with prefixes or required phrases use other programs.
+        They are compiled in threads, one for each core, or loaded from disk. Lines with prefixes or required
+        phrases, and minimum lengths, use other programs.
         """
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")

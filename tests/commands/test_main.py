@@ -202,7 +202,8 @@ def fail(capfd, *arguments) -> str:
             ["translate", "--run=gone", "--method=bean"],
             "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)",
         ),
-        (["doctor", "--run=x"], "unknown flag --run; --help lists all flags"),
+        (["doctor", "--rum=x"], "unknown flag --rum; did you mean --run?"),
+        (["doctor", "--run=gone"], "gone is not a run directory: it has no config.json"),
     ],
 )
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
@@ -807,6 +808,12 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
     monkeypatch.setattr(devices, "_read_processor_facts", lambda: intel)
     assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
+
+
+def test_doctor_lists_the_programs_of_a_run(tiny_run):
+    programs = doctor.doctor(tiny_run)["programs"]
+    assert [(one["sentences"], one["source_tokens"]) for one in programs] == [("a few", 16), ("many", 16)]
+    assert all(one["programs"] == ["empty", "prefill", "generate"] for one in programs)
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):

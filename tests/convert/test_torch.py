@@ -285,7 +285,7 @@ def translations(written) -> dict[str, list]:
     for name in ("post", "one_stack"):
         weights = written[name].weights
         translator = Translator(weights.config, weights.params, weights.vocabs, long_lines="cut")
-        translator.search.programs.compile(compiler_options={"xla_backend_optimization_level": 0})
+        translator.search.programs.jit_options = {"compiler_options": {"xla_backend_optimization_level": 0}}
         with pytest.warns(FlaxformerWarning, match="line 3: longer than data.max_source_length 9 tokens"):
             made[name] = translator.translate(LINES)
     return made

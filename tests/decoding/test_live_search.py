@@ -2,10 +2,11 @@
 
 import jax
 import pytest
-from test_scheduler import FEW, MODEL, Searcher, assert_same_translations, make_sentences
+from test_engine import FEW, MODEL, Searcher, assert_same_translations, make_sentences
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.decoding import live_search
+from flaxformer_mt.decoding import live_search, sizes
+from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.live_search import LiveSearch
 
 
@@ -16,10 +17,12 @@ def searcher():
 
 @pytest.fixture
 def live(searcher, monkeypatch):
-    monkeypatch.setattr(live_search, "_ROWS", (1, 4))
+    """Two slots for a few sentences, and 17 for many, some of which need more room and are searched again."""
     monkeypatch.setattr(live_search, "_STEPS", 2)
-    monkeypatch.setattr(live_search, "_PATIENCE", 1)
-    searcher.engine.budget.tokens = 1000
+    monkeypatch.setattr(sizes, "_FEW_HYPOTHESES", 4)
+    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 0.5)
+    monkeypatch.setattr(sizes, "_DEFAULT_EXTRA", 0)
+    searcher.engine.budget.tokens = 400
     return LiveSearch(searcher.engine, tuple(searcher.params))
 
 
@@ -33,19 +36,13 @@ def finish(live):
 
 def test_warm_up_compiles_what_sentences_need(searcher, live):
     live.warm_up([1])
-    programs = searcher.engine.programs
-    compiled = {
-        name: getattr(programs, name)._cache_size() for name in ("_read", "_begin", "_search", "_empty")
-    }
-    (key,) = live._lanes
+    found = dict(searcher.engine.programs._found)
     for number, sentence in enumerate(make_sentences([8, 3, 6, 8, 2, 5])):
         live.submit(number, sentence, n_best=1)
         for _ in range(number % 3):
-            dict(live._advance(key))
-    while len(live._lanes[key]):
-        dict(live._advance(key))
-    for name, count in compiled.items():
-        assert getattr(programs, name)._cache_size() == count, name
+            dict(live.advance())
+    finish(live)
+    assert len(live._slots) == 2 and searcher.engine.programs._found == found
 
 
 def test_sentences_join_and_leave_a_running_search(searcher, live):
@@ -61,7 +58,7 @@ def test_sentences_join_and_leave_a_running_search(searcher, live):
     live.cancel(7)
     found |= live.advance()
     assert live.num_active > 1
-    active = {name for lane in live._lanes.values() for rows in lane._busy for name in rows.values()}
+    active = {name for slots in live._slots.values() for busy in slots._busy for name in busy.values()}
     cancelled = min(active)
     live.cancel(cancelled)
     live.cancel("unknown")
@@ -79,15 +76,15 @@ def test_a_device_that_fails(searcher, live, monkeypatch):
     """Too little memory: the sentences begin anew in fewer rows. Another error is their result."""
     sentences = make_sentences([6, 7, 5])
     expected, _ = searcher.search(sentences, 1000)
-    search = searcher.engine.programs.search
+    generate = StatePrograms.generate
     messages = ["RESOURCE_EXHAUSTED: no memory"]
 
     def fail(*args, **more):
         if messages and live.num_active == 0 and len(live) == 3:
             raise jax.errors.JaxRuntimeError(messages.pop())
-        return search(*args, **more)
+        return generate(*args, **more)
 
-    monkeypatch.setattr(searcher.engine.programs, "search", fail)
+    monkeypatch.setattr(StatePrograms, "generate", fail)
     monkeypatch.setattr(searcher.engine.budget, "_warn", lambda message: None)
     for number, sentence in enumerate(sentences):
         live.submit(number, sentence, n_best=1)
@@ -98,6 +95,8 @@ def test_a_device_that_fails(searcher, live, monkeypatch):
     for number, sentence in enumerate(sentences):
         live.submit(number, sentence, n_best=1)
     found = finish(live)
-    assert sorted(found) == [0, 1, 2] and all("broken" in str(error) for error in found.values())
+    # Two of them were in the same state; the third one is in another, where nothing failed.
+    assert sorted(found) == [0, 1, 2] and all("broken" in str(found[number]) for number in (0, 1))
+    assert_same_translations([found[2]], expected[2:])
     live.submit(0, sentences[0], n_best=1)
     assert_same_translations([finish(live)[0]], expected[:1])

@@ -14,8 +14,8 @@ from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
-from flaxformer_mt.decoding.engine import SearchEngine, Sentence
-from flaxformer_mt.decoding.scheduler import gather_sources
+from flaxformer_mt.decoding.engine import SearchEngine
+from flaxformer_mt.decoding.sentences import Form
 from flaxformer_mt.kernels import choose_kernels
 from flaxformer_mt.kernels.attention_kernels import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
@@ -287,17 +287,13 @@ def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
         longest_source=11,
     )
     params = (cast_kernels(random_params(make_bfloat16({})), CONFIG.dtype),)
-    sources = engine.lay_out([Sentence(np.full(number, 3, np.int32)) for number in (5, 11, 7, 2)])
-    programs, size = engine.programs, Size(rows=3, source_length=11, capacity=13)
-    layout = programs.find_layout(params, sources, n_best=1)
-    block = gather_sources(sources, [[0, 1, 2, 3]], rows=4, length=size.source_length)
-    lines = programs.begin(params, layout, [(0, block)], rows=4, source_length=size.source_length, n_best=1)
-    state = programs.empty(layout, size)
-    numbers = [np.array([number], np.int32) for number in (4, 3, 1000)]
-    search = jax.jit(programs._search_rows, static_argnames=("layout", "n_best", "refill"))
-    text = search.lower(params, state, lines, *numbers, layout=layout, n_best=1, refill=2).compile().as_text()
+    size = Size(rows=3, source_length=11, capacity=13)
+    slots = engine.make_slots(params, size, Form(), n_best=1)
+    programs = slots._programs
+    state, waiting = programs.empty(), programs.prefill(params, slots._lay_out([[]]))
+    text = programs._programs["generate"].result().as_text()
     loops = computations_of_loops(text)
-    kept = jax.tree.leaves((state.cache.per_beam, state.cache.shared, lines.cache.shared))
+    kept = [leaf for leaf in (*state, *waiting) if leaf.dtype == jnp.uint16 or leaf.ndim > 3]
     assert any(" dot(" in line for lines in loops.values() for line in lines)
     assert not {leaf.size for leaf in kept if leaf.dtype != jnp.bool} & converted_sizes(loops), text
     assert not copies_in_disguise(loops), text

@@ -17,15 +17,13 @@ from flaxformer_mt.search import (
     Search,
     Size,
     StateLayout,
-    append_rows,
     begin_lines,
     empty_rows,
     find_layout,
-    move_rows,
+    pack,
     search_queue,
     shares_first_step,
     take_first_step,
-    widen_rows,
 )
 from flaxformer_mt.search.state_rows import Leaf, put_rows, unpack
 
@@ -46,7 +44,7 @@ def _lay_out(options, structure, leaves) -> StateLayout:
     def start(source_length, capacity):
         task = make_task(options, capacity)
         cache = start_cache(tables, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
-        return task.start(cache, lines, clip=False)
+        return pack(task.start(cache, lines, clip=False))
 
     return find_layout(start, pad_id=SYMBOLS.pad_id)
 
@@ -80,7 +78,6 @@ def search_at_once(tables, lines, *, options):
     return task.finish(task.run(task.start(start_cache(tables, task.width), lines)))
 
 
-move = jax.jit(move_rows, static_argnames=("layout", "source_length", "capacity"), compiler_options=QUICK)
 empty = jax.jit(empty_rows, static_argnames=("layout", "size"), compiler_options=QUICK)
 
 
@@ -88,35 +85,24 @@ def pick(leaves, numbers):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[numbers], leaves)
 
 
-def search_in_turns(options, turns, *, refill, lines, tables):
-    """Searches in states of one size after the other, each given as (rows, capacity, lines)."""
-    found, busy, state, prefix_lengths = {}, {}, None, np.zeros(1)
+def search_in_turns(options, turns, *, rows, capacity, refill, lines, tables):
+    """Searches queues of lines one after the other, in one state."""
+    found, busy = {}, {}
     layout = lay_out(options, tables, lines)
-    for turn, (rows, capacity, numbers) in enumerate(turns):
-        if state is None:
-            state = empty(layout, Size(rows, 0, capacity))
-        else:
-            assert prefix_lengths.max() <= capacity and 0 < len(busy) <= rows
-            stay = np.array([*busy, *[-1] * (rows - len(busy))])
-            state = move(layout, state, stay, source_length=0, capacity=capacity)
-            busy = dict(enumerate(busy.values()))
+    state = empty(layout, Size(rows, 0, capacity))
+    for turn, numbers in enumerate(turns):
         count = len(numbers)
         waiting = begin(*pick((tables, lines), [*numbers, *[LINES - 1] * (LINES - count)]), options=options)
         final_free_rows = rows if turn == len(turns) - 1 else 1
         sizes = {"options": options, "layout": layout, "refill": refill, "capacity": capacity}
         searched = go_through(state, waiting, count, final_free_rows, **sizes)
         everyone = {**dict(enumerate(numbers)), **{LINES + row: who for row, who in busy.items()}}
-        owners, prefix_lengths, state = (
-            np.asarray(searched.owners),
-            np.asarray(searched.prefix_lengths),
-            searched.state,
-        )
+        owners, state = np.asarray(searched.owners), searched.state
         busy = {int(row): everyone[int(owners[row])] for row in np.flatnonzero(owners != NO_LINE)}
-        prefix_lengths = np.where(owners == NO_LINE, 0, prefix_lengths)
         assert (np.asarray(state.done) == (owners == NO_LINE)).all()
         ended = {place: who for place, who in everyone.items() if who not in busy.values()}
         found |= {who: pick(searched.results, place) for place, who in ended.items()}
-    assert not busy and sorted(found) == sorted(n for _, _, numbers in turns for n in numbers)
+    assert not busy and sorted(found) == sorted(n for numbers in turns for n in numbers)
     return [found[number] for number in sorted(found)]
 
 
@@ -129,29 +115,28 @@ def assert_same(queued, at_once):
         np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-6)
 
 
-def both_ways(options, turns, *, refill, more_eos=0.0, **fields):
+def both_ways(options, turns, *, rows, refill, capacity=LENGTH, more_eos=0.0, **fields):
     tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS, **fields)
     tables[..., EOS] += more_eos
-    queued = search_in_turns(options, turns, refill=refill, lines=lines, tables=tables)
+    size = {"rows": rows, "capacity": capacity, "refill": refill}
+    queued = search_in_turns(options, turns, **size, lines=lines, tables=tables)
     at_once = jax.tree.map(np.asarray, search_at_once(tables, lines, options=options))
     return queued, [pick(at_once, line) for line in range(COUNT)]
 
 
 @pytest.mark.parametrize(("rows", "refill"), [(4, 1), (4, 3), (4, 4), (1, 1), (12, 12)])
 def test_a_queue_finds_what_a_search_of_all_lines_at_once_finds(rows, refill):
-    queued, at_once = both_ways(BEAM, [(rows, LENGTH, range(COUNT))], refill=refill)
+    queued, at_once = both_ways(BEAM, [range(COUNT)], rows=rows, refill=refill)
     assert_same(queued, at_once)
     assert len({found.lengths[0] for found in queued}) > 3  # lines end at different times
 
 
-# Fewer rows and less capacity, then more of both.
-TURNS = [(4, LENGTH, [2, 3, 5, 9]), (3, 7, [1, 7]), (4, LENGTH, [0, 6, 4, 8])]
 GREEDY = SearchConfig(method="greedy")
 
 
 @pytest.mark.parametrize("options", [BEAM, GREEDY], ids=["beam", "greedy"])
-def test_a_state_continues_in_another_size(options):
-    queued, at_once = both_ways(options, TURNS, refill=1)
+def test_a_state_continues_with_another_queue(options):
+    queued, at_once = both_ways(options, [[2, 3, 5, 9], [1, 7], [0, 6, 4, 8]], rows=4, refill=1)
     assert_same(queued, at_once)
 
 
@@ -174,8 +159,7 @@ MIN_LENGTHS = np.where(np.arange(LINES) % 2, 4, 1)
     ids=["sampling", "inexact_groups", "ngrams_prefixes_required_min_lengths"],
 )
 def test_options_count_from_the_first_step_of_a_line(options, fields):
-    turns = [(2, 7, [2, 1, 3, 4, 5]), (4, LENGTH, [0, 6, 7, 8, 9])]
-    queued, at_once = both_ways(options, turns, refill=2, **fields)
+    queued, at_once = both_ways(options, [[2, 1, 3, 4, 5], [0, 6, 7, 8, 9]], rows=3, refill=2, **fields)
     assert_same(queued, at_once)
     for line, found in enumerate(queued):
         tokens = found.tokens[0, : found.lengths[0]].tolist()
@@ -192,7 +176,7 @@ def test_options_count_from_the_first_step_of_a_line(options, fields):
 @pytest.mark.parametrize("options", [BEAM, GREEDY], ids=["beam", "greedy"])
 def test_lines_that_exceed_the_capacity_are_marked_and_do_not_disturb_others(options):
     capacity = 7
-    queued, at_once = both_ways(options, [(3, capacity, range(COUNT))], refill=1, more_eos=-4.0)
+    queued, at_once = both_ways(options, [range(COUNT)], rows=3, capacity=capacity, refill=1, more_eos=-4.0)
     outgrown = np.array([found.lengths[0] == OVER_CAPACITY for found in queued])
     assert 1 < outgrown.sum() < COUNT - 3
     for found, expected in zip(queued, at_once, strict=True):
@@ -211,7 +195,7 @@ def test_rows_that_a_program_leaves_are_free_or_continue():
     sizes = {"options": BEAM, "layout": layout, "refill": 1, "capacity": LENGTH}
     left = go_through(state, waiting, 6, 2, **sizes)
     owners = np.asarray(left.owners)
-    assert (owners == NO_LINE).sum() >= 2 and (np.asarray(left.prefix_lengths)[owners != NO_LINE] > 0).all()
+    assert 2 <= (owners == NO_LINE).sum() < 4
     # With no more lines, the others end as they would have.
     rest = go_through(left.state, waiting, 0, 4, **sizes)
     assert (np.asarray(rest.owners) == NO_LINE).all()
@@ -252,49 +236,17 @@ def test_the_layout_knows_which_axes_grow():
     assert state.tokens.shape == (4, 3, LENGTH) and state.done.all() and state.step.shape == (4,)
 
 
-# Step, tokens, new capacity, and the tokens in it.
-RINGS = [
-    (6, [4, 5, 2, 3], 3, [3, 4, 5]),  # by the steps of tokens: [3 4 5] in places 0, 1, 2
-    (6, [4, 5, 2, 3], 4, [4, 5, 2, 3]),
-    (7, [4, 5, 6, 3], 3, [6, 4, 5]),
-    (6, [4, 5, 2, 3], 6, [0, 0, 2, 3, 4, 5]),
-    (8, [4, 5, 6, 7], 6, [6, 7, 0, 0, 4, 5]),
-    (2, [0, 1, 0, 0], 8, [0, 1, 0, 0, 0, 0, 0, 0]),
-]
-
-
 @functools.partial(jax.jit, compiler_options=QUICK)
-def change_rows():
-    """Rows that are moved, put and appended, in one program."""
-    layout = greedy_layout()
-    moved = [
-        move_rows(
-            layout,
-            tokens_state(step, [ring, [9] * 4]),
-            jnp.array([0, -1, -1]),
-            source_length=0,
-            capacity=capacity,
-        )
-        for step, ring, capacity, _ in RINGS
-    ]
+def put_two_rows():
+    """In a program, as search does."""
     line = tokens_state(1, [[7], [8]])
     line = line._replace(cache=line.cache._replace(start_steps=jnp.zeros(2, jnp.int32)))
     rows = unpack(tokens_state(6, [[4, 5, 2, 3]] * 3))
-    put = put_rows(layout, rows, jnp.array([1, 3]), unpack(line))  # there is no row 3
-    wide = widen_rows(layout, tokens_state(1, [[7], [8]]), rows=4, source_length=0)
-    both = append_rows(layout, wide, tokens_state(1, [[5]]), jnp.array(2))
-    return moved, put, put.prefix_lengths, both
+    put = put_rows(greedy_layout(), rows, jnp.array([1, 3]), unpack(line))  # there is no row 3
+    return put, put.prefix_lengths
 
 
-def test_rows_are_moved_put_and_joined():
-    moved, put, prefix_lengths, both = jax.device_get(change_rows())
-    # A ring of tokens is laid out anew.
-    for (step, ring, capacity, after), state in zip(RINGS, moved, strict=True):
-        case = f"{ring} at step {step} to a capacity of {capacity}"
-        assert state.tokens[0, 0].tolist() == after, case
-        assert state.done.tolist() == [False, True, True] and state.step.tolist() == [step] * 3, case
-    # Rows are put where the next step looks for them.
+def test_rows_are_put_where_the_next_step_looks_for_them():
+    put, prefix_lengths = jax.device_get(put_two_rows())
     assert put.tokens[:, 0].tolist() == [[4, 5, 2, 3], [0, 7, 0, 0], [4, 5, 2, 3]]
     assert put.cache.start_steps[1] == 5 and prefix_lengths[1] == 1
-    # Blocks are joined in rows of one state.
-    assert both.tokens[:, 0, 0].tolist() == [7, 8, 5, 0]

@@ -10,7 +10,6 @@ import pytest
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.decoding import engine
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.translation.translator import Translator
@@ -137,10 +136,8 @@ def shared_translator(translator_with):
 
 @pytest.fixture(scope="session")
 def found_by_beam(shared_translator):
-    """Three hypotheses of each of `SENTENCES`, which are encoded in blocks of two lengths."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_BLOCKS", 16)
-        return shared_translator.translate(SENTENCES, n_best=3)
+    """Three hypotheses of each of `SENTENCES`."""
+    return shared_translator.translate(SENTENCES, n_best=3)
 
 
 @pytest.fixture(scope="session")
@@ -155,9 +152,3 @@ def greedy_translator(translator_with, suppressed, vocabs):
     piece, other = suppressed
     options = {"suppress": (vocabs.target.pieces([piece])[0], str(other)), "allow_unknown": False}
     return translator_with("greedy", **options)
-
-
-@pytest.fixture(autouse=True)
-def one_block(monkeypatch):
-    """Encodes sources in one block, which takes fewer programs; tests of several blocks undo it."""
-    monkeypatch.setattr(engine, "_BLOCKS", 1)

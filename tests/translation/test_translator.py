@@ -15,7 +15,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.decoding import engine
+from flaxformer_mt.decoding.compiled_programs import Generated, StatePrograms
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
@@ -23,7 +23,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters, devices
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
-from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
+from flaxformer_mt.search import NO_LINE, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import Constraints
@@ -107,10 +107,8 @@ def test_other_parameters_need_no_compilation(translator, other_params):
 
 
 def compiled_sizes(translator):
-    programs = vars(translator.search.programs)
-    sizes = {name: run._cache_size() for name, run in programs.items() if hasattr(run, "_cache_size")}
-    assert min(sizes[name] for name in ("_read", "_begin", "_search")) > 0
-    return sizes
+    assert translator.search.programs._found
+    return set(translator.search.programs._found)
 
 
 class FakePrograms:
@@ -122,36 +120,35 @@ class FakePrograms:
         self.eos_id = eos_id
         self.sizes = collections.deque(maxlen=30)
 
-    def find_layout(self, params, sources, *, n_best):
-        return "layout"
+    def find(self, params, size, example, *, n_best, keep):
+        return FakeStatePrograms(self, size, n_best)
 
-    def begin(self, params, layout, blocks, *, rows, source_length, n_best):
-        limits = np.zeros(rows, int)
-        for first, (ids, mask, lines) in blocks:
-            assert mask.any(axis=1).all()  # attention over nothing would not be a number
-            # sentences are searched, other rows not
-            assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
-            assert ids.shape == mask.shape and ids.shape[1] <= source_length and first + len(ids) <= rows
-            limits[first : first + len(ids)] = lines.max_lengths
-        return limits
 
-    def empty(self, layout, size):
-        return size
+class FakeStatePrograms:
+    """Those of one size."""
 
-    def move(self, layout, state, rows, size):
-        assert (rows == -1).all()
-        return size
+    def __init__(self, programs, size, n_best):
+        self.programs, self.size, self.n_best = programs, size, n_best
 
-    def search(self, params, layout, state, lines, *, counts, final_free_rows, refill, n_best):
-        self.sizes.append((*state, int(lines.max())))
-        assert (lines > 0).sum() == counts[0] and final_free_rows <= state.rows
-        shape = (len(lines) + state.rows, n_best)
-        tokens = np.full((*shape, state.capacity), self.eos_id, np.int32)
+    def empty(self):
+        return ()
+
+    def prefill(self, params, sources):
+        ids, mask, lines = sources
+        assert mask.any(axis=1).all()  # attention over nothing would not be a number
+        # sentences are searched, other rows not
+        assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
+        assert ids.shape == mask.shape == (self.size.rows, self.size.source_length)
+        return lines.max_lengths
+
+    def generate(self, params, state, waiting, *, counts, final_free_rows, max_steps):
+        self.programs.sizes.append((*self.size, int(waiting.max())))
+        assert (waiting > 0).sum() == counts[0] and final_free_rows[0] <= self.size.rows
+        shape = (2 * self.size.rows, self.n_best)
+        tokens = np.full((*shape, self.size.capacity), self.programs.eos_id, np.int32)
         ones = np.ones(shape)
-        no_lines = np.full(state.rows, NO_LINE)
-        return QueueResult(
-            state, no_lines, np.zeros(state.rows), SearchResult(tokens, -ones, -ones, ones.astype(int))
-        )
+        results = SearchResult(tokens, -ones, -ones, ones.astype(int))
+        return Generated((), np.full(self.size.rows, NO_LINE), results)
 
 
 def fake_search(translator, monkeypatch):
@@ -178,7 +175,7 @@ def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
     fake = fake_search(translator, monkeypatch)
     translator.translate(SENTENCES)
     assert {limit for *_, limit in fake.sizes} == {40}
-    assert {capacity for _, _, capacity, _ in fake.sizes} == {24}  # what is usual; then 40, where needed
+    assert {capacity for _, _, capacity, _ in fake.sizes} == {40}
 
 
 # ---- one line for each line ----
@@ -205,8 +202,7 @@ ODD_LINES = [
 ]
 
 
-def test_odd_lines_give_one_line_each(translator, warnings, params, monkeypatch):
-    monkeypatch.setattr(engine, "_BLOCKS", 16)
+def test_odd_lines_give_one_line_each(translator, warnings, params):
     # More parts than the rows of a search state: later parts take the rows of earlier ones.
     assert len(parts_of(translator, ODD_LINES)) > 2 * 14
     bias = np.zeros_like(params["output_bias"])  # the bytes of the vocabulary, of which texts may be invalid
@@ -245,14 +241,13 @@ def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
 def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
     monkeypatch.setattr(translator, "_long_lines", "cut")
     read = []
-    begin = translator.search.programs.begin
+    prefill = StatePrograms.prefill
 
-    def spy(params, layout, blocks, **options):
-        blocks = list(blocks)
-        read.extend(np.where(block.mask, block.ids, -1) for _, block in blocks)
-        return begin(params, layout, blocks, **options)
+    def spy(self, params, sources):
+        read.append(np.where(sources.mask, sources.ids, -1))
+        return prefill(self, params, sources)
 
-    monkeypatch.setattr(translator.search.programs, "begin", spy)
+    monkeypatch.setattr(StatePrograms, "prefill", spy)
     long = "Hund schläft " * 9
     found = translator.translate(["Milch", long, "", long, "Hund", "Buch"])
     assert [t.truncated for t in found] == [False, True, False, True, False, False]
@@ -721,22 +716,21 @@ def test_alignments_of_a_layer_or_head_there_is_not(translator):
 
 def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
     expected = translator.translate(SENTENCES)
-    programs, tried = translator.search.programs, []
-    empty = programs.empty
+    make_slots, tried = translator.search.make_slots, []
 
-    def with_little_memory(layout, size):
+    def with_little_memory(params, size, form, *, n_best):
         tried.append(size.rows)
-        if size.rows > 7:
+        if size.rows > 3:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
-        return empty(layout, size)
+        return make_slots(params, size, form, n_best=n_best)
 
-    monkeypatch.setattr(programs, "empty", with_little_memory)
+    monkeypatch.setattr(translator.search, "make_slots", with_little_memory)
     monkeypatch.setattr(translator.search, "budget", TokenBudget(600, warn=warnings.append))
     found = translator.translate(SENTENCES)
-    assert [t.text for t in found] == [t.text for t in expected] and tried == [8, 7]
+    assert [t.text for t in found] == [t.text for t in expected]
     translator.translate(SENTENCES)
     assert len(warnings) == 1 and "too little memory for batches of 600 tokens" in warnings[0]
-    assert tried == [8, 7, 7]
+    assert tried == [5, 5, 3, 3]
 
 
 def test_a_description_tells_models_apart(config, params, other_params, vocabs, translator):

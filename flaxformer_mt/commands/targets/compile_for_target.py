@@ -24,7 +24,7 @@ from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.data.batch_array import to_array
-from flaxformer_mt.decoding.sizes import LengthRule, SizeRule
+from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import unstack_layers
@@ -202,11 +202,9 @@ class TargetCompiler:
         model = self._make_model(config)
         data, search = config.data, config.search
         longest = data.max_source_length if data.source_language else 1
-        lengths = LengthRule(
-            search.max_length_ratio, search.max_length_offset, longest, config.model.longest_input
-        )
+        lengths = make_length_rule(search, [config.model], longest)
         width = max(1, search_width(search, 1))
-        size = SizeRule(lengths, width, search.batch_tokens).size(longest, 0)
+        size = StateSizes(lengths, width, search.batch_tokens).many()[-1]
         mesh = Mesh(np.asarray(self._devices[:1]), ("data",))
         one_device = NamedSharding(mesh, PartitionSpec())
 

@@ -12,7 +12,6 @@ import pytest
 
 from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.commands.server.request_fields import Limits
-from flaxformer_mt.decoding import live_search
 
 
 class Serving:
@@ -60,16 +59,7 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def few_sizes():
-    """Few programs: of four rows."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(live_search, "_ROWS", (4,))
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def translator(tiny_run, few_sizes):
+def translator(tiny_run):
     from flaxformer_mt.translation.translator import Translator
 
     return Translator.load(tiny_run, spread=False, warn=lambda message: None)
