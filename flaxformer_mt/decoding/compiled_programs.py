@@ -80,7 +80,7 @@ class StatePrograms:
         return _take_leaves(self._programs["empty"].result()((), np.ones(self._parts, np.int32)))[0]
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
-        """Read sources, one for each row of the state; return them as the state of waiting sentences."""
+        """Read sources; return them as the state of waiting sentences."""
         return _take_leaves(self._programs["prefill"].result()(params, *sources))[0]
 
     def generate(
@@ -227,7 +227,11 @@ class SearchPrograms:
                 return [layout.leaves for layout in layouts()]
 
             found = keep_json("layout", facts, find) if keep else find()
-            return tuple(tuple(self._place(Leaf(*leaf), size) for leaf in leaves) for leaves in found)
+            sizes = size, size._replace(rows=len(example.ids) // self.parts)
+            return tuple(
+                tuple(self._place(Leaf(*leaf), one) for leaf in leaves)
+                for leaves, one in zip(found, sizes, strict=True)
+            )
 
         limits = [np.ones(self.parts, np.int32)] * 3
         return StatePrograms(

@@ -26,6 +26,14 @@ from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import OVER_CAPACITY, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 
+# Sentences that are read together, as a multiple of the slots for many: then devices wait for each other.
+_FILLS = 2
+
+
+# The last sentences of a size, in this share of its slots, begin again in a larger size: steps for them alone
+# would take longer.
+_LEFT_SHARE = 4
+
 
 class SearchEngine:
     """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
@@ -98,14 +106,15 @@ class SearchEngine:
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
         """Return empty slots of a size; programs that are new are compiled in threads from now on."""
-        lay_out = functools.partial(
-            self.arrays.lay_out, form=form, rows=size.rows, source_length=size.source_length
-        )
         parts, is_few = self.programs.parts, size in self.sizes(n_best).few()
+        lines = size.rows if is_few else _FILLS * size.rows
+        lay_out = functools.partial(
+            self.arrays.lay_out, form=form, rows=lines, source_length=size.source_length
+        )
         programs = self.programs.find(
             params, size, lay_out([()] * parts), n_best=n_best, keep=self._keep_programs and is_few
         )
-        return Slots(programs, params, size, lay_out, parts=parts)
+        return Slots(programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
         """Load or compile the programs of all sizes, for sentences without constraints; return their number.
@@ -161,13 +170,15 @@ class SearchEngine:
             numbers.sort(key=lambda number: needs[number], reverse=True)
             find(size).waiting.update((number, sentences[number]) for number in numbers)
         while slots:
-            own = slots.pop(min(slots, key=lambda size: size.capacity))
-            for name, result in own.run():
-                number = cast(int, name)
+            size = min(slots, key=lambda size: size.capacity)
+            own, again = slots.pop(size), []
+            for name, result in own.run(leave=size.rows // _LEFT_SHARE if slots else 0):
                 if result.lengths[0] == OVER_CAPACITY:
-                    find(sizes.choose_again(*needs[number], others=slots)).waiting[number] = sentences[number]
+                    again.append(cast(int, name))
                 else:
-                    yield number, result
+                    yield cast(int, name), result
+            for number in (*again, *cast(list[int], own.left)):
+                find(sizes.choose_again(*needs[number], others=slots)).waiting[number] = sentences[number]
 
     @property
     def longest_target(self) -> int | None:

@@ -24,7 +24,7 @@ _DEFAULT_SHARE, _DEFAULT_EXTRA = 0.6, 8
 
 # Source lengths of the states for many sentences, and of those for a few; a last one of each is for the
 # longest sources that the model was trained for.
-_MANY_LENGTHS, _FEW_LENGTHS = (16, 32, 64, 128), (32, 128)
+_MANY_LENGTHS, _FEW_LENGTHS = (16, 32, 64, 128), (32, 64)
 
 # A state for a few sentences has this many hypotheses: a step then still takes hardly more time than reading
 # the parameters.

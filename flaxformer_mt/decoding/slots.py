@@ -39,12 +39,14 @@ class Slots:
         lay_out: Callable[[Sequence[Sequence[Sentence]]], Sources],
         *,
         parts: int,
+        lines: int,
     ) -> None:
         """Start without sentences.
 
         Args:
-          lay_out: returns the arrays of sentences of each part, with a row for each slot.
+          lay_out: returns the arrays of up to `lines` sentences of each part, which are read together.
         """
+        self._lines = lines
         self.waiting: dict[Hashable, Sentence] = {}
         self._programs, self._params, self._size, self._lay_out = programs, params, size, lay_out
         self._state: Leaves | None = None
@@ -70,16 +72,25 @@ class Slots:
         """The number of programs, once all of them are ready."""
         return self._programs.wait()
 
-    def run(self) -> Iterator[tuple[Hashable, SearchResult]]:
-        """Search all sentences; yield the name and the hypotheses [N, ...] of each as it is done."""
+    def run(self, *, leave: int = 0) -> Iterator[tuple[Hashable, SearchResult]]:
+        """Search all sentences but the last; yield the name and the hypotheses [N, ...] of each when done.
+
+        Args:
+          leave: number of slots of a part whose sentences may be left in the end, when the others have none.
+        """
         done: Iterator[tuple[Hashable, SearchResult]] = iter(())
-        while len(self):
-            call = self.start(UNLIMITED)
+        while self.waiting or self.num_busy and not leave:
+            call = self.start(UNLIMITED, leave=leave)
             yield from done  # while the device computes
             done = self.finish(call)
         yield from done
 
-    def start(self, max_steps: int) -> _Call:
+    @property
+    def left(self) -> list[Hashable]:
+        """The names of the sentences in slots."""
+        return [name for busy in self._busy for name in busy.values()]
+
+    def start(self, max_steps: int, *, leave: int = 0) -> _Call:
         """Let waiting sentences enter, and begin at most `max_steps` steps; the device computes on.
 
         With a limit of steps, sentences enter only slots that are free now; without one, as slots become
@@ -88,9 +99,9 @@ class Slots:
         if not self.num_busy and self._steps > _MAX_STEPS:
             self._state, self._steps = None, 0
         unlimited, rows = max_steps == UNLIMITED, self._size.rows
-        used = [0 if unlimited else len(busy) for busy in self._busy]
+        used, most = ([0] * len(self._busy), self._lines) if unlimited else (list(map(len, self._busy)), rows)
         entered: list[dict[Hashable, Sentence]] = [{} for _ in self._busy]
-        while self.waiting and min(used) < rows and self._steps <= _MAX_STEPS:
+        while self.waiting and min(used) < most and self._steps <= _MAX_STEPS:
             part = used.index(min(used))  # in turn: sentences next to each other take equally long
             name = next(iter(self.waiting))
             entered[part][name] = self.waiting.pop(name)
@@ -101,7 +112,7 @@ class Slots:
         assert self._entered is not None, "a state that has no sentences is not searched"
         freed = max(1, rows // 16)
         if unlimited:
-            final_free_rows = [freed if self.waiting else rows] * len(used)
+            final_free_rows = [freed if self.waiting else rows - leave] * len(used)
         else:  # those of a part that are used up come back soon
             final_free_rows = [min(rows, rows - count + freed) if count else 0 for count in used]
         found = self._programs.generate(
@@ -124,12 +135,13 @@ class Slots:
         for part in range(parts):
             # Place in the results -> name: of sentences that entered, and of those in slots before.
             places = dict(enumerate(call.entered[part]))
-            places |= {rows + row: name for row, name in call.before[part].items()}
+            places |= {self._lines + row: name for row, name in call.before[part].items()}
             active = {
                 row: places[owner] for row, owner in enumerate(owners[part].tolist()) if owner != NO_LINE
             }
             left = set(active.values())
-            done += [(2 * rows * part + place, name) for place, name in places.items() if name not in left]
+            first = (self._lines + rows) * part
+            done += [(first + place, name) for place, name in places.items() if name not in left]
             self._busy.append(active)
         return _read(call.results, done)
 

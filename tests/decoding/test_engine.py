@@ -9,7 +9,7 @@ import pytest
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding import compiled_programs, sizes
+from flaxformer_mt.decoding import compiled_programs, engine, sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.sentences import Form, Sentence
@@ -47,7 +47,11 @@ def make_sentences(lengths, **more) -> list[Sentence]:
 
 @pytest.fixture
 def small_sizes(monkeypatch):
-    """States for sources of 6 tokens and for the longest; for many, unless all have a slot among a few."""
+    """States for sources of 6 tokens and for the longest; for many, unless all have a slot among a few.
+
+    The last sentences of a size, in half of its slots, begin again in a larger one.
+    """
+    monkeypatch.setattr(engine, "_LEFT_SHARE", 2)
     monkeypatch.setattr(sizes, "_MANY_LENGTHS", (6,))
     monkeypatch.setattr(sizes, "_FEW_LENGTHS", ())
     monkeypatch.setattr(sizes, "_FEW_FILLS", 1)
@@ -89,8 +93,8 @@ class Searcher:
             slots = make_slots(params, size, form, n_best=n_best)
             start = slots.start
 
-            def start_and_note(max_steps):
-                call = start(max_steps)
+            def start_and_note(max_steps, **more):
+                call = start(max_steps, **more)
                 self.ran.append((size.rows, size.capacity, [len(part) for part in call.entered]))
                 return call
 
@@ -124,7 +128,7 @@ def test_sentences_of_an_ensemble_in_several_sizes_are_translated_as_if_alone(sm
     searcher = Searcher(models, options, longest_source=11)
     sentences = make_sentences([11, 6, 6, 10, 6, 5, 6, 6, 5, 6, 9, 11])
     found, ran = searcher.search(sentences, 120)
-    assert [size[:2] for size in ran] == [(3, 10)] * 3 + [(2, 15)] * 2
+    assert [size[:2] for size in ran] == [(3, 10)] * 2 + [(2, 15)] * 3  # the last of the first ones again
     assert len({int(one.lengths[0]) for one in found}) > 3
     for first in (1, 4, 7):  # with one of the longest, among a few, where all have the same size
         few, ran = searcher.search([sentences[0], *sentences[first : first + 3]], 300)
@@ -152,7 +156,7 @@ def test_a_sentence_with_a_long_prefix_has_a_state_of_its_own(model, options, sm
     prefix = tuple(range(3, 18)) * 2
     sentences[8] = dataclasses.replace(sentences[8], prefix=prefix)
     found, ran = searcher.search(sentences, 100)
-    assert [size[:2] for size in ran] == [(2, 10)] * 3 + [(1, 15)] * 5 + [(1, 32)]
+    assert [size[:2] for size in ran] == [(2, 10)] * 2 + [(1, 15)] * 6 + [(1, 32)]
     assert tuple(found[8].tokens[0, :30]) == prefix
     alone = [searcher.search([sentence], 100)[0][0] for sentence in (sentences[1], sentences[8])]
     assert_same_translations([found[1], found[8]], alone)
@@ -330,12 +334,12 @@ RULE = StateSizes(LengthRule(1.5, 20, 256, None, learned=(1.1, 6.5)), width=4, b
 
 def test_states_are_few_and_within_the_tokens_of_a_batch():
     assert [size.source_length for size in RULE.many()] == [16, 32, 64, 128, 256]
-    assert [size.source_length for size in RULE.few()] == [32, 128, 256]
+    assert [size.source_length for size in RULE.few()] == [32, 64, 256]
     for size in [*RULE.many(), *RULE.few()]:
         assert size.rows * (size.source_length + 4 * size.capacity) <= 8192
     assert [size.capacity for size in RULE.many()] == [24, 41, 76, 147, 288]
     # A sentence among a few is never searched again.
-    assert [size.capacity for size in RULE.few()] == [68, 212, 404]
+    assert [size.capacity for size in RULE.few()] == [68, 116, 404]
     assert all(size.rows == 4 for size in RULE.few())
     short = dataclasses.replace(RULE, lengths=LengthRule(1.5, 20, 48, 30), batch_tokens=10)
     assert [size.source_length for size in short.many()] == [16, 32, 48]
@@ -382,14 +386,14 @@ def test_a_few_sentences_of_a_size_go_to_a_state_for_a_few():
 def test_each_part_is_dealt_like_lengths(monkeypatch):
     monkeypatch.setattr(sizes, "_FEW_FILLS", 0)
     searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
-    slots = searcher.engine.make_slots(searcher.params, Size(3, 8, 12), Form(), n_best=1)
+    slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
     slots._busy = [{}, {}]
     slots._programs = SimpleNamespace(
         prefill=lambda params, sources: sources,
         empty=lambda: (),
         generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),
     )
-    slots.waiting = dict(zip("abcdefg", make_sentences([8, 7, 6, 5, 4, 3, 2]), strict=True))
+    slots.waiting = dict(zip("abcdefghi", make_sentences([8, 7, 6, 5, 4, 3, 3, 2, 2]), strict=True))
     call = slots.start(UNLIMITED)
-    assert call.entered == [["a", "c", "e"], ["b", "d", "f"]] and list(slots.waiting) == ["g"]
-    assert call.results["counts"] == [3, 3] and call.results["final_free_rows"] == [1, 1]
+    assert call.entered == [["a", "c", "e", "g"], ["b", "d", "f", "h"]] and list(slots.waiting) == ["i"]
+    assert call.results["counts"] == [4, 4] and call.results["final_free_rows"] == [1, 1]
