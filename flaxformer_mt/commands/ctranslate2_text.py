@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
@@ -15,6 +14,7 @@ from flaxformer_mt.commands.corpus_options import BacktranslateOptions
 from flaxformer_mt.commands.options import SearchOptions
 from flaxformer_mt.commands.translate_and_score import WINDOW
 from flaxformer_mt.errors import UserError, install_command, name_full_disk
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.text_io.lines import count_lines, open_input, partial_of, read_lines
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.text_io.throughput import Throughput
@@ -43,7 +43,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
     changes = _search_changes(options)
     run = options.run.expanduser()
     batches = LiveBatches(run, **changes)
-    threads = len(os.sched_getaffinity(0))
+    threads = core_count()
     window = WINDOW if options.window is None else options.window
     origin = {
         "folder": str(run.resolve()),

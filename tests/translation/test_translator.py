@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
+from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding import engine
@@ -20,7 +21,7 @@ from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
-from flaxformer_mt.parallel import SplitParameters, devices
+from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
@@ -447,7 +448,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     )
     for vendor, flags, expected in processors:
         facts = {"vendor_id": vendor, "flags": flags}
-        monkeypatch.setattr(devices, "_read_processor_facts", lambda facts=facts: facts)
+        monkeypatch.setattr(processor, "_read_processor_facts", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 

@@ -4,7 +4,6 @@ Contains batches of what waits: unlike this package's search, CTranslate2 finish
 """
 
 import dataclasses
-import os
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
 from flaxformer_mt.translation.assembly import FoundLine, one_line
 from flaxformer_mt.translation.result import Translation
@@ -47,7 +47,7 @@ class LiveBatches:
         check_search(self.config.search, model=config.model)
         self._vocabs = find_vocabs(folder, Given())
         self._model = ctranslate2.Translator(
-            str(folder), device="cpu", compute_type="default", intra_threads=len(os.sched_getaffinity(0))
+            str(folder), device="cpu", compute_type="default", intra_threads=core_count()
         )
         options = self.config.search
         self._lengths = LengthRule(
