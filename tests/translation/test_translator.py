@@ -234,12 +234,25 @@ def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
     assert translator.translate(["der Hund"])[0].text == "a b c d e f g h i j k"
 
 
+def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(translator):
+    plain = ["der kleine Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
+    marked = ["\ufeffder kl\u00adeine \u2060Hund", "die\u200e \u200b Katze\u202c .", *plain[2:]]
+    notes = Notes(alignments="words", token_log_probs=True)
+    expected, found = (translator.translate(lines, n_best=2, notes=notes) for lines in (plain, marked))
+    assert found[0] == expected[0]
+    # The zero-width space between spaces is a word of the line, which nothing is aligned with.
+    moved = tuple((i + (i > 0), j) for i, j in expected[1].alignment)
+    assert found[1].alignment == moved and any(i > 1 for i, _ in moved)
+    assert found[1].n_best[1].score == expected[1].n_best[1].score
+
+
 def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network ran")
 
     monkeypatch.setattr(translator.search.programs, "_read", refuse)
-    assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
+    blank = ["", " ", "\u3000", "\x85", "\u200b", "\ufeff \u00ad"]
+    assert [t.text for t in translator.translate(blank)] == [""] * 6
     assert translator.translate([]) == []
 
 
