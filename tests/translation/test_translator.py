@@ -296,6 +296,20 @@ def test_scores_that_are_not_numbers_are_warned_of(translator, warnings, params)
 # ---- n best ----
 
 
+def test_unique_keeps_the_best_hypothesis_of_each_text(translator, monkeypatch):
+    """As if there were two texts, with many segmentations each."""
+    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: "ab"[sum(ids) % 2])
+    every = translator.translate(SENTENCES, n_best=3)
+    assert any(len({one.text for one in found.n_best}) == 2 for found in every)
+    found = translator.translate(SENTENCES, n_best=3, unique=True)
+    assert found == list(translator.translate_stream(iter(SENTENCES), n_best=3, unique=True))
+    for unique, whole in zip(found, every, strict=True):
+        texts = [one.text for one in whole.n_best]
+        kept = [one for rank, one in enumerate(whole.n_best) if texts.index(texts[rank]) == rank]
+        assert [(one.tokens, one.score) for one in unique.n_best] == [(one.tokens, one.score) for one in kept]
+        assert len(unique.n_best) == len(set(texts)) < 3
+
+
 def test_n_best_are_different_and_in_order(translator, found_by_beam):
     for translation in found_by_beam:
         assert translation.n_best[0] is translation and translation.tokens
