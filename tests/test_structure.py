@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees"},
+    {"shapes", "trees", "processor"},
     {"config"},
     {"flops", "vocab", "tracking", "figures", "object_store"},
     {"parallel"},
@@ -194,6 +194,14 @@ def test_no_program_depends_on_a_hidden_context():
         assert "contextvars" not in imported, file
         calls = {node.attr for node in ast.walk(TREES[file]) if isinstance(node, ast.Attribute)}
         assert "platform_dependent" not in calls, f"{file}: choose_kernels knows the platform"
+
+
+def test_one_function_counts_the_cores():
+    """What else asks the system asks for something that macOS does not have, or counts forbidden cores."""
+    for file, tree in TREES.items():
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        found = names & {"sched_getaffinity", "cpu_count", "process_cpu_count"}
+        assert not found or module_of(file) == "processor", f"{file}: core_count knows, not {found}"
 
 
 def test_config_imports_the_standard_library_alone():

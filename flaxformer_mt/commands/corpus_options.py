@@ -65,7 +65,7 @@ class BacktranslateOptions(CorpusOptions):
     # vocab.symbols. Empty: none.
     tag: str = "<BT>"
     # System that searches: jax is this package. ctranslate2: --run is a folder that export
-    # --format=ctranslate2 wrote (needs the extra ctranslate2), for beam and greedy search.
+    # --format=ctranslate2 wrote (needs the extra ctranslate2), for beam and greedy search, and samples.
     backend: Literal["jax", "ctranslate2"] = "jax"
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
@@ -14,7 +13,10 @@ import flaxformer_mt
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions
 from flaxformer_mt.commands.options import SearchOptions
 from flaxformer_mt.commands.translate_and_score import WINDOW
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.errors import UserError, install_command, name_full_disk
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.text_io.lines import count_lines, open_input, partial_of, read_lines
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.text_io.throughput import Throughput
@@ -23,8 +25,8 @@ from flaxformer_mt.translation.annotation import NO_NOTES
 if TYPE_CHECKING:
     from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
-# The search options that CTranslate2 has too.
-_SHARED = ("method", "beam_size", "length_penalty", "max_length_ratio", "max_length_offset", "allow_unknown")
+# The search options that change nothing there, whatever their values; `LiveBatches` refuses values of others.
+_WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ensemble_mean", "batch_tokens")
 
 
 def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> None:
@@ -43,7 +45,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
     changes = _search_changes(options)
     run = options.run.expanduser()
     batches = LiveBatches(run, **changes)
-    threads = len(os.sched_getaffinity(0))
+    threads = core_count()
     window = WINDOW if options.window is None else options.window
     origin = {
         "folder": str(run.resolve()),
@@ -62,6 +64,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
             str(output), origin=origin, step=window, resume=resume, overwrite=options.overwrite, keep=True
         ) as resumable,
     ):
+        batches.seed(resumable.done)
         found = read_lines(stream, name=options.input, invalid_utf8=options.invalid_utf8)
         lines = resumable.read("input", found)
         total = count_lines(options.input)
@@ -84,20 +87,18 @@ def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]
 
 def _search_changes(options: BacktranslateOptions) -> dict[str, Any]:
     """The search options that are given. Raises UserError for flags that CTranslate2 does not have."""
-    names = [field.name for field in fields(SearchOptions) if field.name not in ("run", *_SHARED)]
-    names += ["ensemble_mean", "dtype", "quantization", "coordinator", "processes", "process"]
+    shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
+    names = ["checkpoint", *_WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
+    names += ["dtype", "quantization", "coordinator", "processes", "process"]
     given = [name for name in names if getattr(options, name) is not None]
+    given += ["stopping"] if options.stopping == "exact" else []
     given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
     if given:
         raise UserError(
             f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
-            "process with beam or greedy search; leave it out, or give --backend=jax"
+            "process, and whose search has no such option; leave it out, or give --backend=jax"
         )
-    if options.method == "sample":
-        raise UserError(
-            "--method=sample needs --backend=jax: the samples of CTranslate2 are others in every process"
-        )
-    return {name: value for name in _SHARED if (value := getattr(options, name)) is not None}
+    return {name: value for name in sorted(shared) if (value := getattr(options, name)) is not None}
 
 
 def _digest(file: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import install_command
+from flaxformer_mt.processor import bfloat16_instructions, core_count, slow_bfloat16_reason
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
@@ -77,7 +78,7 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
         "packages": packages,
         "devices": devices,
         "host": {
-            "cores": os.cpu_count(),
+            "cores": core_count(),
             "memory_gib": _host_memory_gib(),
             "bfloat16": _describe_bfloat16(),
         },
@@ -168,8 +169,6 @@ def _host_memory_gib() -> float | None:
 
 def _describe_bfloat16() -> str:
     """Whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
-    from flaxformer_mt.parallel.devices import bfloat16_instructions, slow_bfloat16_reason
-
     if reason := slow_bfloat16_reason():
         return f"on this CPU models run in float32, since {reason}"
     found = " and ".join(bfloat16_instructions())

@@ -8,6 +8,8 @@ step are zeroed by the kernel before the next one, which takes some 3% of an upd
 import os
 import sys
 
+from flaxformer_mt.processor import core_count
+
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 # All threads share one heap, and the library gives back nothing but arrays of over 2 GB, and what is free
@@ -48,5 +50,5 @@ def use_huge_pages(*, keep: bool) -> None:
 
 def choose_tunables(*, keep: bool) -> str:
     """Returns the value of GLIBC_TUNABLES for a process; `keep` as in `use_huge_pages`."""
-    kept = keep and (os.cpu_count() or 1) <= _CORES_OF_A_HEAP
+    kept = keep and core_count() <= _CORES_OF_A_HEAP
     return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if kept else ())])

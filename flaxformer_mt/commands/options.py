@@ -200,6 +200,8 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
     n_best: int | None = None
+    # With --n_best: leave out translations with the text of a better one, so that there may be fewer than n.
+    unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
     scores: bool = False
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.

@@ -96,6 +96,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         translations = translator.translate_stream(
             sources,
             n_best=n_best,
+            unique=options.unique,
             notes=notes,
             window=window,
             first_line=output.done + 1,
@@ -215,6 +216,8 @@ def _check_flags(options: TranslateOptions) -> None:
                     f"--{name} has no effect with --{written}, which writes {contents}; leave out "
                     f"--{name}{more}"
                 )
+    if options.unique and options.n_best is None:
+        raise UserError("--unique has no effect without --n_best; give --n_best=N, or leave out --unique")
     if options.scores and options.token_scores:
         raise UserError("--token_scores writes the score too; leave out --scores")
     for name in ("alignment_layer", "alignment_head"):

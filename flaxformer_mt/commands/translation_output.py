@@ -101,6 +101,7 @@ def _open_output(
         "invalid_utf8": options.invalid_utf8,
         "inputs": ["input", *inputs],
         # Only if given, so that commands of earlier versions can be resumed.
+        **({"unique": True} if options.unique else {}),
         **read_languages(options),
         # Devices share batches, so that another number of devices rounds differently.
         "devices": [process_count(), local_device_count()],

@@ -31,7 +31,8 @@ class VocabConfig:
     # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
     # thousands of characters, such as Chinese.
     character_coverage: Annotated[float, between(0.98, 1)] = 1.0
-    # SentencePiece's Unicode normalization of text; identity: none; nmt_nfkc_cf: also case folding.
+    # SentencePiece's Unicode normalization of text, which also removes characters that nobody sees (soft
+    # hyphens, zero-width spaces, marks of direction); identity: none; nmt_nfkc_cf: also case folding.
     normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
     # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
     # vocab.size includes them. Given models must have them.

@@ -1,7 +1,7 @@
 """SentencePiece model files with the ids of another system: renumbered pieces, or a list of words.
 
-Contains the writing of pieces and settings; vocab/model_file.py reads them. Piece names and their numbers
-come from the callers.
+Contains the writing of pieces and settings; vocab/model_file.py reads them, and writes fields. Piece names
+and their numbers come from the callers.
 
 A repeated occurrence of a field replaces the earlier value, so settings are changed by appending fields.
 """
@@ -28,6 +28,9 @@ from flaxformer_mt.vocab.model_file import (
     read_pieces,
     read_settings,
     select,
+    write_field,
+    write_tag,
+    write_varint,
 )
 
 # Field of the file with examples and their expected pieces; it is dropped, because the numbers change.
@@ -102,7 +105,7 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
         written.append(_write_piece(piece_of(name), score, kind))
     trainer = b"".join(select(fields, TRAINER)) + _write_settings(len(names), specials, has_bytes)
     rest = b"".join(f.raw for f in fields if f.number not in (PIECE, TRAINER, _EXAMPLES))
-    return b"".join(written) + _write(TRAINER, trainer) + rest
+    return b"".join(written) + write_field(TRAINER, trainer) + rest
 
 
 def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
@@ -116,42 +119,26 @@ def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
         if word in specials:
             kind = UNKNOWN if word == specials.unk else CONTROL
         written.append(_write_piece(word if word in specials else SPACE + word, 0.0, kind))
-    trainer = _tag(MODEL_TYPE, 0) + _varint(_WORD) + _write_settings(len(words), specials, False)
-    normalizer = _write(NORMALIZER_NAME, b"identity")
-    return b"".join(written) + _write(TRAINER, trainer) + _write(NORMALIZER, normalizer)
+    trainer = write_tag(MODEL_TYPE, 0) + write_varint(_WORD) + _write_settings(len(words), specials, False)
+    normalizer = write_field(NORMALIZER_NAME, b"identity")
+    return b"".join(written) + write_field(TRAINER, trainer) + write_field(NORMALIZER, normalizer)
 
 
 def _write_settings(size: int, specials: Specials, has_bytes: bool) -> bytes:
     return (
-        _tag(_VOCAB_SIZE, 0)
-        + _varint(size)
-        + _tag(BYTE_FALLBACK, 0)
-        + _varint(has_bytes)
-        + _write(_UNK_PIECE, specials.unk.encode())
+        write_tag(_VOCAB_SIZE, 0)
+        + write_varint(size)
+        + write_tag(BYTE_FALLBACK, 0)
+        + write_varint(has_bytes)
+        + write_field(_UNK_PIECE, specials.unk.encode())
         # SentencePiece treats a bos name as absent if it is not a control piece. Without bos, `renumber` has
         # given <s> another type.
-        + _write(_BOS_PIECE, (specials.bos or "<s>").encode())
-        + _write(_EOS_PIECE, specials.eos.encode())
-        + _write(_PAD_PIECE, specials.pad.encode())
+        + write_field(_BOS_PIECE, (specials.bos or "<s>").encode())
+        + write_field(_EOS_PIECE, specials.eos.encode())
+        + write_field(_PAD_PIECE, specials.pad.encode())
     )
 
 
 def _write_piece(text: str, score: float, kind: int) -> bytes:
-    body = _write(1, text.encode()) + _tag(2, 5) + struct.pack("<f", score) + _tag(3, 0) + _varint(kind)
-    return _write(PIECE, body)
-
-
-def _write(number: int, body: bytes) -> bytes:
-    return _tag(number, 2) + _varint(len(body)) + body
-
-
-def _tag(number: int, wire: int) -> bytes:
-    return _varint(number * 8 + wire)
-
-
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value >= 128:
-        written.append(value % 128 + 128)
-        value //= 128
-    return bytes([*written, value])
+    number = write_tag(2, 5) + struct.pack("<f", score)
+    return write_field(PIECE, write_field(1, text.encode()) + number + write_tag(3, 0) + write_varint(kind))

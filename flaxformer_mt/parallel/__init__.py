@@ -15,11 +15,9 @@ from flaxformer_mt.parallel.compiler_options import check_compiler_options, read
 from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
 from flaxformer_mt.parallel.devices import (
     choose_dtype,
-    core_count,
     default_device_kind,
     default_platform,
     enable_compilation_cache,
-    slow_bfloat16_reason,
 )
 from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
@@ -42,10 +40,8 @@ __all__ = [
     "SplitParameters",
     "check_compiler_options",
     "choose_dtype",
-    "slow_bfloat16_reason",
     "choose_layout",
     "compile_by_rows",
-    "core_count",
     "default_device_kind",
     "default_platform",
     "enable_compilation_cache",

@@ -1,19 +1,16 @@
-"""Names of devices, the CPU's cores and instructions, and the compilation cache on disk."""
+"""Names of devices, their memory, and the compilation cache on disk."""
 
 import os
-import platform
 from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.processor import core_count, processor_name, slow_bfloat16_reason
 
 # Bytes of memory of a device, in place of what the device reports; CPUs report nothing.
 _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
-
-# Instruction sets that multiply bfloat16 numbers, as /proc/cpuinfo names them on x86-64 and on 64-bit Arm.
-BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 
 
 def default_device_kind() -> str:
@@ -33,12 +30,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
     if devices[0].platform != "cpu":
         return f"{len(devices)} x {devices[0].device_kind}{several}"
     simulated = f", {len(devices)} simulated devices{several}" if len(devices) > 1 else ""
-    return f"{_processor_name()} ({core_count()} cores{simulated})"
-
-
-def core_count() -> int:
-    """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{processor_name()} ({core_count()} cores{simulated})"
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:
@@ -58,50 +50,12 @@ def device_memory(device: jax.Device) -> tuple[int, int] | None:
     return (found["bytes_limit"], found.get("bytes_in_use", 0)) if "bytes_limit" in found else None
 
 
-def bfloat16_instructions() -> list[str]:
-    """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
-    facts = _read_processor_facts()
-    names = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # x86-64 and Arm
-    return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
-
-
-def slow_bfloat16_reason() -> str | None:
-    """Return why this processor multiplies bfloat16 no faster than float32, or None if it is faster."""
-    found = bfloat16_instructions()
-    if not found:
-        return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
-    if found == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
-        # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
-        return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
-    return None
-
-
 def choose_dtype(trained: str) -> str:
     """Return the dtype in which a trained model is run unless the user names one: that of its training.
 
     On a CPU that multiplies bfloat16 no faster than float32 it is float32.
     """
     return "float32" if default_platform() == "cpu" and slow_bfloat16_reason() else trained
-
-
-def describe_processor() -> list[str]:
-    """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
-    facts = _read_processor_facts()
-    return [platform.machine(), *(facts.get(name, "") for name in ("model name", "flags", "Features"))]
-
-
-def _processor_name() -> str:
-    return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
-
-
-def _read_processor_facts() -> dict[str, str]:
-    """Read the lines `name : value` of the first processor; {} if the system is not Linux."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return {}
-    lines = (line.partition(":") for line in first.split("\n"))
-    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def enable_compilation_cache(directory: Path) -> None:

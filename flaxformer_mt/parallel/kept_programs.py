@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_mt.parallel.devices import describe_processor
+from flaxformer_mt.processor import describe_processor
 
 # Maximum number of files; those that were used longest ago are removed.
 _MAX_FILES = 200

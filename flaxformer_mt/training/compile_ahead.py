@@ -16,7 +16,8 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel import Parallel, core_count
+from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.processor import core_count
 
 # Seconds between two messages on how many shapes are compiled.
 _MESSAGE_EVERY = 10.0

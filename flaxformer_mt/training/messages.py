@@ -8,8 +8,9 @@ from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.kernels.attention_kernels import explain_attention
-from flaxformer_mt.parallel import Parallel, slow_bfloat16_reason
+from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.processes import is_first
+from flaxformer_mt.processor import slow_bfloat16_reason
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.tracking import Tracker

@@ -6,9 +6,10 @@ the line is in the result once, and elements stay nested as they are in the line
 """
 
 import html
+import html.entities
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flaxformer_mt.translation.annotation import Notes
@@ -32,6 +33,9 @@ _BLOCKS = frozenset(
 # Elements inside this many others are put back as points are.
 _DEEPEST = 100
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+# What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
+_ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
 _WORD = re.compile(r"\S+")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
@@ -62,7 +66,8 @@ class MarkedLine:
 
     text: str
     items: tuple[_Item, ...]
-    # Whether the line has entities such as &amp;, so that its translation is escaped again.
+    # How the characters of the translation are written, and whether it must not look like markup elsewhere.
+    spellings: Mapping[str, str]
     escaped: bool
 
 
@@ -76,13 +81,55 @@ class _Word:
         self.core_end = self.start + (core.end() if core else len(match[0]))
 
 
-def take_out(line: str) -> MarkedLine:
-    """Takes the markup out of a line."""
-    escaped = _ENTITY.search(line) is not None
+def unescape(text: str) -> str:
+    """Returns a text with characters in place of its entities, of which "&copy" and "&section" are none."""
+    return _ENTITY.sub(lambda match: _read_entity(match[0]), text)
+
+
+def _read_entity(entity: str) -> str:
+    """The character of an entity; the entity itself if there is none of this name."""
+    known = entity[1] == "#" or entity[1:] in html.entities.html5
+    return html.unescape(entity) if known else entity
+
+
+def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
+    """How texts spell characters: as they do where all are entities, and &, < and > as entities if they can.
+
+    "5 &gt; 3 & &quot;" gives &gt; for >, &quot; for a quotation mark, and &lt; for <, which it lacks.
+    """
+    bare: set[str] = set()
+    found: dict[str, str] = {}
+    for text in texts:
+        last = 0
+        for match in _ENTITY.finditer(text):
+            character = _read_entity(match[0])
+            if character != match[0]:
+                bare.update(text[last : match.start()])
+                last = match.end()
+                # Letters, digits and spaces are written so for one place: the whole text would be unreadable.
+                plain = character.isascii() and (character.isalnum() or character.isspace())
+                if len(character) == 1 and not plain:
+                    found.setdefault(character, match[0])
+        bare.update(text[last:])
+    as_entities = {name: entity for name, entity in found.items() if name not in bare}
+    escaped = {name: entity for name, entity in _ESCAPED.items() if name not in bare or name in found}
+    return escaped | as_entities
+
+
+def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
+    """Takes the markup out of a line.
+
+    Args:
+      in_document: whether the line is part of a document, whose text is escaped. If not, it is taken for such
+        a line if it has an entity.
+    """
+    escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last = [root], "", 0
+    texts = []
     for match in _ITEM.finditer(line):
-        text += html.unescape(line[last : match.start()])
+        texts.append(line[last : match.start()])
+        text += unescape(texts[-1])
         last = match.end()
         name = (match["name"] or "").lower()
         if name and match["close"]:
@@ -105,7 +152,9 @@ def take_out(line: str) -> MarkedLine:
             text, last = _take_space(item, text, line, last)
     for number in reversed(range(1, len(open_items))):
         _make_point(open_items[number], open_items[number - 1])
-    return MarkedLine(text + html.unescape(line[last:]), tuple(root.children), escaped)
+    texts.append(line[last:])
+    text += unescape(texts[-1])
+    return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
@@ -169,8 +218,21 @@ def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]
       alignment: pairs of words of both.
     """
     if not marked.items:
-        return html.escape(text, quote=False) if marked.escaped else text
+        return _spell(marked, text)
     return _Layout(marked, text, alignment).write()
+
+
+def _spell(marked: MarkedLine, text: str) -> str:
+    """Writes text of a translation as the line spells it; what is bare there must not become markup here."""
+    if not marked.escaped:
+        return text
+    entities = {match.start() for match in _ENTITY.finditer(text) if unescape(match[0]) != match[0]}
+    markup = entities | {match.start() for match in TAG_START.finditer(text)}
+    spellings = marked.spellings
+    return "".join(
+        spellings.get(character, _ESCAPED[character] if place in markup else character)
+        for place, character in enumerate(text)
+    )
 
 
 class _Layout:
@@ -197,7 +259,7 @@ class _Layout:
         """Copies the text up to a position, unless more has been copied."""
         if end > self.cursor:
             piece = self.text[self.cursor : end]
-            self.parts.append(html.escape(piece, quote=False) if self.marked.escaped else piece)
+            self.parts.append(_spell(self.marked, piece))
             self.cursor = end
 
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:

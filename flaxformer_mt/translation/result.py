@@ -67,6 +67,16 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
     )
 
 
+def drop_repeated(translation: Translation) -> Translation:
+    """Returns a translation with those of its alternatives whose text is none before: the best of each text.
+
+    Two hypotheses are of one text if it has two segmentations, each with a score of its own.
+    """
+    first = {one.text: one for one in reversed(translation.n_best)}
+    others = tuple(one for one in translation.alternatives if one is first[one.text])
+    return dataclasses.replace(translation, alternatives=others)
+
+
 def warn_of_failures(numbers: Sequence[int]) -> list[str]:
     """Returns a warning that names the lines without a translation, if there are any."""
     if not numbers:

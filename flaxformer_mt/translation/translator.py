@@ -35,7 +35,7 @@ from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.placed_parameters import on_host, place_models
-from flaxformer_mt.translation.result import FAILED, Translation, warn_of_failures
+from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated, warn_of_failures
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
@@ -241,6 +241,7 @@ class Translator:
         lines: Sequence[str],
         *,
         n_best: int = 1,
+        unique: bool = False,
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
         notes: Notes = NO_NOTES,
@@ -253,6 +254,7 @@ class Translator:
 
         Args:
           n_best: maximum number of hypotheses of each line, the translation itself included.
+          unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
           prefixes: prefix that each line's translation starts with; "": none.
           required: phrases that each line's translation contains (beam search only). For a line that is
             translated in parts, they have no effect on the search; the result is only checked for them.
@@ -270,13 +272,15 @@ class Translator:
         tags = choose_line_tags(self.config.data, source_language, target_language)
         constraints = Constraints(n_best, prefixes, required)
         notes = notes._replace(markup=markup or notes.markup)
-        return self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
+        found = self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
+        return list(map(drop_repeated, found)) if unique else found
 
     def translate_stream(
         self,
         lines: Iterable[str],
         *,
         n_best: int = 1,
+        unique: bool = False,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
         notes: Notes = NO_NOTES,
@@ -310,9 +314,10 @@ class Translator:
             constraints = Constraints(
                 n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
             )
-            yield from self._translate_window(
+            found = self._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )
+            yield from map(drop_repeated, found) if unique else found
             first_line += len(chunk)
         for what, remaining in (("prefixes", prefix_lines), ("lists of required phrases", required_lines)):
             if remaining is not None and next(remaining, None) is not None:

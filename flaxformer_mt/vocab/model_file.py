@@ -1,4 +1,4 @@
-"""Reads the pieces and settings of a SentencePiece model from its bytes.
+"""Reads the pieces and settings of a SentencePiece model from its bytes, and writes fields of such a file.
 
 Contains the fields of the file, numbered as in sentencepiece_model.proto of SentencePiece 0.2, and the wire
 format of protocol buffers. A field is a tag (number * 8 + wire type) and a value.
@@ -13,9 +13,10 @@ from flaxformer_mt.errors import UserError
 
 # Fields of the file.
 PIECE, TRAINER, NORMALIZER = 1, 2, 3
-# Fields of the trainer settings; field 1 of the normalizer settings is the name.
+# Fields of the trainer settings.
 MODEL_TYPE, BYTE_FALLBACK = 3, 35
-NORMALIZER_NAME = 1
+# Fields of the normalizer settings: the name of the rules, and the path of the file that they were read from.
+NORMALIZER_NAME, _RULES_PATH = 1, 6
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 # Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -136,3 +137,38 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
         value |= (data[offset] - 128) << shift
         offset, shift = offset + 1, shift + 7
     return value | data[offset] << shift, offset + 1
+
+
+def name_normalization(model: bytes, name: str) -> bytes:
+    """Returns a model with `name` as that of its normalization rules, and without the path of their file.
+
+    The rules themselves are in the model. A path would make each training of a model give other bytes.
+    """
+    written = []
+    for field in read_fields(model):
+        if field.number == NORMALIZER and isinstance(field.value, bytes):
+            kept = [f.raw for f in read_fields(field.value) if f.number not in (NORMALIZER_NAME, _RULES_PATH)]
+            settings = write_field(NORMALIZER_NAME, name.encode()) + b"".join(kept)
+            written.append(write_field(NORMALIZER, settings))
+        else:
+            written.append(field.raw)
+    return b"".join(written)
+
+
+def write_field(number: int, body: bytes) -> bytes:
+    """Writes a field whose value is bytes."""
+    return write_tag(number, 2) + write_varint(len(body)) + body
+
+
+def write_tag(number: int, wire: int) -> bytes:
+    """Writes the tag before a value: the number of its field and its wire type."""
+    return write_varint(number * 8 + wire)
+
+
+def write_varint(value: int) -> bytes:
+    """Writes a varint; the inverse of reading one."""
+    written = bytearray()
+    while value >= 128:
+        written.append(value % 128 + 128)
+        value //= 128
+    return bytes([*written, value])

@@ -4,12 +4,15 @@ Row 2 of the data path, and the only importer of sentencepiece. Contains the ids
 corpus/ reads text files, and data/ makes batches.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ import sentencepiece
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab.invisible_characters import format_rules, leave_out_invisible
+from flaxformer_mt.vocab.model_file import name_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 from flaxformer_mt.vocab.symbols import check_symbols
 
@@ -307,33 +312,53 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Voc
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            model_type=config.kind,
-            vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
-            use_all_vocab=config.size == 0,
-            byte_fallback=config.byte_fallback,
-            character_coverage=config.character_coverage,
-            normalization_rule_name=config.normalization,
-            pad_id=config.pad_id,
-            bos_id=config.bos_id,
-            eos_id=config.eos_id,
-            unk_id=config.unk_id,
-            user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
-            max_sentence_length=_TRAINING_BYTES,
-            num_threads=_TRAINING_THREADS,
-            minloglevel=_ONLY_FATAL,
-        )
+        with _normalization_options(config.normalization) as normalization:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type=config.kind,
+                vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
+                use_all_vocab=config.size == 0,
+                byte_fallback=config.byte_fallback,
+                character_coverage=config.character_coverage,
+                **normalization,
+                pad_id=config.pad_id,
+                bos_id=config.bos_id,
+                eos_id=config.eos_id,
+                unk_id=config.unk_id,
+                user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
+                max_sentence_length=_TRAINING_BYTES,
+                num_threads=_TRAINING_THREADS,
+                minloglevel=_ONLY_FATAL,
+            )
     except RuntimeError as error:
         if lines.error is not None:
             raise lines.error from None
         raise UserError(_explain(str(error), config, sides)) from error
-    vocab = Vocab(model.getvalue())
+    vocab = Vocab(name_normalization(model.getvalue(), config.normalization))
     # A char model has one piece per character, whatever size is requested.
     if config.size not in (0, vocab.size):
         raise UserError(_too_large(config, sides, vocab.size))
     return vocab
+
+
+@contextlib.contextmanager
+def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
+    """Give the trainer's options for a normalization: its name, or a file of its rules and of ours."""
+    if name == "identity":
+        yield {"normalization_rule_name": name}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rules.tsv"
+        file.write_text(_normalization_rules(name), encoding="ascii")
+        yield {"normalization_rule_tsv": str(file)}
+
+
+@functools.cache
+def _normalization_rules(name: str) -> str:
+    """Return the rules of a normalization, with those that leave out what nobody sees, as a file has them."""
+    rules = sentencepiece.SentencePieceNormalizer(rule_name=name).Decompile()
+    return format_rules(leave_out_invisible(rules))
 
 
 class _Lines:

@@ -39,9 +39,14 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     assert sum(map(bool, texts)) > 30, "a model of 48 updates may say nothing to a line"
     capfd.readouterr()
     for flags, message in (
-        (["--method=sample"], "--method=sample needs --backend=jax"),
+        (["--method=mbr"], "search.method=mbr: CTranslate2 does not have this"),
+        (["--method=beam", "--coverage_penalty=0.3"], "search.coverage_penalty=0.3"),
+        (["--method=sample", "--min_p=0.2"], "search.min_p=0.2"),
+        (["--mbr_samples=9"], "--mbr_samples has no effect"),
+        (["--stopping=exact"], "--stopping has no effect"),
+        (["--suppress=nothing_such"], "suppress contains 'nothing_such'"),
         (["--checkpoint=last"], "--checkpoint has no effect with --backend=ctranslate2"),
-        (["--top_k=3"], "--top_k has no effect"),
+        (["--length_bound=limit"], "--length_bound has no effect"),
         ([f"--run={tiny_run}"], "has no model.bin"),
         (["--beam_size=0"], "beam_size"),
     ):

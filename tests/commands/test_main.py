@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 import flaxformer_mt
+from flaxformer_mt import processor
 from flaxformer_mt.commands import doctor
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import flatten, save_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel import devices
 from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.training import loop as trainer
 from flaxformer_mt.training import report as training_report
@@ -801,12 +801,12 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
-    monkeypatch.setattr(devices, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
+    monkeypatch.setattr(processor, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
     assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
-    monkeypatch.setattr(devices, "_read_processor_facts", lambda: {"flags": "avx avx2"})
+    monkeypatch.setattr(processor, "_read_processor_facts", lambda: {"flags": "avx avx2"})
     assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
     intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
-    monkeypatch.setattr(devices, "_read_processor_facts", lambda: intel)
+    monkeypatch.setattr(processor, "_read_processor_facts", lambda: intel)
     assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
 
 

@@ -306,6 +306,7 @@ def untrained(tmp_path):
     [
         (["--json", "--scores"], "--scores has no effect with --json"),
         (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
+        (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),
         (["--alignment_layer=0"], "--alignment_layer has no effect without --alignments or --json"),

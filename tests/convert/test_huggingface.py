@@ -40,6 +40,7 @@ LINES = [
     "",
     "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz",
     "Ätz\u00a0weiß\tTab",
+    "\ufeffun\u00adsicht\u200bbar\u2060 \u202a\u202c me\u200ckham",
 ]
 TINY = {
     "num_encoder_layers": 1,

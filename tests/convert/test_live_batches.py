@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ctranslate2")
+from flaxformer_mt.commands.ctranslate2_text import _WITHOUT_EFFECT
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
@@ -53,6 +56,110 @@ def test_hypotheses_alignments_and_attention(folder):
     system.submit("left", "ba", n_best=1, notes=NO_NOTES)
     system.cancel("left")
     assert not len(system) and plain.alignment is not None
+
+
+LINES = ["ba do fi", "gu ka", "lo mi nu ba", "do", "fi fi gu"]
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return translate(LiveBatches(folder, method="greedy"), LINES)[0]
+
+
+@pytest.fixture(scope="module")
+def our_search(folder, tiny_run):
+    """Gives the texts by greedy search of this package, which this option changes."""
+    config = LiveBatches(folder).config
+
+    def search(**options):
+        greedy = dataclasses.replace(config.search, method="greedy", **options)
+        ours = Translator.load(tiny_run, search=greedy, spread=False, warn=lambda message: None)
+        return [one.tokens for one in ours.translate(LINES)]
+
+    return search
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram": 1},
+        {"suppress": ("\u2581",)},
+        {"suppress": ("30", "34"), "allow_unknown": False},
+        {"min_length_offset": 20, "max_length_offset": 24},
+        {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
+    ],
+    ids=str,
+)
+def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, plain, our_search, options):
+    found, _ = translate(LiveBatches(folder, method="greedy", **options), LINES)
+    assert [one.tokens for one in found] != [one.tokens for one in plain], "the option has no effect"
+    eos = LiveBatches(folder)._vocabs.target.eos_id
+    expected = [tuple(token for token in tokens if token != eos) for tokens in our_search(**options)]
+    assert [one.tokens for one in found] == expected
+
+
+def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):
+    def sample(**options):
+        system = LiveBatches(folder, method="sample", **options)
+        return [one.tokens for one in translate(system, LINES * 4)[0]]
+
+    greedy = [one.tokens for one in plain] * 4
+    assert sample(seed=3) == sample(seed=3) != sample(seed=4)
+    assert sample(top_k=1) == greedy != sample()
+    assert sample(top_p=1e-6) == greedy
+    assert sample(temperature=0.001) == greedy
+    continued = LiveBatches(folder, method="sample", seed=3)
+    continued.seed(1)  # as a text that goes on at its second line
+    assert [one.tokens for one in translate(continued, LINES * 4)[0]] == sample(seed=4)
+
+
+def test_arguments_of_a_beam_search(folder):
+    asked = []
+
+    def record(**options):
+        system = LiveBatches(folder, **options)
+
+        class Model:
+            def translate_batch(self, *args, **arguments):
+                asked.append(arguments)
+                raise KeyboardInterrupt
+
+        system._model = Model()
+        system.submit("line", "ba do", n_best=1, notes=NO_NOTES)
+        with pytest.raises(KeyboardInterrupt):
+            list(system.advance())
+        return asked[-1]
+
+    found = record(beam_size=3, length_penalty=0.6, length_penalty_kind="length", patience=2.0)
+    assert (found["beam_size"], found["length_penalty"], found["patience"]) == (3, 0.6, 1)
+    found = record(length_penalty=0.6, stopping="inexact", patience=2.0)
+    assert (found["length_penalty"], found["patience"]) == (pytest.approx(0.5), 2.0)
+    assert "sampling_topk" not in found
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"method": "mbr"}, "search.method=mbr"),
+        ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
+        ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
+        ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
+        ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2"),
+    ],
+)
+def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
+    with pytest.raises(UserError, match=f"{named}: CTranslate2 does not have this"):
+        LiveBatches(folder, **options)
+
+
+def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
+    """A new option must be looked at here too."""
+    passed = {"method", "beam_size", "length_penalty", "length_penalty_kind", "stopping", "patience", "seed"}
+    passed |= {"temperature", "top_k", "top_p", "no_repeat_ngram", "suppress", "allow_unknown"}
+    passed |= {"min_length_ratio", "min_length_offset", "max_length_ratio", "max_length_offset"}
+    refused = {"coverage_penalty", "diversity_groups", "min_p"}
+    refused |= {field.name for field in dataclasses.fields(MbrConfig)}  # by the method
+    assert {field.name for field in dataclasses.fields(SearchConfig)} == passed | refused | {*_WITHOUT_EFFECT}
 
 
 def test_a_folder_that_is_no_model(tiny_run):

@@ -50,6 +50,12 @@ def carry(line, translation=None, alignment=None):
         ("A <img src='a>b'> B <!-- c --> d", "A B d"),
         ("Tom &amp; <b>Jerry</b> &lt;x&gt;", "Tom & Jerry <x>"),
         ("2 < 3 und 5% von {", "2 < 3 und 5% von {"),
+        # Only what ends in a semicolon, and has a known name, is an entity.
+        ("/?a=1&section=2&copy=3 &lt &copy2; &bogus;", "/?a=1&section=2&copy=3 &lt &copy2; &bogus;"),
+        ("<a href='?a=1&amp;b=2'>Kopf & Fuß</a>", "Kopf & Fuß"),
+        # Entities come back as they were, and what was bare beside them stays so.
+        ("&copy; &quot;<b>Hund</b>&quot; &lt;&#8212;&gt; R&D", '© "Hund" <—> R&D'),
+        ("Er&auml;hlt &gt; 3 < 4", "Erählt > 3 < 4"),
     ],
 )
 def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
@@ -79,6 +85,11 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
         ("a <br/> {0} b", "", "", "<br/>{0}"),
         ("Lies {0} heute.", "Today read.", "1-0 0-1", "Today read {0}."),
         ("A &lt; <b>b</b>", "A < B & c", "0-0 1-1 2-2", "A &lt; <b>B</b> &amp; c"),
+        # What the line has bare must not become an entity or a tag in the translation.
+        ("a&b < c &gt;", "&copy; & <b 1 <3 >", "", "&amp;copy; & &lt;b 1 <3 &gt;"),
+        ("a & b &amp; c", "A & B", "", "A &amp; B"),
+        ("&#65;b&#32;&#228;", "A ä A", "", "A &#228; A"),  # an escaped letter is not escaped everywhere
+        ("a & b", "&copy; <b", "", "&copy; <b"),
     ],
 )
 def test_tags_follow_their_words(line, translation, alignment, expected):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
+from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.compiled_programs import Generated, StatePrograms
@@ -20,7 +21,7 @@ from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
-from flaxformer_mt.parallel import SplitParameters, devices
+from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, SearchResult
@@ -229,12 +230,25 @@ def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
     assert translator.translate(["der Hund"])[0].text == "a b c d e f g h i j k"
 
 
+def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(translator):
+    plain = ["der kleine Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
+    marked = ["\ufeffder kl\u00adeine \u2060Hund", "die\u200e \u200b Katze\u202c .", *plain[2:]]
+    notes = Notes(alignments="words", token_log_probs=True)
+    expected, found = (translator.translate(lines, n_best=2, notes=notes) for lines in (plain, marked))
+    assert found[0] == expected[0]
+    # The zero-width space between spaces is a word of the line, which nothing is aligned with.
+    moved = tuple((i + (i > 0), j) for i, j in expected[1].alignment)
+    assert found[1].alignment == moved and any(i > 1 for i, _ in moved)
+    assert found[1].n_best[1].score == expected[1].n_best[1].score
+
+
 def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network ran")
 
     monkeypatch.setattr(translator.search.programs, "_read", refuse)
-    assert [t.text for t in translator.translate(["", " ", "\u3000", "\x85"])] == [""] * 4
+    blank = ["", " ", "\u3000", "\x85", "\u200b", "\ufeff \u00ad"]
+    assert [t.text for t in translator.translate(blank)] == [""] * 6
     assert translator.translate([]) == []
 
 
@@ -275,6 +289,20 @@ def test_scores_that_are_not_numbers_are_warned_of(translator, warnings, params)
 
 
 # ---- n best ----
+
+
+def test_unique_keeps_the_best_hypothesis_of_each_text(translator, monkeypatch):
+    """As if there were two texts, with many segmentations each."""
+    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: "ab"[sum(ids) % 2])
+    every = translator.translate(SENTENCES, n_best=3)
+    assert any(len({one.text for one in found.n_best}) == 2 for found in every)
+    found = translator.translate(SENTENCES, n_best=3, unique=True)
+    assert found == list(translator.translate_stream(iter(SENTENCES), n_best=3, unique=True))
+    for unique, whole in zip(found, every, strict=True):
+        texts = [one.text for one in whole.n_best]
+        kept = [one for rank, one in enumerate(whole.n_best) if texts.index(texts[rank]) == rank]
+        assert [(one.tokens, one.score) for one in unique.n_best] == [(one.tokens, one.score) for one in kept]
+        assert len(unique.n_best) == len(set(texts)) < 3
 
 
 def test_n_best_are_different_and_in_order(translator, found_by_beam):
@@ -442,7 +470,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     )
     for vendor, flags, expected in processors:
         facts = {"vendor_id": vendor, "flags": flags}
-        monkeypatch.setattr(devices, "_read_processor_facts", lambda facts=facts: facts)
+        monkeypatch.setattr(processor, "_read_processor_facts", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 

@@ -1,13 +1,19 @@
 """The lines of a text or of an HTML document, and the document with translated lines in their places."""
 
-import html
+import html.entities
 import html.parser
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from flaxformer_mt.translation.inline_markup import VOID, MarkedLine, peel, put_back, take_out
+from flaxformer_mt.translation.inline_markup import (
+    TAG_START,
+    VOID,
+    MarkedLine,
+    peel,
+    put_back,
+    take_out,
+)
 from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language.
@@ -18,6 +24,11 @@ _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q s samp small "
     "span strike strong sub sup time tt u var wbr".split()
 )
+
+
+# White space, also as entities such as &nbsp;, at the ends of a text and inside it.
+_NAMED = "|".join(name for name, text in html.entities.html5.items() if text.isspace() and name[-1] == ";")
+_SPACES = re.compile(rf"(?:\s|&(?:{_NAMED}|#0*(?:9|10|12|13|32|160);|#[xX]0*(?:9|[aAcCdD]|20|[aA]0);))+")
 
 
 class Line(NamedTuple):
@@ -67,10 +78,13 @@ def read_html(text: str) -> Template:
 
     Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
     as {0}. Comments, white space around lines, and the contents of script, style, code and of elements with
-    translate="no" stay as they are.
+    translate="no" stay as they are, and text is escaped in translations as it is in the document.
     """
-    parser = _Parser()
-    parser.feed(text)
+    # The parser takes "&copy=2" and "&section" for entities, in attributes too, and does not tell how they
+    # were written: it gets a character in place of every &, and all that it finds has the & again.
+    stand_in = next(chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in text)
+    parser = _Parser(stand_in)
+    parser.feed(text.replace("&", stand_in))
     parser.close()
     parser.end_line()
     return Template(tuple(parser.lines), (*parser.between, parser.fixed))
@@ -79,8 +93,9 @@ def read_html(text: str) -> Template:
 class _Parser(html.parser.HTMLParser):
     """Collects the lines and everything else."""
 
-    def __init__(self) -> None:
+    def __init__(self, stand_in: str) -> None:
         super().__init__(convert_charrefs=True)
+        self._stand_in = stand_in
         self.lines: list[Line] = []
         self.between: list[str] = []
         self.fixed = ""
@@ -104,10 +119,12 @@ class _Parser(html.parser.HTMLParser):
         if not has_text:
             self.fixed += raw
             return
-        before, marked, after = peel(take_out(re.sub(r"\s+", " ", line.strip())))
-        self.between.append(self.fixed + raw[: len(raw) - len(raw.lstrip())] + _restore(before, kept))
-        self.lines.append(Line(marked.text, replace(marked, escaped=True), kept))
-        self.fixed = _restore(after, kept) + raw[len(raw.rstrip()) :]
+        text = _SPACES.sub(" ", _split_ends(line)[1])
+        before, marked, after = peel(take_out(text, in_document=True))
+        lead, _, trail = _split_ends(raw)
+        self.between.append(self.fixed + lead + _restore(before, kept))
+        self.lines.append(Line(marked.text, marked, kept))
+        self.fixed = _restore(after, kept) + trail
 
     def _keep(self, raw: str) -> None:
         """Adds something to the line that stays as it is."""
@@ -119,22 +136,22 @@ class _Parser(html.parser.HTMLParser):
         self.end_line()
         self.fixed += raw
 
+    def _read(self, text: str) -> str:
+        """Returns what the parser found as the document has it."""
+        return text.replace(self._stand_in, "&")
+
     def handle_data(self, data: str) -> None:
-        # What is inside script and style is no text with entities.
-        raw = (
-            data
-            if self._verbatim and self._verbatim[-1] in ("script", "style")
-            else html.escape(data, quote=False)
-        )
+        data = self._read(data)
         if self._verbatim:
-            self._verbatim_text += raw
+            self._verbatim_text += data
             return
-        self._line += raw
-        self._raw += raw
-        self._has_text = self._has_text or bool(data.strip())
+        # What the parser takes for text must be text for `take_out` too.
+        self._line += TAG_START.sub("&lt;", data)
+        self._raw += data
+        self._has_text = self._has_text or bool(_SPACES.sub("", data))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raw = self.get_starttag_text() or ""
+        raw = self._read(self.get_starttag_text() or "")
         if self._verbatim:
             self._verbatim_text += raw
             if tag not in VOID:
@@ -151,10 +168,10 @@ class _Parser(html.parser.HTMLParser):
             self._open.append((tag, len(self._kept)))
             self._line += f"<x-{len(self._kept)}>"
             self._raw += raw
-            self._kept.append((raw, f"</{tag}>"))
+            self._kept.append((raw, self._read(f"</{tag}>")))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raw = self.get_starttag_text() or ""
+        raw = self._read(self.get_starttag_text() or "")
         if self._verbatim:
             self._verbatim_text += raw
         elif tag in _INLINE:
@@ -163,7 +180,7 @@ class _Parser(html.parser.HTMLParser):
             self._end_line_with(raw)
 
     def handle_endtag(self, tag: str) -> None:
-        raw = f"</{tag}>"
+        raw = self._read(f"</{tag}>")
         if self._verbatim:
             self._end_verbatim(tag, raw)
         elif tag not in _INLINE:
@@ -193,6 +210,7 @@ class _Parser(html.parser.HTMLParser):
             self.fixed += self._verbatim_text
 
     def _add_other(self, raw: str) -> None:
+        raw = self._read(raw)
         if self._verbatim:
             self._verbatim_text += raw
         else:
@@ -209,6 +227,14 @@ class _Parser(html.parser.HTMLParser):
 
     def unknown_decl(self, data: str) -> None:
         self._add_other(f"<![{data}]>")
+
+
+def _split_ends(text: str) -> tuple[str, str, str]:
+    """Returns the white space before a text, the text and the white space after it."""
+    runs = [match.span() for match in _SPACES.finditer(text)]
+    start = runs[0][1] if runs and runs[0][0] == 0 else 0
+    end = runs[-1][0] if runs and runs[-1][1] == len(text) else len(text)
+    return text[:start], text[start:end], text[end:]
 
 
 def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:

@@ -4,7 +4,6 @@ Contains batches of what waits: unlike this package's search, CTranslate2 finish
 """
 
 import dataclasses
-import os
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,71 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
 from flaxformer_mt.translation.assembly import FoundLine, one_line
+from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+from flaxformer_mt.vocab import Vocab
 
+# Length in tokens at which both length penalties favour longer translations equally, as in exports to others.
+_TYPICAL_LENGTH = 25
 # Maximum number of sentences of a batch.
 _BATCH = 64
+
+
+def missing_options(search: SearchConfig) -> list[str]:
+    """The options of a search, with their values, that would change translations and CTranslate2 lacks."""
+    missing = []
+    if search.method == "mbr":
+        missing.append("search.method=mbr")
+    if search.method == "beam" and search.coverage_penalty:  # its own is of another layer
+        missing.append(f"search.coverage_penalty={search.coverage_penalty:g}")
+    if search.method == "beam" and search.diversity_groups > 1:
+        missing.append(f"search.diversity_groups={search.diversity_groups}")
+    if search.method == "sample" and search.min_p:
+        missing.append(f"search.min_p={search.min_p:g}")
+    return missing
+
+
+def _translate_options(search: SearchConfig, target: Vocab) -> dict[str, Any]:
+    """The arguments of `translate_batch` for a search."""
+    gnmt = search.length_penalty_kind == "gnmt"
+    options: dict[str, Any] = {
+        "beam_size": search.beam_size if search.method == "beam" else 1,
+        "length_penalty": search.length_penalty * (_TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH) if gnmt else 1),
+        "patience": search.patience if search.stopping == "inexact" else 1,
+        "no_repeat_ngram_size": search.no_repeat_ngram,
+        "suppress_sequences": [[piece] for piece in target.pieces(make_symbols(target, search).banned)],
+    }
+    if search.method == "sample":
+        options |= {
+            "sampling_topk": search.top_k,
+            "sampling_topp": search.top_p,
+            "sampling_temperature": search.temperature,
+        }
+    return options
 
 
 class LiveBatches:
     """Translates lines that are submitted at any time, with a model folder of format ctranslate2.
 
-    The search options are those of the exported run, as far as CTranslate2 has them.
+    The search options are those of the exported run. CTranslate2 has no exact stopping and only the length
+    penalty of the kind length, which stands for gnmt at 25 tokens, as in other exports; with any other option
+    that it does not have, nothing is translated.
     """
 
     def __init__(self, folder: Path, **search: Any) -> None:
         """Loads the model; `search` are search options that replace those of the run.
 
         Raises:
-          UserError: the folder is no such model, or the options are invalid.
+          UserError: the folder is no such model, or the options are invalid or none of CTranslate2.
         """
         if not (folder / "model.bin").is_file():
             raise UserError(
@@ -45,9 +85,14 @@ class LiveBatches:
         config = find_config(folder, Given())
         self.config = dataclasses.replace(config, search=dataclasses.replace(config.search, **search))
         check_search(self.config.search, model=config.model)
+        if missing := missing_options(self.config.search):
+            raise UserError(
+                f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
+                "where the command has a flag for it, or give --backend=jax"
+            )
         self._vocabs = find_vocabs(folder, Given())
         self._model = ctranslate2.Translator(
-            str(folder), device="cpu", compute_type="default", intra_threads=len(os.sched_getaffinity(0))
+            str(folder), device="cpu", compute_type="default", intra_threads=core_count()
         )
         options = self.config.search
         self._lengths = LengthRule(
@@ -57,8 +102,8 @@ class LiveBatches:
             config.model.longest_input,
         )
         target = self._vocabs.target
-        unknown = [] if options.allow_unknown else [target.unk_id]
-        self._never = target.pieces([target.pad_id, target.bos_id, *unknown])
+        self._search = _translate_options(options, target)
+        self.seed(0)
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
         self._waiting: dict[Hashable, FoundLine] = {}
         self.num_active = 0
@@ -66,10 +111,17 @@ class LiveBatches:
     @property
     def most_hypotheses(self) -> int:
         """The largest n_best."""
-        return 1 if self.config.search.method == "greedy" else self.config.search.beam_size
+        return self._search["beam_size"]
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def seed(self, first_line: int) -> None:
+        """Seeds the samples of a text that goes on at a line; no effect once a sentence has been translated.
+
+        The samples depend on the seed, and unlike those of this package on all sentences before.
+        """
+        ctranslate2.set_random_seed((self.config.search.seed + first_line) % 2**32)
 
     def warm_up(self) -> None:
         """Does nothing: there is nothing to compile."""
@@ -118,17 +170,33 @@ class LiveBatches:
         """Returns the hypotheses of each part: pairs of a translation and its attention [T, S], or None."""
         if not parts:
             return []
+        # A call has one minimum for all of its sentences.
+        found: list[list[Any]] = [[] for _ in parts]
+        shortest = [self._shortest(part) for part in parts]
+        for least in sorted(set(shortest)):
+            chosen = [number for number, own in enumerate(shortest) if own == least]
+            group = self._translate_alike([parts[number] for number in chosen], least, n_best, attention)
+            for number, hypotheses in zip(chosen, group, strict=True):
+                found[number] = hypotheses
+        return found
+
+    def _shortest(self, part: SourcePart) -> int:
+        """The minimum length of a translation, with the end symbol, which may come where its limit is."""
         options = self.config.search
+        least = int(options.min_length_ratio * len(part.ids) + options.min_length_offset)
+        return min(least, self._lengths.limit(len(part.ids)))
+
+    def _translate_alike(
+        self, parts: list[SourcePart], least: int, n_best: int, attention: bool
+    ) -> list[list[Any]]:
         vocab = self._vocabs.source
         results = self._model.translate_batch(
             [vocab.pieces(part.ids[:-1]) for part in parts],
-            beam_size=1 if options.method == "greedy" else options.beam_size,
+            **self._search,
             num_hypotheses=n_best,
-            length_penalty=options.length_penalty,
             max_input_length=0,
             max_decoding_length=max(self._lengths.limit(len(part.ids)) for part in parts),
-            min_decoding_length=0,
-            suppress_sequences=[[piece] for piece in self._never],
+            min_decoding_length=max(0, least - 1),  # without the end symbol
             return_scores=True,
             return_attention=attention,
         )
@@ -147,7 +215,7 @@ class LiveBatches:
         # A call has one limit, that of its longest source; greedy search with the part's own ends there.
         limit = self._lengths.limit(len(part.ids))
         tokens = tuple(self._ids[piece] for piece in pieces[:limit])
-        length = (len(tokens) + 1) ** self.config.search.length_penalty
+        length = (len(tokens) + 1) ** self._search["length_penalty"]
         return Translation(one_line(self._vocabs.target.detokenize(tokens)), score, score * length, tokens)
 
     def _annotate(self, part: SourcePart, found: tuple[Translation, Any], notes: Notes) -> Translation:

@@ -1,0 +1,55 @@
+"""Facts about the processor: its name, the cores that this process may use, and its instruction sets.
+
+Imports neither JAX nor numpy: commands ask before they load them, and `doctor` where they are missing.
+"""
+
+import os
+import platform
+from pathlib import Path
+
+# Instruction sets that multiply bfloat16 numbers, as /proc/cpuinfo names them on x86-64 and on 64-bit Arm.
+BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
+
+
+def core_count() -> int:
+    """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def bfloat16_instructions() -> list[str]:
+    """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
+    facts = _read_processor_facts()
+    names = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # x86-64 and Arm
+    return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
+
+
+def slow_bfloat16_reason() -> str | None:
+    """Return why this processor multiplies bfloat16 no faster than float32, or None if it is faster."""
+    found = bfloat16_instructions()
+    if not found:
+        return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
+    if found == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
+        # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
+        return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
+    return None
+
+
+def describe_processor() -> list[str]:
+    """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
+    facts = _read_processor_facts()
+    return [platform.machine(), *(facts.get(name, "") for name in ("model name", "flags", "Features"))]
+
+
+def processor_name() -> str:
+    """Return the name of the processor's model, or of its architecture where the system does not tell."""
+    return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def _read_processor_facts() -> dict[str, str]:
+    """Read the lines `name : value` of the first processor; {} if the system is not Linux."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in first.split("\n"))
+    return {name.strip(): value.strip() for name, _, value in lines}

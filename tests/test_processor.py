@@ -1,0 +1,34 @@
+"""Facts about the processor, on systems that tell them and on those that do not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flaxformer_mt.processor import core_count
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 8}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert core_count() == 3
+
+
+@pytest.mark.parametrize(("told", "count"), [(10, 10), (None, 1)])
+def test_a_system_without_affinities_such_as_macos_has_all_its_cores(monkeypatch, told, count):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: told)
+    assert core_count() == count
+
+
+def test_doctor_reports_where_jax_is_missing(tmp_path):
+    """It is the command that says how to install what is missing."""
+    program = (
+        "import sys; sys.modules['jax'] = None; from flaxformer_mt.commands.doctor import doctor; "
+        "report = doctor(); assert report['packages']['jax'] is None; print(report['host']['cores'])"
+    )
+    environment = {**os.environ, "FLAXFORMER_MT_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == core_count()
