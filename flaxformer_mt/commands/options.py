@@ -229,6 +229,9 @@ class TranslateOptions(ProcessOptions, SearchOptions):
     # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
+    # Translate each sentence of a line by itself, and join the translations. auto: if the model was trained
+    # on single sentences, as its run says.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.

@@ -75,6 +75,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             search=search,
             ensemble=options.ensemble,
             long_lines=options.long_lines,
+            split_sentences=options.split_sentences,
             dtype=options.dtype,
             allow_nonfinite=options.allow_nonfinite,
             shortlist=options.shortlist,

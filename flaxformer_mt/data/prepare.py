@@ -16,6 +16,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
+from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
@@ -34,6 +35,9 @@ from flaxformer_mt.tracking import announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_tags
 from flaxformer_mt.vocab.tag_pieces import check_language_tags
+
+# Training lines whose sentences are counted.
+_SAMPLE = 2000
 
 
 class Prepared(NamedTuple):
@@ -90,7 +94,7 @@ def prepare(
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
-    lengths = _learn_lengths(train, run_dir)
+    lengths = _learn_lengths(train, vocabs, run_dir)
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
@@ -109,13 +113,22 @@ def prepare(
     return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line)
 
 
-def _learn_lengths(train: EpochStores, run_dir: Path | None) -> dict[str, Any] | None:
-    """What there is to know of target lengths; it is written into the run directory, if there is one."""
+def _learn_lengths(train: EpochStores, vocabs: Vocabs, run_dir: Path | None) -> dict[str, Any] | None:
+    """What there is to know of the training lines; it is written into the run directory, if there is one."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
+    if lengths is not None:
+        lengths["several_sentences"] = _count_several_sentences(train, vocabs)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish_files(run_dir)
     return lengths
+
+
+def _count_several_sentences(train: EpochStores, vocabs: Vocabs) -> float:
+    """The share of source lines with more than one sentence, of some lines all over the training set."""
+    numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
+    texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
+    return sum(len(split_sentences(text)) > 1 for text in texts) / len(numbers)
 
 
 def _tokenize_train(

@@ -22,7 +22,7 @@ from flaxformer_mt.parallel.kept_programs import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
-from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
+from flaxformer_mt.runs.target_lengths import TargetLengths, read_several_sentences, read_target_lengths
 from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
 from flaxformer_mt.vocab import Vocabs
 
@@ -50,6 +50,8 @@ class TrainedModel:
     split: SplitParameters | None = None
     # The length that few translations exceed; None: unknown.
     target_lengths: TargetLengths | None = None
+    # The share of training lines with several sentences; None: unknown.
+    several_sentences: float | None = None
 
     def make_model(self, **changes: Any) -> "Model":
         """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
@@ -129,7 +131,8 @@ def load_trained(
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
-    trained = TrainedModel(config, vocabs, params, which, progress, split, learned)
+    several = read_several_sentences(run_dir)
+    trained = TrainedModel(config, vocabs, params, which, progress, split, learned, several)
     if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(
             f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "

@@ -124,6 +124,14 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
     return line
 
 
+def read_several_sentences(run_dir: Path) -> float | None:
+    """Reads the share of training lines with several sentences; None if the run does not say."""
+    try:
+        return float(read_json_object(run_dir / FILE_NAME)["several_sentences"])
+    except (OSError, KeyError, ValueError, TypeError):  # `read_target_lengths` reports a damaged file
+        return None
+
+
 def _say_damaged(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} is damaged ({reason}); delete it, and translations are searched as without it, or let "

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.result import EMPTY, FAILED, TranslatedPart, Translation, combine_parts
+from flaxformer_mt.translation.result import (
+    EMPTY,
+    FAILED,
+    TranslatedPart,
+    Translation,
+    combine_parts,
+    one_line,
+)
 from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocab
 
@@ -34,10 +41,6 @@ class FoundLine(NamedTuple):
         )
 
 
-# All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
-_LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-
-
 def read_result(result: SearchResult, vocab: Vocab) -> Translation:
     """Returns the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
 
@@ -61,11 +64,6 @@ def _detokenize(result: SearchResult, rank: int, vocab: Vocab) -> Translation:
         tokens,
         satisfied=result.satisfied is None or bool(result.satisfied[rank]),
     )
-
-
-def one_line(text: str) -> str:
-    """Returns a text without ends of lines."""
-    return text.translate(_LINE_ENDS)
 
 
 def join_parts(

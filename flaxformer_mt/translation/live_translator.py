@@ -93,6 +93,7 @@ class LiveTranslator:
             vocab=translator.vocabs.source,
             longest=translator.config.data.max_source_length,
             long_lines="split",
+            sentences=translator.sentences,
             tags=[tags],
         )
         entry = _Line(line, n_best, notes, parts, {})

@@ -99,6 +99,15 @@ class TranslatedPart(NamedTuple):
     tag_pieces: int = 0
 
 
+# All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
+_LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+
+
+def one_line(text: str) -> str:
+    """Returns a text without ends of lines."""
+    return text.translate(_LINE_ENDS)
+
+
 def combine_parts(
     line: str, parts: Sequence[TranslatedPart], *, n_best: int, words: bool, eos_id: int
 ) -> Translation:
@@ -148,7 +157,7 @@ def _add_up(
     log_probs = [one.token_log_probs for one in chosen]
     aligned = all(one.alignment is not None for one in chosen)
     return Translation(
-        text=join_translations([one.text for one in chosen]),
+        text=one_line(join_translations([one.text for one in chosen], [part.part.text for part in parts])),
         score=sum(one.score for one in chosen),
         log_prob=sum(one.log_prob for one in chosen),
         tokens=tuple(itertools.chain.from_iterable(one.tokens for one in chosen)),

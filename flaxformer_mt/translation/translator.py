@@ -39,7 +39,9 @@ from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated,
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
+    SplitSentences,
     check_lines,
+    choose_splitting,
     read_sources,
     warn_of_long_lines,
 )
@@ -82,6 +84,7 @@ class Translator:
         checkpoint: str = "",
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
+        sentences: bool = False,
         spread: bool | SplitParameters = False,
         keep_programs: bool = False,
         shortlist: Shortlist | None = None,
@@ -97,6 +100,7 @@ class Translator:
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
             only their beginning is translated.
+          sentences: whether each sentence of a line is translated by itself.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           keep_programs: whether the programs for a few sentences are kept on disk.
@@ -115,6 +119,7 @@ class Translator:
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self._long_lines: LongLines = long_lines
+        self.sentences = sentences
         self._together = isinstance(spread, SplitParameters)
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
@@ -152,6 +157,7 @@ class Translator:
         search: SearchConfig | None = None,
         ensemble: Sequence[str] = (),
         long_lines: LongLines = "split",
+        split_sentences: SplitSentences = "auto",
         spread: bool = True,
         dtype: Dtype | None = None,
         allow_nonfinite: bool = False,
@@ -166,6 +172,8 @@ class Translator:
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
           long_lines: see `Translator`.
+          split_sentences: whether each sentence of a line is translated by itself; auto: if the model was
+            trained on single sentences, as the run says.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
           quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
@@ -195,6 +203,7 @@ class Translator:
             checkpoint=trained.checkpoint,
             ensemble=members,
             long_lines=long_lines,
+            sentences=choose_splitting(split_sentences, trained.several_sentences),
             spread=trained.split or spread,
             keep_programs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
@@ -347,7 +356,12 @@ class Translator:
         all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
         added = tags.find(lines, first_line=first_line)
         parts = read_sources(
-            lines, vocab=self.vocabs.source, longest=longest, long_lines=self._long_lines, tags=added
+            lines,
+            vocab=self.vocabs.source,
+            longest=longest,
+            long_lines=self._long_lines,
+            sentences=self.sentences,
+            tags=added,
         )
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)

@@ -7,6 +7,7 @@ import pytest
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.translation.segmentation import (
+    choose_splitting,
     find_language_tags,
     is_unspaced,
     join_translations,
@@ -123,6 +124,22 @@ def test_translations_are_joined_as_their_script_is_written():
     assert join_translations(["你好。", "再见。"]) == "你好。再见。"
     assert join_translations(["はい。", "OK. So", "안녕.", "네."]) == "はい。OK. So 안녕. 네."
     assert join_translations([]) == "" == join_translations(["", " "])
+
+
+def test_white_space_between_sentences_is_kept():
+    sources = ["A. ", "B!\t ", "C.", "D."]
+    assert join_translations(["a.", "b!", "c.", "d."], sources) == "a. b!\t c. d."
+    assert join_translations(["a.", "", "c.", "d."], sources) == "a.\t c. d."
+    assert join_translations(["你好。", "再见。"], ["Hi.  ", "Bye."]) == "你好。再见。"
+
+
+@pytest.mark.parametrize(
+    ("choice", "share", "splits"),
+    [("auto", 0.0, True), ("auto", 0.05, True), ("auto", 0.06, False), ("auto", None, False)]
+    + [("always", 1.0, True), ("always", None, True), ("never", 0.0, False)],
+)
+def test_sentences_are_split_as_the_model_was_trained(choice, share, splits):
+    assert choose_splitting(choice, share) is splits
 
 
 def test_scripts_without_spaces():

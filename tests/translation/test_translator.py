@@ -704,6 +704,25 @@ def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
     ]
 
 
+def test_each_sentence_of_a_line_is_translated_by_itself(translator, warnings, monkeypatch):
+    """Its scores and alignments are those of all sentences, and nothing is long."""
+    alone = translator.translate(["Milch .", "Buch ."], notes=Notes(alignments="words"))
+    assert translator.translate(["Milch .  Buch ."])[0].parts == 1
+    monkeypatch.setattr(translator, "sentences", True)
+    lines = ["Milch .  Buch .", "Buch ."]
+    joined, other = translator.translate(lines, notes=Notes(alignments="words"))
+    texts = [one.text for one in alone]
+    assert joined.text == f"{texts[0]}  {texts[1]}" and joined.parts == 2
+    assert joined.score == pytest.approx(sum(one.score for one in alone), rel=1e-5)
+    assert other.text == texts[1] and not warnings
+    words = [len(text.split()) for text in texts]
+    shifted = [(i + 2, j + words[0]) for i, j in alone[1].alignment]
+    assert list(joined.alignment) == [*alone[0].alignment, *shifted]
+    long = "Hund Katze " * 9
+    translator.translate([f"Milch. {long}"])
+    assert len(warnings) == 1 and warnings[0].startswith("line 1: longer than data.max_source_length")
+
+
 def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
     found = translator.translate([LONG], n_best=3)[0]
     assert found.parts > 2
