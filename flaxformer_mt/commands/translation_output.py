@@ -102,7 +102,6 @@ def _open_output(
         "inputs": ["input", *inputs],
         # Only if given, so that commands of earlier versions can be resumed.
         **({"unique": True} if options.unique else {}),
-        **({} if options.split_sentences == "auto" else {"split_sentences": options.split_sentences}),
         **read_languages(options),
         # Devices share batches, so that another number of devices rounds differently.
         "devices": [process_count(), local_device_count()],

@@ -233,6 +233,8 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
+            # Only if so, that commands of earlier versions can be resumed.
+            **({"sentences": True} if self.sentences else {}),
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
         }

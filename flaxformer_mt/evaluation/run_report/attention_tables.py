@@ -30,7 +30,7 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
     for number in numbers:
         if not 1 <= number <= count:
             raise UserError(f"--attention names sentence {number}, but there are {count}; give 1 to {count}")
-    translator = Translator.load(run_dir, long_lines="cut")
+    translator = Translator.load(run_dir, long_lines="cut", split_sentences="never")
     lines = [translations.sources[number - 1] for number in numbers]
     found = []
     translated = translator.translate(lines, notes=Notes(attention=True))
