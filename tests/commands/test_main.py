@@ -71,8 +71,10 @@ class FakeTranslator:
     def pieces(self, tokens):
         return [f"p{token}" for token in tokens]
 
-    def translate_stream(self, lines, *, n_best=1, notes, window, first_line, is_ready=None, **constraints):
-        self.window, self.notes, self.first_line = window, notes, first_line
+    def translate_stream(
+        self, lines, *, n_best=1, unique, notes, window, first_line, is_ready=None, **constraints
+    ):
+        self.window, self.notes, self.first_line, self.unique = window, notes, first_line, unique
         self.constraints = {name: list(items) for name, items in constraints.items()}
         for line in lines:
             best, *others = (

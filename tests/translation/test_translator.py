@@ -139,13 +139,13 @@ class FakeStatePrograms:
         assert mask.any(axis=1).all()  # attention over nothing would not be a number
         # sentences are searched, other rows not
         assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
-        assert ids.shape == mask.shape == (self.size.rows, self.size.source_length)
+        assert ids.shape == mask.shape and ids.shape[1] == self.size.source_length
         return lines.max_lengths
 
     def generate(self, params, state, waiting, *, counts, final_free_rows, max_steps):
         self.programs.sizes.append((*self.size, int(waiting.max())))
         assert (waiting > 0).sum() == counts[0] and final_free_rows[0] <= self.size.rows
-        shape = (2 * self.size.rows, self.n_best)
+        shape = (len(waiting) + self.size.rows, self.n_best)
         tokens = np.full((*shape, self.size.capacity), self.programs.eos_id, np.int32)
         ones = np.ones(shape)
         results = SearchResult(tokens, -ones, -ones, ones.astype(int))
