@@ -85,7 +85,16 @@ def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]
 def _search_changes(options: BacktranslateOptions) -> dict[str, Any]:
     """The search options that are given. Raises UserError for flags that CTranslate2 does not have."""
     names = [field.name for field in fields(SearchOptions) if field.name not in ("run", *_SHARED)]
-    names += ["ensemble_mean", "dtype", "quantization", "coordinator", "processes", "process"]
+    names += [
+        "ensemble_mean",
+        "dtype",
+        "quantization",
+        "coordinator",
+        "processes",
+        "process",
+        "workers",
+        "ray",
+    ]
     given = [name for name in names if getattr(options, name) is not None]
     given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
     if given:
