@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from flaxformer_mt.commands.language_flags import read_languages
@@ -82,7 +83,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             "quantization": options.quantization,
         }
         task: dict[str, Any] = {"warm_up": options.warm_up, "n_best": n_best, "form": form, "notes": notes}
-        run = to_url(options.run)
+        run = Path(to_url(options.run))  # workers of other machines make copies of their own
         make = functools.partial(BlockTranslator, run=run, load=load, languages=languages, **task)
         crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one

@@ -7,6 +7,7 @@ which a block therefore has.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
@@ -50,13 +51,24 @@ def read_blocks(
     """Yields blocks of `size` lines; of fewer at the end, and where the next line is not ready.
 
     Raises:
-      UserError: there are more constraints of one kind than lines; too few are found when the block is
-        translated.
+      UserError: a line cannot be read, and those before have been yielded; or there are more constraints of
+        one kind than lines. Too few are found when the block is translated.
     """
-    while chunk := take_window(lines, size, is_ready):
+    problems: list[UserError] = []
+
+    def read() -> Iterator[str]:
+        try:
+            yield from lines
+        except UserError as problem:
+            problems.append(problem)
+
+    readable = read()
+    while chunk := take_window(readable, size, is_ready):
         own = {name: list(itertools.islice(each, len(chunk))) for name, each in constraints.items()}
         yield Block(first_line, chunk, own)
         first_line += len(chunk)
+    if problems:
+        raise problems[0]
     for name, each in constraints.items():
         if next(each, None) is not None:
             raise UserError(f"--{name} has more than the {first_line - 1} lines; give one for each line")
@@ -69,7 +81,7 @@ class BlockTranslator:
         self,
         warn: Callable[[str], None],
         *,
-        run: str,
+        run: Path,
         load: Mapping[str, Any],
         warm_up: bool,
         n_best: int,

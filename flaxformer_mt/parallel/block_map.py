@@ -141,18 +141,23 @@ class Crew:
           name: what messages call a block, as "lines 1 to 9".
 
         Raises:
-          UserError: the work raised it, workers describe their work differently, or several have died with
-            the same block.
+          UserError: the blocks or the work raised it, workers describe their work differently, or several
+            have died with the same block.
         """
         unread = enumerate(blocks)
         open_blocks: dict[int, Any] = {}  # those without a result
         waiting: collections.deque[int] = collections.deque()
         answers: dict[int, Answer] = {}
         losses: collections.Counter[int] = collections.Counter()
+        problem: UserError | None = None
         following = 0  # the number of the block whose result is yielded next
         while True:
             while len(open_blocks) + len(answers) < _AHEAD * self._engine.count:
-                if (item := next(unread, None)) is None:
+                try:
+                    item = next(unread, None)
+                except UserError as error:  # raised when the blocks before are done
+                    item, problem = None, error
+                if item is None:
                     break
                 open_blocks[item[0]] = item[1]
                 waiting.append(item[0])
@@ -165,6 +170,8 @@ class Crew:
                 following += 1
                 continue
             if not open_blocks:
+                if problem is not None:
+                    raise problem
                 return
             done, found = self._receive()
             if done is None:

@@ -90,6 +90,15 @@ def test_errors_of_the_work_are_raised_here_in_the_order_of_blocks(tmp_path):
     assert "return block**2" in str(error)
 
 
+def test_an_error_of_the_blocks_is_raised_when_those_before_are_done(tmp_path):
+    def blocks():
+        yield from range(3)
+        raise UserError("line 4 cannot be read")
+
+    results, _, error = map_blocks(tmp_path, blocks())
+    assert results == [0, 1, 4] and isinstance(error, UserError) and str(error) == "line 4 cannot be read"
+
+
 def test_workers_that_die_while_they_start_or_that_differ_are_refused(tmp_path):
     results, _, error = map_blocks(tmp_path, [0], dies_at_start=True)
     assert not results and isinstance(error, UserError)
