@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -52,6 +53,7 @@ class WorkerProcesses:
     def __init__(self, make: MakeWork, count: int) -> None:
         self.count, self._make = count, make
         self._context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT again
 
     def start(self, place: int) -> WorkerProcess:
         """Starts a process for the accelerator of this number."""

@@ -41,6 +41,8 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     for flags, message in (
         (["--method=sample"], "--method=sample needs --backend=jax"),
         (["--checkpoint=last"], "--checkpoint has no effect with --backend=ctranslate2"),
+        (["--workers=2"], "--workers has no effect with --backend=ctranslate2"),
+        (["--ray=auto"], "--ray has no effect with --backend=ctranslate2"),
         (["--top_k=3"], "--top_k has no effect"),
         ([f"--run={tiny_run}"], "has no model.bin"),
         (["--beam_size=0"], "beam_size"),

@@ -25,6 +25,9 @@ class MortalWork:
         self._note(f"block{block}")
         if self._begun(block) <= self._kills.get(block, 0):
             os.kill(os.getpid(), signal.SIGKILL)
+        if block == "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
+            return "went on"
         if block == 0:
             time.sleep(0.5)  # the others are done before
         if block == 2:

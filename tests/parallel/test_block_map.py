@@ -1,6 +1,9 @@
 """The map over blocks: order, look-ahead, and workers that die, as processes and as actors of Ray."""
 
 import functools
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -88,6 +91,22 @@ def test_errors_of_the_work_are_raised_here_in_the_order_of_blocks(tmp_path):
     results, _, error = map_blocks(tmp_path, [0, "bug", 2])
     assert results == [0] and "TypeError: unsupported operand" in str(error)
     assert "return block**2" in str(error)
+
+
+def test_ctrl_c_is_left_to_the_process_that_started_the_workers(tmp_path):
+    """In a new process: the first worker is started together with a process of Python's own."""
+    code = (
+        "import functools, mortal_work; from flaxformer_mt.parallel.open_crew import open_crew\n"
+        f"make = functools.partial(mortal_work.MortalWork, folder={str(tmp_path)!r})\n"
+        "with open_crew(make, workers=1, ray=None) as crew:\n"
+        "    print(*crew.map(['interrupted', 3], name=str))"
+    )
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parents[1]}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "went on 9\n" and "Traceback" not in done.stderr
+    assert len(begun(tmp_path, "interrupted")) == 1
 
 
 def test_an_error_of_the_blocks_is_raised_when_those_before_are_done(tmp_path):
