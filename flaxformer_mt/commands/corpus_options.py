@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flaxformer_mt.commands.experiment_options import ProcessOptions
+from flaxformer_mt.commands.experiment_options import WorkerOptions
 from flaxformer_mt.commands.options import SearchOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(ProcessOptions, SearchOptions):
+class CorpusOptions(WorkerOptions, SearchOptions):
     """Options of all commands that make training data."""
 
     # ---- input and output ----

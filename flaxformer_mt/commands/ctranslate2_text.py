@@ -89,7 +89,7 @@ def _search_changes(options: BacktranslateOptions) -> dict[str, Any]:
     """The search options that are given. Raises UserError for flags that CTranslate2 does not have."""
     shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
     names = ["checkpoint", *_WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
-    names += ["dtype", "quantization", "coordinator", "processes", "process"]
+    names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
     given = [name for name in names if getattr(options, name) is not None]
     given += ["stopping"] if options.stopping == "exact" else []
     given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]

@@ -50,6 +50,7 @@ EXTRAS = {
     "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
     "gs": ("runs and text in Google Cloud Storage", ("gcsfs",)),
     "s3": ("runs and text in S3", ("s3fs",)),
+    "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),

@@ -35,6 +35,22 @@ class ProcessOptions:
 
 
 @dataclass(frozen=True)
+class WorkerOptions(ProcessOptions):
+    """Options of all commands that can give blocks of lines to workers."""
+
+    # ---- workers ----
+
+    # Number of workers, each of which translates blocks of --window lines with a model of its own, on an
+    # accelerator of its own if there are any. One that dies costs the time of its block. None: no workers;
+    # with --ray, one for each accelerator of the cluster, or for each machine if there are none.
+    workers: int | None = None
+    # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT or
+    # ray://HOST:PORT; auto is the one that this machine belongs to, local a new one on this machine. None:
+    # no cluster.
+    ray: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainOptions(ProcessOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 

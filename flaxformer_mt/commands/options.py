@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flaxformer_mt.commands.experiment_options import ProcessOptions
+from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
@@ -165,7 +165,7 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
 
 
 @dataclass(frozen=True)
-class TranslateOptions(ProcessOptions, SearchOptions):
+class TranslateOptions(WorkerOptions, SearchOptions):
     """Translates text, one sentence a line, and writes one line for each input line in the same order."""
 
     # ---- input and output ----

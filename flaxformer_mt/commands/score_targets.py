@@ -4,26 +4,28 @@ The pairs of train.tsv are scored a chunk at a time, into files of their own, wh
 command that was killed goes on with the first chunk that is missing.
 """
 
+import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.commands.corpus_options import DistilOptions
 from flaxformer_mt.commands.translate_and_score import choose_search
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import open_input, read_lines
+from flaxformer_mt.object_store.working_copies import open_copy, to_url
+from flaxformer_mt.text_io.lines import count_lines, open_input, read_lines
 from flaxformer_mt.text_io.pair_table import TABLE
-
-if TYPE_CHECKING:
-    from flaxformer_mt.runs.load_run import TrainedModel
+from flaxformer_mt.vocab import load_vocabs
 
 NAME = "train.scores"
 # Pairs that are scored at a time; with other chunks, batches and so roundings would be others.
@@ -35,8 +37,6 @@ def check_scores(options: DistilOptions) -> None:
     if options.teacher_scores is None:
         return
     read_config(options.run / "config.json")
-    from flaxformer_mt.vocab import load_vocabs
-
     size = load_vocabs(options.run / "vocab").target.size
     if not 1 <= options.teacher_scores <= size:
         raise UserError(
@@ -73,9 +73,8 @@ def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
         shutil.rmtree(parts, ignore_errors=True)  # if the command was killed before it could
         return {"teacher_scores": _describe(found)}
     _begin(parts, origin)
-    teacher = _load_teachers(options)
-    made = _score_table(options, teacher, parts)
-    vocab = teacher[0].vocabs.target
+    made = _score_table(options, parts)
+    vocab = load_vocabs(options.run / "vocab").target
     join_parts(file, made, size=vocab.size, vocabulary=vocab.fingerprint, origin=origin)
     shutil.rmtree(parts)
     return {"teacher_scores": _describe(open_score_file(file))}
@@ -103,66 +102,96 @@ def _begin(parts: Path, origin: dict[str, Any]) -> None:
     record.write_text(text)
 
 
-def _load_teachers(options: DistilOptions) -> list["TrainedModel"]:
-    """Loads the run and the other members of the ensemble."""
-    from flaxformer_mt.runs.load_run import check_same_vocabularies, load_named, load_trained
+class _Chunk(NamedTuple):
+    number: int
+    # Source and target of each pair.
+    rows: list[list[str]]
 
-    load: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}
-    first = load_trained(options.run, checkpoint=options.checkpoint, **load)
-    others = [load_named(name, **load) for name in options.ensemble]
-    check_same_vocabularies(first.vocabs, others)
-    return [first, *others]
+    def name(self) -> str:
+        first = self.number * _CHUNK + 1
+        return f"rows {first:,} to {first + len(self.rows) - 1:,} of {TABLE}"
 
 
-def _score_table(options: DistilOptions, teacher: Sequence["TrainedModel"], parts: Path) -> list[Path]:
+# Of each pair the target's ids, and the teacher's tokens and probabilities; None: it is too long.
+_Scored = list[tuple[np.ndarray, np.ndarray, np.ndarray] | None]
+
+
+class ChunkScorer:
+    """Scores chunks of pairs by a teacher that it loads; see `BlockTranslator`."""
+
+    def __init__(self, warn: Callable[[str], None], options: DistilOptions, search: SearchConfig) -> None:
+        """Loads the run and the other members of the ensemble."""
+        import jax
+
+        from flaxformer_mt.kernels.bfloat16 import cast_kernels
+        from flaxformer_mt.runs.load_run import check_same_vocabularies, load_named, load_trained
+        from flaxformer_mt.translation.language_tags import choose_line_tags
+        from flaxformer_mt.translation.scorer import TokenScorer, find_longest
+
+        assert options.teacher_scores is not None
+        load: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}
+        first = load_trained(open_copy(options.run), checkpoint=options.checkpoint, **load)
+        teacher = [first, *(load_named(name, **load) for name in options.ensemble)]
+        check_same_vocabularies(first.vocabs, teacher[1:])
+        self._vocabs, self._top_k = first.vocabs, options.teacher_scores
+        self._longest = find_longest(first.config)
+        self._tags = choose_line_tags(first.config.data, None, None)
+        models = [member.config.model for member in teacher]
+        self._scorer = TokenScorer(models, search, first.vocabs, longest=self._longest, warn=warn)
+        self._params = [jax.device_put(cast_kernels(one.params, one.config.model.dtype)) for one in teacher]
+
+    def describe(self) -> dict[str, Any]:
+        """What scores depend on besides the options."""
+        from flaxformer_mt.parallel import default_device_kind
+
+        return {"device_kind": default_device_kind()}
+
+    def __call__(self, block: _Chunk) -> tuple[int, _Scored]:
+        """Returns the number of a chunk, and the scores of its pairs."""
+        from flaxformer_mt.decoding.forced_decoding import Pair
+
+        sources, targets = ([row[side] for row in block.rows] for side in (0, 1))
+        if added := self._tags.find(sources, first_line=block.number * _CHUNK + 1):
+            sources = [tag + line for tag, line in zip(added, sources, strict=True)]
+        vocabs, longest = self._vocabs, self._longest
+        ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
+        pairs = [Pair(*pair) for pair in ids]
+        fits = [
+            index
+            for index, pair in enumerate(pairs)
+            if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
+        ]
+        scored: _Scored = [None] * len(pairs)
+        readings = self._scorer.read_all(
+            [pairs[index] for index in fits], params=self._params, top_k=self._top_k
+        )
+        for index, reading in zip(fits, readings, strict=True):
+            assert reading.top_ids is not None and reading.top_probs is not None
+            scored[index] = (np.asarray(pairs[index].target), reading.top_ids, reading.top_probs)
+        return block.number, scored
+
+
+def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     """Writes the chunks that are missing; returns all of them, in order."""
-    import jax
-
-    from flaxformer_mt.decoding.forced_decoding import Pair
-    from flaxformer_mt.errors import warn_user
-    from flaxformer_mt.kernels.bfloat16 import cast_kernels
+    from flaxformer_mt.parallel.open_crew import open_crew
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.language_tags import choose_line_tags
-    from flaxformer_mt.translation.scorer import TokenScorer, find_longest
 
     assert options.teacher_scores is not None
-    config, vocabs, top_k = teacher[0].config, teacher[0].vocabs, options.teacher_scores
-    longest, tags = find_longest(config), choose_line_tags(config.data, None, None)
-    models = [member.config.model for member in teacher]
-    scorer = TokenScorer(models, choose_search(options), vocabs, longest=longest, warn=warn_user)
-    params = [jax.device_put(cast_kernels(one.params, one.config.model.dtype)) for one in teacher]
-    made = []
-    with Throughput(total=_count_rows(options.output / TABLE), quiet=False) as progress:
-        for number, chunk in enumerate(_read_chunks(options.output / TABLE)):
-            part = parts / f"{number:06}.npz"
-            made.append(part)
-            if part.exists():
-                continue
-            sources, targets = ([row[side] for row in chunk] for side in (0, 1))
-            if added := tags.find(sources, first_line=number * _CHUNK + 1):
-                sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-            ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
-            pairs = [Pair(*pair) for pair in ids]
-            fits = [
-                index
-                for index, pair in enumerate(pairs)
-                if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
-            ]
-            scored: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = [None] * len(pairs)
-            readings = scorer.read_all([pairs[index] for index in fits], params=params, top_k=top_k)
-            for index, reading in zip(fits, readings, strict=True):
-                assert reading.top_ids is not None and reading.top_probs is not None
-                target = np.asarray(pairs[index].target)
-                scored[index] = (target, reading.top_ids, reading.top_probs)
-                progress.add(tokens=len(target))
-            write_part(part, scored, top_k=top_k)
+    rows = count_lines(str(options.output / TABLE)) or 0
+    made = [parts / f"{number:06}.npz" for number in range(-(-rows // _CHUNK))]
+    anywhere = dataclasses.replace(options, run=Path(to_url(options.run)))
+    make = functools.partial(ChunkScorer, options=anywhere, search=choose_search(options))
+    with (
+        open_crew(make, workers=options.workers, ray=options.ray) as crew,
+        Throughput(total=rows, quiet=False) as progress,
+    ):
+        chunks = _read_chunks(options.output / TABLE)
+        missing = (_Chunk(n, chunk) for n, chunk in enumerate(chunks) if not made[n].exists())
+        for number, scored in crew.map(missing, name=_Chunk.name):
+            write_part(made[number], scored, top_k=options.teacher_scores)
+            tokens = sum(len(one[0]) for one in scored if one is not None)
+            progress.add(lines=len(scored), tokens=tokens)
     return made
-
-
-def _count_rows(table: Path) -> int:
-    from flaxformer_mt.text_io.lines import count_lines
-
-    return count_lines(str(table)) or 0
 
 
 def _read_chunks(table: Path) -> Iterator[list[list[str]]]:

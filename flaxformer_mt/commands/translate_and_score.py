@@ -7,17 +7,21 @@ resume an output file. Modules that import JAX are imported when a command runs,
 import collections
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
+from flaxformer_mt.commands.translate_blocks import Block, BlockTranslator, check_workers, read_blocks
 from flaxformer_mt.commands.translation_output import choose_format, open_one_output
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.object_store.working_copies import to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -29,9 +33,6 @@ from flaxformer_mt.text_io.lines import (
     watch_arrival,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
-
-if TYPE_CHECKING:
-    pass
 
 # Search method -> the flags that have an effect on this method only.
 _METHOD_FLAGS = {
@@ -55,62 +56,61 @@ WINDOW = 2048
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
     """Runs the command `translate`; `keep_record`: see `open_resumable`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
+    from flaxformer_mt.parallel.open_crew import Alone, open_crew
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.translator import Translator
 
+    uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     search = choose_search(options)
     languages = read_languages(options)
     n_best = 1 if options.n_best is None else options.n_best
     check_n_best(search, n_best, where="--")
     _check_flags(options)
-    _check_standard_input(options)
+    _check_standard_input(options, uses_workers=uses_workers)
     with contextlib.ExitStack() as files:
         stream = files.enter_context(open_input(options.input))
         lines, is_ready = _read_arriving(stream, options.input, options)
         inputs, is_ready = _open_constraints(options, files, is_ready)
-        translator = Translator.load(
-            options.run,
-            checkpoint=options.checkpoint,
-            search=search,
-            ensemble=options.ensemble,
-            long_lines=options.long_lines,
-            split_sentences=options.split_sentences,
-            dtype=options.dtype,
-            allow_nonfinite=options.allow_nonfinite,
-            shortlist=options.shortlist,
-            quantization=options.quantization,
-        )
-        if options.warm_up:
-            translator.warm_up(n_best=n_best)
+        form, notes = choose_format(options)
+        load: dict[str, Any] = {
+            "checkpoint": options.checkpoint,
+            "search": search,
+            "ensemble": options.ensemble,
+            "long_lines": options.long_lines,
+            "split_sentences": options.split_sentences,
+            "dtype": options.dtype,
+            "allow_nonfinite": options.allow_nonfinite,
+            "shortlist": options.shortlist,
+            "quantization": options.quantization,
+        }
+        task: dict[str, Any] = {"warm_up": options.warm_up, "form": form, "notes": notes}
+        call = {"n_best": n_best, "unique": options.unique, **languages}
+        run = Path(to_url(options.run))  # workers of other machines make copies of their own
+        make = functools.partial(BlockTranslator, run=run, load=load, call=call, **task)
+        crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
         window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
         output = files.enter_context(
-            open_one_output(options, translator, window, inputs=sorted(inputs), keep=keep_record)
+            open_one_output(options, crew.describe, window, inputs=sorted(inputs), keep=keep_record)
         )
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
-        sources = _LineBuffer(output.read("input", lines))
-        constraints: dict[str, Any] = {name: output.read(name, lines) for name, lines in inputs.items()}
+        sources = output.read("input", lines)
+        constraints: dict[str, Iterator[Any]] = {
+            name: output.read(name, lines) for name, lines in inputs.items()
+        }
         if "required" in constraints:
             constraints["required"] = (line.split("\t") for line in constraints["required"])
-        form, notes = choose_format(options)
-        translations = translator.translate_stream(
-            sources,
-            n_best=n_best,
-            unique=options.unique,
-            notes=notes,
-            window=window,
-            first_line=output.done + 1,
-            is_ready=is_ready,
-            **languages,
-            **constraints,
-        )
+        blocks = read_blocks(sources, constraints, window, first_line=output.done + 1, is_ready=is_ready)
         quiet = stream.isatty() or _is_on_screen(options.output)
         total = count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
-        translator.on_found = progress.add
-        for number, translation in enumerate(translations, start=output.done):
-            output.write(form.lines(number, sources.take(), translation, translator.pieces))
+        if isinstance(crew, Alone):
+            crew.work.translator.on_found = progress.add  # line by line
+        for block in crew.map(blocks, name=Block.name):
+            for lines_of_one in block.outputs:
+                output.write(lines_of_one)
+            if not isinstance(crew, Alone):
+                progress.add(lines=len(block.outputs), tokens=block.tokens)
 
 
 def score_file(options: ScoreOptions) -> None:
@@ -243,12 +243,15 @@ def _check_flags(options: TranslateOptions) -> None:
         check_output(options.output, inputs=[path for path in read if path is not None])
 
 
-def _check_standard_input(options: TranslateOptions) -> None:
+def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
     from flaxformer_mt.parallel.processes import process_count
 
     for name in ("input", "prefix", "required"):
         if getattr(options, name) == STANDARD and process_count() > 1:
             raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
+    for name in ("input", "output", "prefix", "required"):
+        if getattr(options, name) == STANDARD and uses_workers:
+            raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
 
 
 def _read_arriving(

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import TranslateOptions
@@ -20,7 +20,9 @@ from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumab
 if TYPE_CHECKING:
     from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
-    from flaxformer_mt.translation.translator import Translator
+
+# Returns what translations depend on besides the options of the command.
+Describe = Callable[[], dict[str, Any]]
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
@@ -63,7 +65,7 @@ class PlainOutput:
 
 @contextlib.contextmanager
 def open_one_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
+    options: TranslateOptions, describe: Describe, window: int, *, inputs: list[str], keep: bool
 ) -> Iterator["ResumableOutput | PlainOutput"]:
     """The output; of several processes, only the first one writes it, and all start after the same line."""
     from flaxformer_mt.parallel.processes import exchange, is_first
@@ -71,29 +73,24 @@ def open_one_output(
     if not is_first():
         yield PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
         return
-    with _open_output(options, translator, window, inputs=inputs, keep=keep) as output:
+    with _open_output(options, describe, window, inputs=inputs, keep=keep) as output:
         exchange(str(output.done).encode())
         yield output
 
 
 @contextlib.contextmanager
 def _open_output(
-    options: TranslateOptions, translator: "Translator", window: int, *, inputs: list[str], keep: bool
+    options: TranslateOptions, describe: Describe, window: int, *, inputs: list[str], keep: bool
 ) -> Iterator[ResumableOutput | PlainOutput]:
     if options.output == STANDARD or is_device(options.output):
         with open_output(options.output) as write:
             yield PlainOutput(write)
         return
-    import jax
-
-    import flaxformer_mt
-    from flaxformer_mt.parallel import local_device_count
-    from flaxformer_mt.parallel.processes import process_count
-
     form, notes = choose_format(options)
+    description = {name: value for name, value in describe().items() if name != "device_kind"}
     origin = {
         "run": to_url(options.run.resolve()),
-        **translator.describe(),
+        **description,
         "format": dataclasses.asdict(form),
         "notes": notes._asdict(),
         "n_best": options.n_best,
@@ -103,10 +100,6 @@ def _open_output(
         # Only if given, so that commands of earlier versions can be resumed.
         **({"unique": True} if options.unique else {}),
         **read_languages(options),
-        # Devices share batches, so that another number of devices rounds differently.
-        "devices": [process_count(), local_device_count()],
-        # Other versions may compute, round or split lines otherwise.
-        "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
     }
     resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
     with (

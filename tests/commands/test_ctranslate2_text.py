@@ -46,6 +46,8 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
         (["--stopping=exact"], "--stopping has no effect"),
         (["--suppress=nothing_such"], "suppress contains 'nothing_such'"),
         (["--checkpoint=last"], "--checkpoint has no effect with --backend=ctranslate2"),
+        (["--workers=2"], "--workers has no effect with --backend=ctranslate2"),
+        (["--ray=auto"], "--ray has no effect with --backend=ctranslate2"),
         (["--length_bound=limit"], "--length_bound has no effect"),
         ([f"--run={tiny_run}"], "has no model.bin"),
         (["--beam_size=0"], "beam_size"),

@@ -50,6 +50,7 @@ GIVEN = {
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
         "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
     ],
+    "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
     "docs/translating.md": [
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
