@@ -7,6 +7,7 @@ separately and excluded from the rates.
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -22,7 +23,7 @@ _SILENT_SECONDS = 5.0
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
 # Lines arrive in bursts, a batch or a window at a time: seconds without a line that end a burst.
 _PAUSE = 0.1
-# The monitoring events of JAX whose durations add up to the compile time.
+# The monitoring events of JAX whose time, in any thread, is compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
@@ -48,8 +49,11 @@ class Throughput:
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
-        # Seconds of compilation, in all and until lines were last added.
-        self._compiling = self._compiled_before = 0.0
+        # Start and end of each time in which programs were compiled; they do not overlap.
+        self._compiled: list[tuple[float, float]] = []
+        self._lock = threading.Lock()
+        # Seconds of compilation until lines were last added.
+        self._compiled_before = 0.0
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
         self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
@@ -67,7 +71,7 @@ class Throughput:
             self._show(self.format(self._last_added, compiling=self._compiled_before))
         self._lines += lines
         self._tokens += tokens
-        self._last_added, self._compiled_before = now, self._compiling
+        self._last_added, self._compiled_before = now, self._compiling()
 
     def _is_due(self, now: float) -> bool:
         if now - self._start < self._silent_seconds:
@@ -82,7 +86,7 @@ class Throughput:
         Example:
           12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
         """
-        compiling = self._compiling if compiling is None else compiling
+        compiling = self._compiling() if compiling is None else compiling
         working = max(1e-9, now - self._start - compiling)
         done = self._done + self._lines
         noun = "line" if (self._total or done) == 1 else "lines"
@@ -115,8 +119,18 @@ class Throughput:
             print(f"{self.format(now)} | {format_duration(now - self._start)} in total", file=self._stream)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event in _COMPILING:
-            self._compiling += duration_secs
+        """Add the time of an event that ends now, less what others, in other threads, have of it."""
+        if event not in _COMPILING:
+            return
+        with self._lock:
+            end = self._clock()
+            start = max(self._start, end - duration_secs)
+            while self._compiled and self._compiled[-1][1] >= start:
+                start = min(start, self._compiled.pop()[0])
+            self._compiled.append((start, end))
+
+    def _compiling(self) -> float:
+        return sum(end - start for start, end in self._compiled)
 
     def _show(self, line: str) -> None:
         if not self._stream.isatty():
