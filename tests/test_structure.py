@@ -44,6 +44,7 @@ LAYERS = [
 DOORS = {
     "sentencepiece": ["vocab.vocabulary"],
     "orbax": ["runs.array_files"],
+    "sentencex": ["corpus.sentence_split"],
     "fsspec": ["object_store.filesystem"],
     "gcsfs": [],
     "s3fs": [],

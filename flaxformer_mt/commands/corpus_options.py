@@ -38,6 +38,9 @@ class CorpusOptions(WorkerOptions, SearchOptions):
     ensemble_mean: Literal["log_probs", "probs"] | None = None
     # ---- lines and interruptions ----
 
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
     window: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.

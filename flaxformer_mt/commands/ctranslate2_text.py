@@ -44,7 +44,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
         ) from error
     changes = _search_changes(options)
     run = options.run.expanduser()
-    batches = LiveBatches(run, **changes)
+    batches = LiveBatches(run, split_sentences=options.split_sentences, **changes)
     threads = core_count()
     window = WINDOW if options.window is None else options.window
     origin = {
@@ -52,6 +52,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
         "model": _digest(run / "model.bin"),
         "config": _digest(run / "config.json"),
         "search": changes,
+        "split_sentences": options.split_sentences,
         "invalid_utf8": options.invalid_utf8,
         "threads": threads,
         "versions": {"flaxformer_mt": flaxformer_mt.__version__, "ctranslate2": version("ctranslate2")},

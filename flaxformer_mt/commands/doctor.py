@@ -31,6 +31,7 @@ REQUIRED = {
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
     "sentencepiece": "sentencepiece",
+    "sentencex": "sentencex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",

@@ -160,17 +160,20 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
     # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
     shortlist: Path | None = None
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
 class TranslateOptions(WorkerOptions, SearchOptions):
-    """Translates text, one sentence a line, and writes one line for each input line in the same order."""
+    """Translates text line by line, and writes one line for each input line in the same order."""
 
     # ---- input and output ----
 
-    # UTF-8 text file to translate, one sentence a line. `-`: standard input.
+    # UTF-8 text file to translate. `-`: standard input.
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
@@ -226,12 +229,12 @@ class TranslateOptions(WorkerOptions, SearchOptions):
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: int | None = None
-    # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
+    # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
-    # Translate each sentence of a line by itself, and join the translations. auto: if the model was trained
-    # on single sentences, as its run says.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.

@@ -248,7 +248,8 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
     if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(compiled_dir())
-    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
+    whole: dict[str, Any] = {"long_lines": "cut", "split_sentences": "never"}
+    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, **whole)
     (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(

@@ -5,6 +5,7 @@ model of several languages which one to write (>>fr<<), or which one it reads (<
 """
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from flaxformer_mt.config.schema import DataConfig
@@ -61,6 +62,12 @@ def read_members(data: DataConfig) -> list[Member]:
 def find_directions(data: DataConfig) -> list[Direction]:
     """Returns the directions that a model of this config is trained for, in order, each once."""
     return list(dict.fromkeys(member.direction for member in read_members(data)))
+
+
+def common_languages(directions: Iterable[Direction]) -> Direction:
+    """Returns the source and the target language that all directions have; "" where they differ."""
+    sides = (set(side) for side in zip(*directions, strict=True))
+    return Direction(*(languages.pop() if len(languages) == 1 else "" for languages in sides))
 
 
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:

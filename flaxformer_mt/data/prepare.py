@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
@@ -51,6 +52,8 @@ class Prepared(NamedTuple):
     report: dict[str, Any]
     # The length that few targets of the training set exceed; None: too few pairs, or no sources.
     target_lengths: TargetLengths | None
+    # The share of its source lines that have several sentences; None: unknown.
+    several_sentences: float | None
 
 
 def prepare(
@@ -94,7 +97,8 @@ def prepare(
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
-    lengths = _learn_lengths(train, vocabs, run_dir)
+    language = common_languages(find_directions(config.data)).source
+    lengths = _learn_lengths(train, vocabs, run_dir, language=language)
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
@@ -110,25 +114,32 @@ def prepare(
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
-    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line)
+    several = None if lengths is None else lengths["several_sentences"]
+    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line, several)
 
 
-def _learn_lengths(train: EpochStores, vocabs: Vocabs, run_dir: Path | None) -> dict[str, Any] | None:
-    """What there is to know of the training lines; it is written into the run directory, if there is one."""
+def _learn_lengths(
+    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
+) -> dict[str, Any] | None:
+    """What there is to know of the training lines; it is written into the run directory, if there is one.
+
+    Args:
+      language: of the sources; "" if they are of several.
+    """
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths["several_sentences"] = _count_several_sentences(train, vocabs)
+        lengths["several_sentences"] = _count_several_sentences(train, vocabs, language)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish_files(run_dir)
     return lengths
 
 
-def _count_several_sentences(train: EpochStores, vocabs: Vocabs) -> float:
+def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) -> float:
     """The share of source lines with more than one sentence, of some lines all over the training set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
-    return sum(len(split_sentences(text)) > 1 for text in texts) / len(numbers)
+    return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
 
 
 def _tokenize_train(

@@ -40,6 +40,7 @@ from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.segmentation import SplitSentences
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -145,6 +146,7 @@ def evaluate_run(
     allow_nonfinite: bool = False,
     shortlist: str | Path | None = None,
     quantization: Quantization | None = None,
+    split_sentences: SplitSentences = "auto",
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
@@ -163,7 +165,8 @@ def evaluate_run(
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype, allow_nonfinite: of the other runs, too; these, shortlist, quantization: see `Translator.load`.
+      dtype, allow_nonfinite, split_sentences: of the other runs, too; these, shortlist and quantization: see
+        `Translator.load`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
@@ -176,6 +179,7 @@ def evaluate_run(
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, options | shared)
+    options["split_sentences"] = split_sentences
     languages = {"source_language": source_language, "target_language": target_language}
     shared |= {"compared": compared, "loading": options, "own_split": None if source else split}
     shared["own"] = {"search": search, "shortlist": shortlist, "quantization": quantization}

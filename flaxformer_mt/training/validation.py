@@ -74,6 +74,7 @@ class Validation:
             prepared.vocabs,
             spread=self._split or True,
             target_lengths=prepared.target_lengths,
+            several_sentences=prepared.several_sentences,
             warn=ignored.append,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import Direction, choose_tags, find_directions
+from flaxformer_mt.config.directions import Direction, choose_tags, common_languages, find_directions
 from flaxformer_mt.errors import UserError
 
 
@@ -15,6 +15,9 @@ class LineTags(NamedTuple):
     known: tuple[str, ...] = ()
     # Why `added` is not known, for a line that begins with no tag; "" where it is known.
     missing: str = ""
+    # The languages of all lines and of their translations; "" if they are several.
+    source: str = ""
+    target: str = ""
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
         """Returns the tags to put before each line; None if no line gets one.
@@ -63,9 +66,12 @@ def choose_line_tags(
     all_tags = list(dict.fromkeys(choose_tags(data, one) for one in directions))
     known_tags = tuple(dict.fromkeys(tag for tags in all_tags for tag in tags))
     possible = list(dict.fromkeys(choose_tags(data, one) for one in fitting))
+    added, missing = "", ""
     if len(possible) > 1:
-        return LineTags("", known_tags, _ask(fitting, possible))
-    return LineTags("".join(f"{tag} " for tag in possible[0]), known_tags)
+        missing = _ask(fitting, possible)
+    else:
+        added = "".join(f"{tag} " for tag in possible[0])
+    return LineTags(added, known_tags, missing, *common_languages(fitting))
 
 
 def _ask(fitting: list[Direction], possible: list[tuple[str, ...]]) -> str:

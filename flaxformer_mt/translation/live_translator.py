@@ -19,7 +19,7 @@ from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, ann
 from flaxformer_mt.translation.assembly import FoundLine
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.result import FAILED, Translation
-from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -88,14 +88,7 @@ class LiveTranslator:
           UserError: the line is not valid Unicode.
         """
         translator = self._translator
-        parts = read_sources(
-            [line],
-            vocab=translator.vocabs.source,
-            longest=translator.config.data.max_source_length,
-            long_lines="split",
-            sentences=translator.sentences,
-            tags=[tags],
-        )
+        parts = translator.read_parts([line], tags=[tags])
         entry = _Line(line, n_best, notes, parts, {})
         if not parts:
             self._found.append((name, FoundLine(line, n_best, notes, [], [])))

@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
@@ -29,7 +30,12 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabular
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.assembly import join_parts
-from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
+from flaxformer_mt.translation.constraints import (
+    Constraints,
+    make_symbols,
+    mark_unsatisfied,
+    require_in_parts,
+)
 from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
@@ -39,10 +45,11 @@ from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated,
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
+    SourcePart,
     SplitSentences,
     check_lines,
-    choose_splitting,
     read_sources,
+    splits_sentences,
     warn_of_long_lines,
 )
 from flaxformer_mt.trees import digest_leaves
@@ -84,12 +91,13 @@ class Translator:
         checkpoint: str = "",
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
-        sentences: bool = False,
+        split_sentences: SplitSentences = "auto",
         spread: bool | SplitParameters = False,
         keep_programs: bool = False,
         shortlist: Shortlist | None = None,
         quantization: Quantization | None = None,
         target_lengths: tuple[float, float] | None = None,
+        several_sentences: float | None = None,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -98,15 +106,17 @@ class Translator:
           params: None if every call provides its own parameters.
           checkpoint: name of the checkpoint that the parameters come from, for reports.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
-          long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
-            only their beginning is translated.
-          sentences: whether each sentence of a line is translated by itself.
+          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
+            only its beginning is translated.
+          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
+            auto: apart, unless `several_sentences` says that the model was trained on such lines.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           keep_programs: whether the programs for a few sentences are kept on disk.
           shortlist: restricts each translation to likely pieces, see `SearchEngine`.
           quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
           target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
+          several_sentences: share of the training lines with several sentences; None: it is unknown.
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
 
@@ -119,7 +129,7 @@ class Translator:
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self._long_lines: LongLines = long_lines
-        self.sentences = sentences
+        self._sentences = splits_sentences(split_sentences, several=several_sentences)
         self._together = isinstance(spread, SplitParameters)
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
@@ -171,9 +181,7 @@ class Translator:
           checkpoint, dtype, allow_nonfinite: see `load_trained`; the last two apply to the whole ensemble.
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
-          long_lines: see `Translator`.
-          split_sentences: whether each sentence of a line is translated by itself; auto: if the model was
-            trained on single sentences, as the run says.
+          long_lines, split_sentences: see `Translator`.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
           quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
@@ -203,12 +211,13 @@ class Translator:
             checkpoint=trained.checkpoint,
             ensemble=members,
             long_lines=long_lines,
-            sentences=choose_splitting(split_sentences, trained.several_sentences),
+            split_sentences=split_sentences,
             spread=trained.split or spread,
             keep_programs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
             quantization=quantization,
             target_lengths=trained.target_lengths,
+            several_sentences=trained.several_sentences,
             warn=warn,
         )
 
@@ -233,8 +242,7 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
-            # Only if so, that commands of earlier versions can be resumed.
-            **({"sentences": True} if self.sentences else {}),
+            "sentences": "apart" if self._sentences else "together",
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
         }
@@ -242,6 +250,25 @@ class Translator:
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the pieces of a translation's tokens in the target vocabulary."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
+
+    def read_parts(
+        self, lines: Sequence[str], *, tags: Sequence[str] | None = None, language: str | None = None
+    ) -> list[SourcePart]:
+        """Returns the parts of lines that are translated apart, see `read_sources`.
+
+        Args:
+          language: None: the one that all sources of the model have.
+        """
+        data = self.config.data
+        return read_sources(
+            lines,
+            vocab=self.vocabs.source,
+            longest=data.max_source_length,
+            long_lines=self._long_lines,
+            sentences=self._sentences,
+            language=common_languages(find_directions(data)).source if language is None else language,
+            tags=tags,
+        )
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
         """Calls `translate`."""
@@ -267,8 +294,7 @@ class Translator:
           n_best: maximum number of hypotheses of each line, the translation itself included.
           unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
           prefixes: prefix that each line's translation starts with; "": none.
-          required: phrases that each line's translation contains (beam search only). For a line that is
-            translated in parts, they have no effect on the search; the result is only checked for them.
+          required: phrases that each line's translation contains (beam search only).
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
           source_language, target_language: languages of lines that do not begin with a language tag, for a
@@ -356,31 +382,14 @@ class Translator:
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
         all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
-        added = tags.find(lines, first_line=first_line)
-        parts = read_sources(
-            lines,
-            vocab=self.vocabs.source,
-            longest=longest,
-            long_lines=self._long_lines,
-            sentences=self.sentences,
-            tags=added,
-        )
+        parts = self.read_parts(lines, tags=tags.find(lines, first_line=first_line), language=tags.source)
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
-        sentences = constraints.make_sentences(parts, vocab=self.vocabs.target, first_line=first_line)
-        for sentence in sentences:
-            self.search.check(sentence, f"line {sentence.stream[0]}")
-        share = own_share(together=self._together)
-        numbers = [part.line for part in parts[share]]
-        translations = self._search(sentences[share], constraints.n_best, all_params, numbers)
-        # Blank lines, and those of other processes.
-        self.on_found(lines=len(lines) - len(set(numbers)), tokens=0)
-        if notes != NO_NOTES:
-            pairs = zip(parts[share], translations, strict=True)
-            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
-            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **options, params=all_params)
-        translations = gather_translations(translations, together=self._together)
+        placing: dict[str, Any] = {"vocab": self.vocabs.target, "first_line": first_line}
+        sentences = constraints.make_sentences(parts, **placing, language=tags.target)
+        search = functools.partial(self._search, n_best=constraints.n_best, notes=notes, params=all_params)
+        translations = search(parts, sentences, count=len(lines))
+        translations = require_in_parts(constraints, parts, sentences, translations, **placing, search=search)
         failed = [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         for message in warn_of_failures(failed):
             self.warn(message)
@@ -396,17 +405,41 @@ class Translator:
         return results
 
     def _search(
-        self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...], lines: Sequence[int]
+        self,
+        parts: list[SourcePart],
+        sentences: list[Sentence],
+        *,
+        n_best: int,
+        notes: Notes,
+        params: tuple[Any, ...],
+        count: int = 0,
     ) -> list[Translation]:
-        """Returns the translation of each sentence of `lines`; `FAILED` if the model's scores are NaN."""
-        parts_left = collections.Counter(lines)
+        """Returns the translations of parts; `FAILED` where the model's scores are NaN.
+
+        Args:
+          sentences: the parts, with their constraints.
+          count: number of lines that are done when their last part is found. 0: they have been counted.
+        """
+        for sentence in sentences:
+            self.search.check(sentence, f"line {sentence.stream[0]}")
+        share = own_share(together=self._together)
+        parts, sentences = parts[share], sentences[share]
+        parts_left = collections.Counter(part.line for part in parts)
+        # Blank lines, and those of other processes.
+        self.on_found(lines=max(0, count - len(parts_left)), tokens=0)
         translations = [FAILED] * len(sentences)
-        count = count_candidates(self.config.search, n_best)
-        for index, result in self.search.search_all(sentences, n_best=count, params=params):
+        searched = count_candidates(self.config.search, n_best)
+        for index, result in self.search.search_all(sentences, n_best=searched, params=params):
             best = translations[index] = read_best(result, self.vocabs.target, self.config, n_best)
-            parts_left[lines[index]] -= 1
-            self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
-        return translations
+            line = parts[index].line
+            parts_left[line] -= 1
+            self.on_found(lines=int(count > 0 and parts_left[line] == 0), tokens=len(best.tokens))
+        if notes != NO_NOTES:
+            pairs = zip(parts, translations, strict=True)
+            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
+            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
+            translations = annotate(items, notes, **options, params=params)
+        return gather_translations(translations, together=self._together)
 
     def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
         search = self.config.search

@@ -165,7 +165,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
             )
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
-        batches = LiveBatches(path, **changes)
+        batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
         return batches.config.data, batches
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.translation.live_translator import LiveTranslator
@@ -173,7 +173,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {
-        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist")
+        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
     return translator.config.data, LiveTranslator(translator)

@@ -13,6 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
@@ -21,7 +22,12 @@ from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
 from flaxformer_mt.translation.assembly import FoundLine, one_line
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.result import Translation
-from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+from flaxformer_mt.translation.segmentation import (
+    SourcePart,
+    SplitSentences,
+    read_sources,
+    splits_sentences,
+)
 from flaxformer_mt.vocab import Vocab
 
 # Length in tokens at which both length penalties favour longer translations equally, as in exports to others.
@@ -71,8 +77,12 @@ class LiveBatches:
     that it does not have, nothing is translated.
     """
 
-    def __init__(self, folder: Path, **search: Any) -> None:
-        """Loads the model; `search` are search options that replace those of the run.
+    def __init__(self, folder: Path, *, split_sentences: SplitSentences = "auto", **search: Any) -> None:
+        """Loads the model.
+
+        Args:
+          split_sentences: see `Translator`; what the model was trained on is not known.
+          search: search options that replace those of the run.
 
         Raises:
           UserError: the folder is no such model, or the options are invalid or none of CTranslate2.
@@ -90,6 +100,7 @@ class LiveBatches:
                 f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
                 "where the command has a flag for it, or give --backend=jax"
             )
+        self._sentences = splits_sentences(split_sentences, several=None)
         self._vocabs = find_vocabs(folder, Given())
         self._model = ctranslate2.Translator(
             str(folder), device="cpu", compute_type="default", intra_threads=core_count()
@@ -132,9 +143,15 @@ class LiveBatches:
         Raises:
           UserError: the line is not valid Unicode.
         """
-        longest = self.config.data.max_source_length
-        options: dict[str, Any] = {"longest": longest, "long_lines": "split", "tags": [tags]}
-        parts = read_sources([line], vocab=self._vocabs.source, **options)
+        parts = read_sources(
+            [line],
+            vocab=self._vocabs.source,
+            longest=self.config.data.max_source_length,
+            long_lines="split",
+            sentences=self._sentences,
+            language=common_languages(find_directions(self.config.data)).source,
+            tags=[tags],
+        )
         self._waiting[name] = FoundLine(line, n_best, notes, parts, [])
 
     def cancel(self, name: Hashable) -> None:

@@ -54,6 +54,17 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
 
 
+def test_every_sentence_of_a_paragraph_is_in_the_answer(serving, translator):
+    first, second, third = (one.text for one in translator.translate(["ba do.", "gu!", "ka lo."]))
+    assert len({first, second, third}) == 3 and first and second and third
+    _, answer = serving.translate("ba do.  gu!\nka lo. ba do.")
+    assert answer["translatedText"] == f"{first}  {second}\n{third} {first}"
+    document = "<div><p>ba do.\n gu! ka lo.</p><p><i>gu!</i> ba do.</p></div>"
+    _, answer = serving.translate(document, format="html")
+    expected = f"<div><p>{first} {second} {third}</p><p><i>{second}</i> {first}</p></div>"
+    assert answer["translatedText"] == expected
+
+
 def test_alternatives_scores_alignments_and_attention(serving, translator):
     notes = Notes(alignments="words", attention=True)
     line = "ba do fi gu"
