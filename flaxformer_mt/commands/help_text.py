@@ -87,7 +87,13 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
     """The comment of each field of a dataclass, those of its base classes included, by name."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base):
+        if section := base.__dict__.get("DECLARED_IN"):
+            declared = read_comments(section)
+            unset = "None: as in the run's config."
+            comments |= {
+                name: FieldComment(f"{one.text} {unset}", one.group) for name, one in declared.items()
+            }
+        elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
     return comments
 

@@ -325,6 +325,8 @@ class ParallelConfig:
 class SearchConfig(MbrConfig, LengthConfig):
     """Decoding: search method, scoring and limits of translations."""
 
+    # ---- search ----
+
     # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
     # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
@@ -335,6 +337,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     length_penalty: Annotated[float, between(0, 100)] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
+    # ---- beam search ----
+
     # Beam search: weight beta of the penalty for source tokens that receive little attention (coverage
     # penalty, Wu et al. 2016, equation 14). 0: none.
     coverage_penalty: Annotated[float, at_least(0)] = 0.0
@@ -350,6 +354,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
     # that chose that token at the same step.
     diversity_strength: Annotated[float, at_least(0)] = 0.5
+    # ---- sampling ----
+
     # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
     temperature: Annotated[float, above(0)] = 1.0
     # Sampling: keep only the k most probable tokens. 0: all.
@@ -360,14 +366,21 @@ class SearchConfig(MbrConfig, LengthConfig):
     min_p: Annotated[float, between(0, 1)] = 0.0
     # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
+    # ---- content and length of translations ----
+
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
-    # Pieces of the target vocabulary, or token ids, that translations never contain.
+    # Pieces of the target vocabulary, or token ids, that translations never contain; on the command line, a
+    # comma itself is given by its id.
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.
     allow_unknown: bool = True
+    # ---- ensemble ----
+
     # Ensembles: mean of the models' log-probabilities (geometric mean) or of their probabilities.
     ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
+    # ---- memory ----
+
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory.
     batch_tokens: Annotated[int, at_least(1)] = 8192
