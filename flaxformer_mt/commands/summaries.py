@@ -18,6 +18,19 @@ _PROBLEMS = {
 _MORE = "All values: --json."
 
 
+def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
+    """Formats values as lines, those within others indented: {"a": {"b": 1}} is `a` and `  b  1`."""
+    width = max(map(len, values), default=0)
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}", summarize_values(value, f"{indent}  ")]
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            lines.append(f"{indent}{name:<{width}}  {text}")
+    return "\n".join(lines)
+
+
 def summarize_preparation(report: Mapping[str, Any]) -> str:
     """The report of `prepare`: what became of the pairs of each split, the vocabulary, and the batches."""
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]

@@ -54,7 +54,7 @@ def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
     ]
     assert data["noise"]["typo_kinds"]["unichar"] == 0
     with pytest.raises(SystemExit):
-        main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help"])
+        main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help=all"])
     text = capsys.readouterr().out
     assert (
         "--config.data.stages=FILE.yaml" in text and "--config.data.noise.typo_kinds.char_swap=FLOAT" in text
