@@ -4,11 +4,13 @@ A field's comment is its `--help` text, and its annotation bounds it (config/bou
 fields are in config/checks.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.field_values import replace_fields
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.length_options import LengthConfig
 from flaxformer_mt.config.low_rank import LoraConfig
@@ -406,3 +408,12 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     # Decoding: search method, scoring and limits of translations.
     search: SearchConfig = field(default_factory=SearchConfig)
+
+    def replace(self, changes: Mapping[str, Any]) -> "Config":
+        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}.
+
+        Raises:
+          UserError: a field is unknown (the message suggests the most similar one), or a value has the wrong
+            type.
+        """
+        return replace_fields(self, changes, "config")

@@ -29,7 +29,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel.processes import is_first
-from flaxformer_mt.runs.run_directory import check_run, open_run
+from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.tracking import announce_if_slow
@@ -84,6 +84,7 @@ def prepare(
     if run_dir is not None:
         run_dir = open_copy(run_dir)
         check_run(run_dir, config)
+        forget_preparation(run_dir, config)
     root = cache_dir(config.data)
     with _stage(f"reading and checking {config.data.dataset}", say):
         train_pairs = read_pairs(config.data, "train")

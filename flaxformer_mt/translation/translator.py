@@ -5,12 +5,13 @@ Row 12 of the data path. Every line gives exactly one line, in order; all lines 
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -134,20 +135,15 @@ class Translator:
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
-        options: dict[str, Any] = {"keep_programs": keep_programs, "shortlist": shortlist, "spread": spread}
-        self.search = self._make_search(target_lengths=target_lengths, **options)
-        self.scorer = TokenScorer(
-            self.models,
-            config.search,
-            vocabs,
-            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
-            warn=lambda message: self.warn(message),
-            spread=spread,
+        self._with_options: dict[str, Translator] = {}
+        self._make_search(
+            keep_programs=keep_programs, shortlist=shortlist, spread=spread, target_lengths=target_lengths
         )
 
-    def _make_search(self, **options: Any) -> SearchEngine:
-        config, vocabs = self.config, self.vocabs
-        return SearchEngine(
+    def _make_search(self, **options: Any) -> None:
+        """Makes the search and the scorer for the search options of the config."""
+        config, vocabs, self._search_options = self.config, self.vocabs, options
+        self.search = SearchEngine(
             self.models,
             candidate_search(config.search),
             make_symbols(vocabs.target, config.search),
@@ -156,6 +152,42 @@ class Translator:
             longest_source=config.data.max_source_length,
             warn=lambda message: self.warn(message),
             **options,
+        )
+        self.scorer = TokenScorer(
+            self.models,
+            config.search,
+            vocabs,
+            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
+            warn=lambda message: self.warn(message),
+            spread=options["spread"],
+        )
+
+    def with_search(self, **changes: Any) -> "Translator":
+        """Returns a translator with other search options and the same parameters, one for equal changes.
+
+        Args:
+          changes: fields of `SearchConfig`: with_search(beam_size=8, length_penalty=0.6).
+
+        Raises:
+          UserError: a field is unknown, or the search options are invalid.
+        """
+        key = repr(sorted(changes.items()))
+        if key not in self._with_options:
+            config = self.config.replace({f"search.{name}": value for name, value in changes.items()})
+            for model in self.models:
+                check_search(config.search, model=model)
+            other = copy.copy(self)
+            other.config, other._with_options = config, {}
+            other._make_search(**self._search_options)
+            self._with_options[key] = other
+        return self._with_options[key]
+
+    def __repr__(self) -> str:
+        data, search = self.config.data, self.config.search
+        models = f"{len(self.models)} models" if len(self.models) > 1 else f"checkpoint {self.checkpoint!r}"
+        return (
+            f"<Translator {data.source_language} -> {data.target_language}, {models}, "
+            f"{search.method} search, beam_size={search.beam_size}>"
         )
 
     @classmethod
@@ -274,9 +306,15 @@ class Translator:
         """Calls `translate`."""
         return self.translate(lines, **options)
 
+    @overload
+    def translate(self, lines: str, **options: Any) -> Translation: ...
+
+    @overload
+    def translate(self, lines: Sequence[str], **options: Any) -> list[Translation]: ...
+
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Sequence[str] | str,
         *,
         n_best: int = 1,
         unique: bool = False,
@@ -287,8 +325,11 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         params: Any = None,
-    ) -> list[Translation]:
+        **search: Any,
+    ) -> list[Translation] | Translation:
         """Translates lines; returns one translation for each, in the same order.
+
+        A text instead of a list of lines is translated as one line, and has one translation.
 
         Args:
           n_best: maximum number of hypotheses of each line, the translation itself included.
@@ -300,6 +341,7 @@ class Translator:
           source_language, target_language: languages of lines that do not begin with a language tag, for a
             model of several languages (source_language: one with data.source_tags).
           params: parameters that replace the translator's own.
+          search: search options of this call, such as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
@@ -309,8 +351,11 @@ class Translator:
         tags = choose_line_tags(self.config.data, source_language, target_language)
         constraints = Constraints(n_best, prefixes, required)
         notes = notes._replace(markup=markup or notes.markup)
-        found = self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
-        return list(map(drop_repeated, found)) if unique else found
+        translator = self.with_search(**search) if search else self
+        each = [lines] if isinstance(lines, str) else lines
+        found = translator._translate_window(each, constraints, notes, tags, first_line=1, params=params)
+        found = list(map(drop_repeated, found)) if unique else found
+        return found[0] if isinstance(lines, str) else found
 
     def translate_stream(
         self,
@@ -327,6 +372,7 @@ class Translator:
         window: int = 2048,
         first_line: int = 1,
         is_ready: Callable[[], bool] | None = None,
+        **search: Any,
     ) -> Iterator[Translation]:
         """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
@@ -337,13 +383,17 @@ class Translator:
         Args:
           is_ready: asked before each line but the first of a window; False translates the lines so far.
             None: a window is always full.
+          search: see `translate`.
         """
+        if isinstance(lines, str):
+            raise UserError("translate_stream takes lines, but got one string; call translate with it")
+        translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
         tags = choose_line_tags(self.config.data, source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
             given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
-            Constraints(n_best, *given).check(self.config.search, len(lines), first_line)
+            Constraints(n_best, *given).check(translator.config.search, len(lines), first_line)
         lines = iter(lines)
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
@@ -351,7 +401,7 @@ class Translator:
             constraints = Constraints(
                 n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
             )
-            found = self._translate_window(
+            found = translator._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )
             yield from map(drop_repeated, found) if unique else found

@@ -394,13 +394,33 @@ def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
 # ---- mistakes ----
 
 
+def test_a_text_has_one_translation_and_a_call_its_own_search_options(translator, config, vocabs, params):
+    expected = translator.translate(SENTENCES[:1])[0]
+    assert translator.translate(SENTENCES[0]) == expected
+    search = dataclasses.replace(config.search, method="greedy", beam_size=1)
+    greedy = Translator(dataclasses.replace(config, search=search), params, vocabs)
+    wanted = greedy.translate(SENTENCES)
+    assert translator.translate(SENTENCES, method="greedy", beam_size=1) == wanted
+    assert list(translator.translate_stream(iter(SENTENCES), method="greedy", beam_size=1)) == wanted
+    other = translator.with_search(method="greedy", beam_size=1)
+    assert other is translator.with_search(beam_size=1, method="greedy")
+    assert other.all_params is translator.all_params and translator.translate(SENTENCES[0]) == expected
+    assert "greedy search, beam_size=1" in repr(other) and "beam search, beam_size=3" in repr(translator)
+
+
 def test_mistakes_are_named(translator, config, vocabs):
     with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3"):
         translator.translate(SENTENCES, n_best=4)
     with pytest.raises(UserError, match="n_best is 0"):
         translator.translate(SENTENCES, n_best=0)
-    with pytest.raises(UserError, match="got one string"):
-        translator.translate("Hund")
+    with pytest.raises(UserError, match="got one string; call translate with it"):
+        next(translator.translate_stream("Hund"))
+    with pytest.raises(
+        UserError, match=r"config\.search\.beam_sice; did you mean config\.search\.beam_size\?"
+    ):
+        translator.translate(["Hund"], beam_sice=2)
+    with pytest.raises(UserError, match="beam_size is 0"):
+        translator.translate(["Hund"], beam_size=0)
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["Hund", b"Hund"])
     with pytest.raises(ValueError, match="params="):
