@@ -30,27 +30,13 @@ def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
       UserError: the file cannot be read, is malformed, or asks for something that there is not here.
     """
     values = _load(Path(path).expanduser())
-    names, sets = values.get("stages"), values.get("datasets")
-    if not _is_list(names):
-        raise UserError(f"{path} has no list of stages; write stages: and the name of each, as in - start")
-    if unknown := [key for key in values if key not in _KEYS and key not in names]:
-        raise UserError(
-            f"{path} has {unknown[0]}, which is neither a stage nor known here ({', '.join(_KEYS)}); "
-            "take it out, or name it in stages"
-        )
-    for key, read in (("version", 1), ("num_fields", 2)):
-        if str(values.get(key, read)) != str(read):
-            raise UserError(
-                f"{path} has {key} {values[key]}; version 1 and num_fields 2 are read; word alignments are "
-                "those of data.alignments"
-            )
+    try:
+        stages = _read_stages(values)
+    except ValueError as error:
+        raise UserError(f"data.stages: {path} {error}") from None
     if unused := [name for name in ("seed", "trainer") if name in values]:
         warn_user(f"{path}: no effect here: {' and '.join(unused)}; the seed is --config.seed")
-    if not isinstance(sets, dict) or not sets:
-        raise UserError(f"{path} has no datasets; write datasets: and for each NAME: PATH")
-    known = {name: _read_dataset(path, name, sets[name]) for name in sets}
-    noise = _read_modifiers(path, values["modifiers"]) if "modifiers" in values else None
-    return tuple(_read_stage(path, name, values.get(name), known, noise) for name in names)
+    return stages
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -74,64 +60,77 @@ def _is_list(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
 
 
-def _read_dataset(path: str | Path, name: Any, value: Any) -> str:
+def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
+    """Reads the stages; raises ValueError, whose text goes on after the file's name."""
+    names, sets = values.get("stages"), values.get("datasets")
+    if not _is_list(names):
+        raise ValueError("has no list of stages; write stages: and the name of each, as in - start")
+    if unknown := [key for key in values if key not in _KEYS and key not in names]:
+        known = ", ".join(_KEYS)
+        raise ValueError(f"has {unknown[0]}, which is neither a stage nor one of {known}; take it out")
+    for key, read in (("version", 1), ("num_fields", 2)):
+        if str(values.get(key, read)) != str(read):
+            raise ValueError(
+                f"has {key} {values[key]}, not {read}; word alignments are those of data.alignments"
+            )
+    if not isinstance(sets, dict) or not sets:
+        raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
+    datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
+    noise = _read_modifiers(values["modifiers"]) if "modifiers" in values else None
+    return tuple(_read_stage(name, values.get(name), datasets, noise) for name in names)
+
+
+def _read_dataset(name: Any, value: Any) -> str:
     """The name of a set in data.dataset."""
     files = value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
-        raise UserError(f"{path}: data set {name} is {value!r}; write NAME: PATH")
+        raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
     folder, _, table = files[0].rpartition("/")
     if len(files) > 1 or ("@" not in files[0] and table not in ("train.tsv", "train.tsv.gz")):
         return name
     return files[0] if "@" in files[0] else f"parallel_text@{folder}"
 
 
-def _read_stage(
-    path: str | Path, name: str, value: Any, sets: dict[str, str], noise: NoiseConfig | None
-) -> StageConfig:
+def _read_stage(name: str, value: Any, sets: dict[str, str], noise: NoiseConfig | None) -> StageConfig:
     if isinstance(value, dict):
         if unknown := [key for key in value if key not in ("mix", "modifiers")]:
-            raise UserError(f"{path}: stage {name} has {unknown[0]}; a stage has mix and modifiers")
-        noise = _read_modifiers(path, value["modifiers"]) if "modifiers" in value else noise
+            raise ValueError(f"has {unknown[0]} in stage {name}; a stage has mix and modifiers")
+        noise = _read_modifiers(value["modifiers"]) if "modifiers" in value else noise
         value = value.get("mix")
     if not _is_list(value):
-        raise UserError(
-            f"{path}: stage {name} has no mix; write a list of - NAME SHARE and - until NAME EPOCHS"
-        )
-    until = value[-1].split()[1:] if value[-1].split()[:1] == ["until"] else None
-    mix = [line.split() for line in (value if until is None else value[:-1])]
-    for line in [*mix, *([] if until is None else [until])]:
-        if len(line) != 2:
-            raise UserError(
-                f"{path}: stage {name} has the line {' '.join(line)!r}; write NAME SHARE, and at the end "
-                "until NAME EPOCHS"
+        raise ValueError(f"has no mix in stage {name}; list - NAME SHARE, and at the end - until NAME EPOCHS")
+    lines = [line.removeprefix("until ").split() for line in value]
+    for given, line in zip(value, lines, strict=True):
+        steps = line[:1] == ["steps"] and given.startswith("until ")
+        if len(line) != 2 or (given.startswith("until ") and line is not lines[-1]):
+            raise ValueError(
+                f"has {given!r} in stage {name}; write NAME SHARE, and at the end until NAME EPOCHS"
             )
-        if line[0] not in sets and not (line is until and line[0] == "steps"):
-            raise UserError(
-                f"{path}: stage {name} names {line[0]}, which is not among its datasets ({', '.join(sets)}); "
-                "add it"
+        if line[0] not in sets and not steps:
+            raise ValueError(
+                f"has {line[0]} in stage {name}, which is not a data set ({', '.join(sets)}); add it"
             )
         line[0] = sets.get(line[0], line[0])
-    return StageConfig(name, tuple(map(" ".join, mix)), " ".join(until or ()), noise)
+    until = " ".join(lines.pop()) if value[-1].startswith("until ") else ""
+    return StageConfig(name, tuple(map(" ".join, lines)), until, noise)
 
 
-def _read_modifiers(path: str | Path, values: Any) -> NoiseConfig:
+def _read_modifiers(values: Any) -> NoiseConfig:
     rates: dict[str, float] = {}
     kinds = TypoConfig()
     for value in _flatten(values):
         if not isinstance(value, dict) or not value:
-            raise UserError(f"{path}: modifier {value!r} has no probability; write - NAME: PROBABILITY")
+            raise ValueError(f"has the modifier {value!r} without a probability; write - NAME: PROBABILITY")
         name, *options = value
         if name not in _MODIFIERS:
-            raise UserError(
-                f"{path}: modifier {name} is not supported; there are {', '.join(_MODIFIERS)}: take it out"
-            )
+            raise ValueError(f"has the modifier {name}; supported are {', '.join(_MODIFIERS)}: take it out")
         for option, number in value.items():
             if option != name and not (name == "Typos" and option in _TYPO_KINDS):
-                raise UserError(f"{path}: modifier {name} has the option {option}, which is not supported")
+                raise ValueError(f"has the option {option} of {name}, which is not supported; take it out")
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-                raise UserError(f"{path}: {option} is {number!r}; it must be a probability from 0 to 1")
+                raise ValueError(f"has {option}: {number!r}; it must be a probability from 0 to 1")
         if _MODIFIERS[name] in rates:
-            raise UserError(f"{path}: modifier {name} is there twice; write it once")
+            raise ValueError(f"has the modifier {name} twice; write it once")
         rates[_MODIFIERS[name]] = float(value[name])
         if options:  # kinds that are not named do not occur
             kinds = TypoConfig(**{kind: float(value.get(kind, 0)) for kind in _TYPO_KINDS})
@@ -140,8 +139,8 @@ def _read_modifiers(path: str | Path, values: Any) -> NoiseConfig:
 
 def _flatten(values: Any) -> Iterator[Any]:
     """The entries of a list and of the lists in it, which YAML's references make."""
-    if not isinstance(values, list):
-        yield from () if values is None else (values,)
-    else:
+    if isinstance(values, list):
         for value in values:
             yield from _flatten(value)
+    elif values is not None:
+        yield values
