@@ -47,7 +47,7 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
     """
     if not set(filter(None, languages)) <= set(_LANGUAGES):
         raise UserError(
-            f"toy_de_en is German and English, but the languages are {' -> '.join(filter(None, languages))}; "
+            f"toy_de_en is German and English, not {' -> '.join(filter(None, languages))}; "
             "set --config.data.source_language and --config.data.target_language to de and en, or the reverse"
         )
     if match_split(split, SIZES) is None:
