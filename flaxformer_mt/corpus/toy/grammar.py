@@ -321,7 +321,7 @@ def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, ric
 def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
     """Adds a relative clause; only "den" may be the object of a noun: "die das Kind sieht" is ambiguous."""
     case = dice.pick(["nominative", "accusative", "dative"])
-    verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects]
+    verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects and "person" in verb.subjects]
     clear = [one for one in PRONOUNS if one.german["nominative"] != "sie"]  # sie is she or they
     subject = _grow_noun(dice, PEOPLE) if head.column == 0 and dice.random() < 0.5 else dice.pick(clear)
     if case == "nominative" or not verbs:
