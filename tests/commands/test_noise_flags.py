@@ -27,7 +27,7 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifie
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
         ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
-        ("stages={folder}/wrong.yaml", ["modifier Merge is not supported"]),
+        ("stages={folder}/wrong.yaml", ["has the modifier Merge; supported are UpperCase"]),
         ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
     ],
 )
