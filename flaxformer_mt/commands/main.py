@@ -111,13 +111,14 @@ def _show(options: ShowOptions) -> object:
 def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.commands.summaries import summarize_preparation
     from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
-    for warning in describe_overlap(report["overlap"]):
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
         warn_user(warning)
     return _for_reader(report, summarize_preparation, json=options.json)
 

@@ -40,6 +40,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         *_describe_stages(report.get("stages")),
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
+        *_describe_lost(report.get("lost_text")),
         "",
         *_describe_lengths(report.get("target_lengths")),
         *_describe_batches(report["batches"]),
@@ -170,6 +171,13 @@ def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
         for name, found in overlap.items()
     ]
     return ["Overlap", *align(rows), ""]
+
+
+def _describe_lost(found: Mapping[str, Any] | None) -> list[str]:
+    if not found:
+        return []
+    produced = found["lines"] - found["lost"]
+    return [f"  It can produce {produced:,} of {found['lines']:,} targets of the validation set exactly"]
 
 
 def _describe_batches(plan: Mapping[str, Any]) -> list[str]:

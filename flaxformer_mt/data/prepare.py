@@ -21,6 +21,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
+from flaxformer_mt.data.lost_text import find_lost_text
 from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
@@ -101,6 +102,7 @@ def prepare(
         "test": test_pairs.report if test_pairs is not None else None,
         "vocabulary": _describe_vocabs(config, vocabs),
         "target_lengths": lengths,
+        "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
     if overlap:

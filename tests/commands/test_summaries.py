@@ -29,6 +29,7 @@ REPORT = {
         "padding": 0.0512,
         "shapes": [{"rows": 128, "source": 16, "target": 16, "batches": 300}],
     },
+    "lost_text": {"lines": 100, "lost": 3, "characters": [], "examples": []},
     "overlap": {"valid": {"of": 100, "pairs": 4, "sources": 12}},
     "target_lengths": {
         "ratio": 1.088,
@@ -52,6 +53,7 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "valid parallel_text 100 100" in words
     assert "valid 4 12 100" in words  # the overlap
     assert "Vocabulary: bpe pieces, 8,000, shared by both languages" in words
+    assert "It can produce 97 of 100 targets of the validation set exactly" in words
     assert any("320 an epoch" in line for line in words)
     assert "800 pairs have too many tokens and are left out" in words
     assert "128 16 16 300" in words
