@@ -290,7 +290,7 @@ class TrainConfig:
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
     peak_flops: Annotated[float, at_least(0)] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
-    # Korean, char for Thai, Lao, Khmer and Burmese, else 13a; none: text that is tokenized already.
+    # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False

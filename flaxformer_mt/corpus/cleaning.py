@@ -17,6 +17,7 @@ from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.writing_systems import is_blank
 
 _CHUNK = 4096
 # Number of example rows in the report for each problem.
@@ -31,7 +32,7 @@ _PROBLEMS = {
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -142,7 +143,7 @@ def _find_problems(
             return  # the other rules need decoded text
     lengths = [len(text) for text in texts]
     longest = first_side + lengths.index(max(lengths))
-    blank = [not text.strip() for text in texts]
+    blank = list(map(is_blank, texts))
     if any(blank):
         yield "empty", first_side + blank.index(True)
     if max(lengths) > rules.max_characters:

@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.writing_systems import is_blank
 
 # Pairs read at a time when iterating: one call into ArrayRecord instead of many.
 _CHUNK = 1024
@@ -217,7 +218,7 @@ class Pairs:
         if not split.tags:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
-        return [pair._replace(source=tags + pair.source) if pair.source.strip() else pair for pair in pairs]
+        return [pair if is_blank(pair.source) else pair._replace(source=tags + pair.source) for pair in pairs]
 
 
 def _decode(text: bytes, split: RawSplit, row: int, side: int) -> str:

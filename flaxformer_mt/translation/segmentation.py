@@ -19,6 +19,7 @@ from flaxformer_mt.corpus.sentence_split import CLOSING, split_after, split_sent
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.writing_systems import is_blank
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
 LongLines = Literal["split", "cut"]
@@ -228,7 +229,7 @@ def read_sources(
         vocabulary, as in ">>fr<< "; None: none.
     """
     tags = [""] * len(lines) if tags is None else tags
-    nonblank = [index for index, line in enumerate(lines) if line.strip()]
+    nonblank = [index for index, line in enumerate(lines) if not is_blank(line)]
     parts: list[SourcePart] = []
     texts = [tags[index] + lines[index] for index in nonblank]
     for index, ids in zip(nonblank, vocab.tokenize_all(texts), strict=True):

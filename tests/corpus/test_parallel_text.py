@@ -156,6 +156,17 @@ def test_each_rule_drops_keeps_or_refuses(rule, action):
     assert report["pairs"] == (2 if action == "drop" else 3)
 
 
+@pytest.mark.parametrize(
+    "side", ["\ufeff", "\u200e\u200f", "\u200b", "\u00a0 \u3000", "\u2060\u00ad", "\x00"]
+)
+def test_lines_that_show_nothing_are_empty(side):
+    split = raw(
+        [(b"good", b"good"), (b"a", side.encode()), (side.encode(), b"b"), ("\u200bа".encode(), b"c")]
+    )
+    kept, report = clean(split, CleanConfig(), may_drop=True)
+    assert kept.tolist() == [0, 3] and report["problems"]["empty"]["count"] == 2
+
+
 def test_all_refusals_are_reported_together_with_counts():
     split = raw([(b"", b"x"), (b"a", b"b"), (b"x", b""), (b"a", b"b"), (b"a", b"b")])
     with pytest.raises(UserError) as error:
