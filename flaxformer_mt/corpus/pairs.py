@@ -208,6 +208,10 @@ class Pairs:
             for start in range(0, facts.size, _CHUNK):
                 yield from self._read(part, range(start, min(start + _CHUNK, facts.size)))
 
+    def read_range(self, part: int, positions: range) -> list[Pair]:
+        """The pairs at these positions of a data set, which is `parts[part]`."""
+        return self._read(part, positions)
+
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: list[int] = list(positions) if kept is None else kept[positions.start : positions.stop].tolist()

@@ -17,6 +17,7 @@ from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
+from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
@@ -105,6 +106,7 @@ def prepare(
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
+    report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
     if overlap:
         with _stage("comparing the sets", say):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs, root / "overlap")
@@ -164,6 +166,16 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_language_tags(vocabs.source, pairs.tags)
     check_tags(vocabs.source, pairs.report["parts"])
+
+
+def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+    """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
+    present = {"train": train, "valid": valid, "test": test}
+    findings = find_side_problems({name: pairs for name, pairs in present.items() if pairs is not None})
+    if is_first():
+        for warning in describe_side_problems(findings):
+            warn_user(warning)
+    return [dataclasses.asdict(finding) for finding in findings]
 
 
 def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None, folder: Path) -> Any:
