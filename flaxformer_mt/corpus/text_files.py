@@ -206,9 +206,12 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, time of change in nanoseconds and inode of a file: one of them changes whenever the file does."""
+    """Size, times in nanoseconds and inode of a file: one of them changes whenever the file does.
+
+    Programs that copy files can set the time of modification (`cp -p`), but not that of change.
+    """
     facts = path.stat()
-    return (facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
 def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, max_bytes: int) -> list[tuple[int, int]]:
