@@ -71,6 +71,12 @@ class DataConfig:
     valid_split: str = "valid"
     # Name of the test split, evaluated when training ends.
     test_split: str = "test"
+    # Number of validation pairs that are held out from the training set of each direction, where there is no
+    # validation split. 0: none.
+    valid_pairs: Annotated[int, at_least(0)] = 0
+    # Number of test pairs that are held out from the training set of each direction, where there is no test
+    # split. 0: none.
+    test_pairs: Annotated[int, at_least(0)] = 0
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.writing_systems import is_blank
@@ -90,7 +90,7 @@ def load_or_clean(
     record = read_cached(report_path)
     if record is not None and record["rows"] is None:
         return None, record["report"]
-    if record is not None and rows_path.is_file() and _digest_file(rows_path) == record["rows"]:
+    if record is not None and rows_path.is_file() and digest_file(rows_path) == record["rows"]:
         return np.load(rows_path, mmap_mode="r", allow_pickle=False), record["report"]
     kept, report = clean(split, rules, may_drop=may_drop)
     if kept is not None:
@@ -98,14 +98,9 @@ def load_or_clean(
         np.save(rows_file, kept)
         write_atomically(rows_path, rows_file.getvalue())
     # The report is written last, with the digest of the rows: without rows all of them are kept.
-    rows_digest = None if kept is None else _digest_file(rows_path)
+    rows_digest = None if kept is None else digest_file(rows_path)
     write_cached(report_path, {"report": report, "rows": rows_digest})
     return kept, report
-
-
-def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _fingerprint(pair: tuple[bytes, bytes]) -> int:
