@@ -29,6 +29,9 @@ from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.object_store.working_copies import open_copy
 
+# Field whose values may be written without a flag.
+_POSITIONAL = "files"
+
 _CONFIG_HELP = f"""
 
 --config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
@@ -74,6 +77,8 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         raise SystemExit(0)
     switches = {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
     flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
+    if any(field.name == _POSITIONAL for field in dataclasses.fields(kind)):
+        flags = _name_positional(flags)
     flags = [
         f"{flag}={BARE_FLAGS[flag]}" if flag in BARE_FLAGS and following.startswith("--") else flag
         for flag, following in zip(flags, [*flags[1:], "--"], strict=False)
@@ -99,6 +104,18 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         _refuse_unknown(unknown[0], _flag_names(kind))
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
     return dataclasses.replace(options, **{k: expand_path(k, v) for k, v in values if isinstance(v, Path)})
+
+
+def _name_positional(flags: list[str]) -> list[str]:
+    """Gives values without a flag to --files: ["a", "--run", "R", "b"] becomes --run R --files=a,b."""
+    rest, values, waiting = list[str](), list[str](), False
+    for token in flags:
+        if waiting or token.startswith("-"):
+            rest.append(token)
+            waiting = not waiting and token.startswith("--") and "=" not in token
+        else:
+            values.append(token)
+    return [*rest, f"--{_POSITIONAL}={','.join(values)}"] if values else rest
 
 
 def _join_repeated(kind: type, flags: list[str]) -> list[str]:

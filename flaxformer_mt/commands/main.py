@@ -31,6 +31,7 @@ from flaxformer_mt.commands.experiment_options import (
 )
 from flaxformer_mt.commands.flags import parse_flags, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
+from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
     AverageOptions,
     DoctorOptions,
@@ -216,7 +217,14 @@ class _Command:
         return (self.options.__doc__ or "").split("\n")[0]
 
 
+def _new(options: NewOptions) -> object:
+    from flaxformer_mt.commands.new.new_config import write_new_config
+
+    return write_new_config(options)
+
+
 COMMANDS = {
+    "new": _Command(NewOptions, _new),
     "train": _Command(TrainOptions, _train),
     "show": _Command(ShowOptions, _show),
     "prepare": _Command(PrepareOptions, _prepare),

@@ -362,11 +362,11 @@ def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> byt
     except RuntimeError as error:
         if lines.error is not None:
             raise lines.error from None
-        raise UserError(_explain(str(error), config, sides)) from error
+        raise _explain(str(error), config, sides) from error
     size = Vocab(model.getvalue()).size
     # A char model has one piece per character, whatever size is requested.
     if config.size not in (0, size):
-        raise UserError(_too_large(config, sides, size))
+        raise VocabularyTooLarge(config, sides, size)
     return model.getvalue()
 
 
@@ -430,13 +430,24 @@ def _split_line(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
+class VocabularyTooLarge(UserError):
+    """The text does not support as many pieces as `vocab.size`; `maximum` is the number that it supports."""
+
+    def __init__(self, config: VocabConfig, sides: tuple[str, ...], maximum: int) -> None:
+        super().__init__(
+            f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives "
+            f"{maximum} {config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        )
+        self.maximum = maximum
+
+
+def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserError:
     """Describe an error of SentencePiece's trainer in terms of config fields."""
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
-        return _too_large(config, sides, int(match[1]))
+        return VocabularyTooLarge(config, sides, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
-        return (
+        return UserError(
             f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
             f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
             f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
@@ -444,14 +455,11 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
     if "(vocab_size) >= (0)" in problem:
         least = 4 + 256 * config.byte_fallback
         symbols = f"special symbols{' and bytes' * config.byte_fallback}"
-        return f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        return UserError(
+            f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        )
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
-        return f"the {where} text to train the vocabulary on is empty; check data.dataset"
-    return f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
-
-
-def _too_large(config: VocabConfig, sides: tuple[str, ...], maximum: int) -> str:
-    return (
-        f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives {maximum} "
-        f"{config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")
+    return UserError(
+        f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
     )
