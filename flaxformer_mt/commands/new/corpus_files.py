@@ -107,11 +107,12 @@ def _check_file(name: str) -> Path:
 
 
 def _guess_language(name: str, side: str) -> str:
-    """The language in the ending of a file's name, or in its whole name without one."""
+    """The language that a file's name ends in, or that it consists of (fr.txt)."""
     stem, _, ending = name.rpartition(".")
-    for part in (ending, stem):
-        if re.fullmatch(LANGUAGE_CODE, part) and part not in ("txt", "raw", "tok", "snt", "tsv", "csv"):
-            return part
+    if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
+        return ending
+    if re.fullmatch(r"[a-z]{2}(_[A-Za-z]+)?", stem):
+        return stem
     raise UserError(
         f"the {side} language is not in the name {name}; give --{side}_language=CODE, such as fr or zh"
     )

@@ -4,6 +4,7 @@ What is prepared on the way, vocabulary and token ids, is in the cache when trai
 """
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,13 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
     )
     make_links(corpus)
     machine = _find_machine()
-    data, described = _choose_data(corpus, options)
+    try:
+        data, described = _choose_data(corpus, options)
+    except UserError as error:  # the remedy of training is a flag that `new` lacks
+        message = re.sub(
+            r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
+        )
+        raise UserError(message) from error
     config, report, choices = _choose_sizes(data, machine)
     choices = [*described, *choices]
     text = format_config(*_describe(options, corpus, report, machine, file), choices)
@@ -104,7 +111,10 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         cache = str(options.cache_dir.absolute())
         choices.append(Choice("data.cache_dir", cache, "prepared data, which can be made again"))
     reason = "pairs that occur several times count once; empty sides and very unequal lengths are left out"
-    choices.append(Choice("data.clean", CleanConfig(duplicates="drop"), reason))
+    clean = CleanConfig(duplicates="drop")
+    if options.drop_invalid:
+        clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
+    choices.append(Choice("data.clean", clean, reason))
     fields = {choice.name.partition(".")[2]: choice.value for choice in choices}
     data = DataConfig(**fields)
     train = read_pairs(data, "train")
@@ -144,7 +154,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
             break
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} pieces at most"
-            vocabulary[0] = Choice("vocab.size", int(error.maximum * 0.8), reason)
+            vocabulary[0] = Choice("vocab.size", error.maximum, reason)
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
     facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *_quantiles(lengths))

@@ -19,5 +19,7 @@ class NewOptions:
     target_language: str | None = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
+    # Leave out pairs that are not UTF-8 and the surplus lines of the longer file, instead of refusing them.
+    drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False

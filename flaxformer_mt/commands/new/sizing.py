@@ -157,8 +157,10 @@ def choose_training(
     steps = min(_round(max(1000, epochs * updates), 500), 100_000)
     every = min(round(max(1, steps / _EVALUATIONS / 100)) * 100, 5000)
     rate, warmup = next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
+    shapes = [Choice("data.num_shapes", 4, "few programs to compile; training is short")]
     return [
         Choice("data.batch_tokens", batch, why),
+        *(shapes if corpus.pairs < _FEW else []),
         Choice("optim.learning_rate", rate, f"for a width of {width}; lower it if the loss jumps"),
         Choice("optim.warmup_steps", min(warmup, steps // 5), "the learning rate rises this long"),
         Choice("optim.ema_decay", 0.999, "averages of the parameters translate better than the parameters"),
@@ -170,7 +172,7 @@ def choose_training(
     ]
 
 
-_UPDATES_AN_EPOCH, _EVALUATIONS = 50, 25
+_UPDATES_AN_EPOCH, _EVALUATIONS, _FEW = 50, 25, 20_000
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
 # Up to this width, learning rate and warm-up.
 _RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
