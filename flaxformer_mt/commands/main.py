@@ -119,7 +119,7 @@ def _prepare(options: PrepareOptions) -> object:
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
-    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
     return _for_reader(report, summarize_preparation, json=options.json)
 
