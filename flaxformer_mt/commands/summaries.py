@@ -108,6 +108,15 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         [_PROBLEMS.get(name, name), f"{found['count']:,}", _ACTIONS[found["action"]], _first(found)]
         for name, found in part["problems"].items()
     ]
+    if held := part.get("held_out"):
+        parts = {
+            "held out for validation": "valid",
+            "held out for test": "test",
+            "shared with these": "aside",
+        }
+        problems += [
+            [words, f"{held[name]:,}", "left out", ""] for words, name in parts.items() if held[name]
+        ]
     problems = problems or [[""] * 4]
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
 

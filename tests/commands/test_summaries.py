@@ -60,6 +60,11 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "Target lengths: 99.9% of the pairs have at most 1.088 x source tokens - 7.2" in words
     assert "to 8 1,200 9 14 17 18" in words and "more 47,600 150 190 200 1,210" in words
     assert max(map(len, text.split("\n"))) <= 100 and "{" not in text
+    part = REPORT["train"]["parts"][0] | {"held_out": {"valid": 20, "test": 30, "aside": 0}}
+    held = summarize_preparation(REPORT | {"train": REPORT["train"] | {"parts": [part]}})
+    words = [" ".join(line.split()) for line in held.split("\n")]
+    assert "held out for validation 20 left out" in words and "held out for test 30 left out" in words
+    assert "shared with" not in held
     stage = {"name": "start", "from_update": 1, "updates": 90, "reached": True, "epochs": 2, "epoch_of": "a"}
     stage |= {"mix": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}], "noise": {"typos": 0.1}}
     last = stage | {"name": "end", "from_update": 91, "updates": None, "epochs": None, "noise": {}}

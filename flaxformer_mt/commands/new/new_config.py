@@ -28,7 +28,7 @@ from flaxformer_mt.commands.new.sizing import (
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config
-from flaxformer_mt.errors import UserError, command_line, name_full_disk
+from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 
 # Pairs whose characters and scripts are looked at.
@@ -135,6 +135,8 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str, Any], list[Choice]]:
     """Returns a config that is prepared, the report of its preparation, and the choices that it lacks."""
     from flaxformer_mt.corpus import read_pairs
+    from flaxformer_mt.data.lost_text import describe_lost_text
+    from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
 
@@ -150,11 +152,14 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         fields = {choice.name.partition(".")[2]: choice.value for choice in vocabulary}
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**fields))
         try:
-            prepared = prepare(config, say=lambda text: print(text, file=sys.stderr, flush=True))
+            prepared = prepare(config, say=_say, overlap=True)
             break
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} pieces at most"
             vocabulary[0] = Choice("vocab.size", error.maximum, reason)
+    report = prepared.report
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
+        warn_user(warning)
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
     facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *_quantiles(lengths))
@@ -169,7 +174,11 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         row_multiple=data.row_multiple,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
-    return config, prepared.report, [*limits, *vocabulary, *model, *training, search]
+    return config, report, [*limits, *vocabulary, *model, *training, search]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _quantiles(lengths: np.ndarray) -> tuple[int, int]:
@@ -201,7 +210,8 @@ def _describe(
     facts = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
-        f"Written by `new` for {machine.name}. Of {part['read']:,} pairs in {' and '.join(options.files)}",
-        f"{pairs:,} are trained on. Left out or kept with a problem: {', '.join(problems) or 'none'}.",
+        f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
+        *(f"    {name}" for name in options.files),
+        f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
     ]
     return f"{languages}: a model for {pairs:,} pairs.", "\n".join(facts)

@@ -157,6 +157,7 @@ def choose_training(
     steps = min(_round(max(1000, epochs * updates), 500), 100_000)
     every = min(round(max(1, steps / _EVALUATIONS / 100)) * 100, 5000)
     rate, warmup = next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
+    chunks = [Choice("train.loss_chunk_tokens", 512, "logits of so many tokens at a time save memory")]
     shapes = [Choice("data.num_shapes", 4, "few programs to compile; training is short")]
     return [
         Choice("data.batch_tokens", batch, why),
@@ -168,7 +169,7 @@ def choose_training(
         Choice("train.evaluate_every", every, "an evaluation chooses the best checkpoint"),
         Choice("train.checkpoint_every", every, ""),
         Choice("train.patience", 10, "training ends after so many evaluations without a better BLEU"),
-        Choice("train.loss_chunk_tokens", 512 if machine.platform == "cpu" else 0, "measured best here"),
+        *(chunks if machine.platform == "cpu" else []),
     ]
 
 
