@@ -271,6 +271,9 @@ def make_vocabs(
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
         vocabs = Vocabs.load(directory)
+        if vocabs.source is not vocabs.target and not config.joint:
+            # Two vocabularies that happen to have the same pieces, of two texts that are equal.
+            vocabs = dataclasses.replace(vocabs, joint=False)
         _check_agrees(vocabs, config, directory)
         return vocabs
     if config.joint:

@@ -187,6 +187,13 @@ def test_a_joint_vocabulary_has_one_list_of_pieces_and_two_normalizations(tmp_pa
         make_vocabs(VocabConfig(**files), [], tmp_path / "both")
 
 
+def test_two_vocabularies_of_equal_texts_stay_two(tmp_path):
+    pairs = [Pair(line, line) for line in make_lines("de", 300)]
+    config = VocabConfig(size=330, joint=False)
+    assert not make_vocabs(config, pairs, tmp_path).joint
+    assert not make_vocabs(config, [], tmp_path).joint
+
+
 def test_a_language_model_has_one_model_that_keeps_its_text(tmp_path):
     pairs = [Pair("", line) for line in make_lines("th", 300)]
     vocabs = make_vocabs(VocabConfig(size=330), pairs, tmp_path, target_only=True)

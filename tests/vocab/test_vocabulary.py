@@ -264,7 +264,9 @@ def test_a_vocabulary_that_contradicts_the_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"vocab\.size is 500, .* holds 400"):
         make_vocabs(small_config(size=500), make_pairs(), tmp_path)
     with pytest.raises(UserError, match=r"vocab\.joint is False"):
-        make_vocabs(small_config(joint=False), make_pairs(), tmp_path)
+        config = small_config(normalization="identity")  # one model for both languages
+        make_vocabs(config, make_pairs(), tmp_path / "one")
+        make_vocabs(dataclasses.replace(config, joint=False), make_pairs(), tmp_path / "one")
 
 
 def test_half_a_vocabulary_is_made_again(tmp_path):
