@@ -136,10 +136,13 @@ def score_sentences_chrf(
 
 
 def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none."""
+    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none.
+
+    The tokenizer is 13a, or char for references without spaces between words.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(effective_order=True)
+    bleu = BLEU(effective_order=True, tokenize="char" if lacks_spaces(references) else "13a")
     pairs = zip(hypotheses, references, strict=True)
     return [float(bleu.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 

@@ -16,6 +16,7 @@ from flaxformer_mt.evaluation.metrics import (
     MetricSums,
     choose_tokenizer,
     resample_scores,
+    score_sentences_bleu,
     score_sentences_chrf,
     score_ter,
     score_translations,
@@ -247,6 +248,19 @@ def test_the_tokenizer_follows_the_target_language(monkeypatch):
 def test_languages_without_spaces_compare_characters(code, text):
     assert choose_tokenizer(code, "auto", references=[text], warn=pytest.fail) == "char"
     assert choose_tokenizer(code, "auto", warn=pytest.fail) == "char"
+
+
+def test_sentences_without_spaces_are_compared_by_characters():
+    """sacreBLEU's sentence scores with its tokenizer char; with 13a a sentence would be one wrong word."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    pairs = (["ทำงานหนักมาก", "ไม่มีใคร"], ["ทำงานหนักมากๆ", "มีใครไหม"])
+    char = BLEU(tokenize="char", effective_order=True)
+    expected = [char.sentence_score(one, [other]).score for one, other in zip(*pairs, strict=True)]
+    assert score_sentences_bleu(*pairs) == pytest.approx(expected) and min(expected) > 20
+    english = (["the cat sat"], ["the cat sat down"])
+    plain = BLEU(effective_order=True).sentence_score(english[0][0], [english[1][0]]).score
+    assert score_sentences_bleu(*english) == pytest.approx([plain])
 
 
 def test_a_code_that_says_nothing_leaves_it_to_the_references():
