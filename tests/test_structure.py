@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees", "processor"},
+    {"shapes", "trees", "processor", "text_encoding", "writing_systems"},
     {"config"},
     {"flops", "vocab", "tracking", "figures", "object_store"},
     {"parallel"},

@@ -26,7 +26,8 @@ class CorpusOptions(WorkerOptions, SearchOptions):
     max_characters: int = 1000
     # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
     max_length_ratio: float = 4.0
-    # Leave out pairs with a side that repeats the same one to four words more than this many times in a row.
+    # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
+    # letters) more than this many times in a row.
     max_repetitions: int = 3
     # Keep pairs whose sides are equal, apart from case.
     copies: bool = False

@@ -282,7 +282,8 @@ def _extract_message(box: str) -> str:
     if bad_value:
         return f"{bad_value[1]} {bad_value[2]}"
     if title.startswith("─ Required options"):
-        missing = [flag for flag in re.findall(r"--[a-z_0-9]+", box) if flag != "--help"]
+        found = dict.fromkeys(re.findall(r"--[a-z_0-9]+", box))
+        missing = [flag for flag in found if flag != "--help"]
         return f"{' and '.join(missing)} must be given; see --help"
     no_value = re.match(r"Missing value for argument '(\S+)'", body)
     return f"{no_value[1]} has no value; give {no_value[1]}=VALUE" if no_value else body or box

@@ -31,6 +31,7 @@ from flaxformer_mt.commands.experiment_options import (
 )
 from flaxformer_mt.commands.flags import format_completion, parse_flags, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
+from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
     AverageOptions,
     DoctorOptions,
@@ -119,13 +120,14 @@ def _summarize_experiment(result: dict[str, Any]) -> str:
 
 def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
 
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
-    for warning in describe_overlap(report["overlap"]):
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
     return report
 
@@ -245,7 +247,19 @@ class _Command:
         return (self.options.__doc__ or "").split("\n")[0]
 
 
+def _new(options: NewOptions) -> object:
+    from flaxformer_mt.commands.new.new_config import write_new_config
+
+    return write_new_config(options)
+
+
 COMMANDS = {
+    "new": _Command(
+        NewOptions,
+        _new,
+        words=("files",),
+        examples={"corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py"},
+    ),
     "train": _Command(
         TrainOptions,
         _train,

@@ -37,6 +37,7 @@ from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.writing_systems import is_blank
 
 # The number of positions to draw, from the first position on.
 _POSITIONS = 100
@@ -237,7 +238,7 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
             f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
             "translation models; leave out --source"
         )
-    if not source.strip():
+    if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 
 

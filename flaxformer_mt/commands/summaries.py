@@ -53,6 +53,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         *_describe_stages(report.get("stages")),
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
+        *_describe_lost(report.get("lost_text")),
         "",
         *_describe_lengths(report.get("target_lengths")),
         *_describe_batches(report["batches"]),
@@ -120,6 +121,15 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         [_PROBLEMS.get(name, name), f"{found['count']:,}", _ACTIONS[found["action"]], _first(found)]
         for name, found in part["problems"].items()
     ]
+    if held := part.get("held_out"):
+        parts = {
+            "held out for validation": "valid",
+            "held out for test": "test",
+            "shared with these": "aside",
+        }
+        problems += [
+            [words, f"{held[name]:,}", "left out", ""] for words, name in parts.items() if held[name]
+        ]
     problems = problems or [[""] * 4]
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
 
@@ -183,6 +193,13 @@ def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
         for name, found in overlap.items()
     ]
     return ["Overlap", *align(rows), ""]
+
+
+def _describe_lost(found: Mapping[str, Any] | None) -> list[str]:
+    if not found:
+        return []
+    produced = found["lines"] - found["lost"]
+    return [f"  It can produce {produced:,} of {found['lines']:,} targets of the validation set exactly"]
 
 
 def _describe_batches(plan: Mapping[str, Any]) -> list[str]:

@@ -73,6 +73,12 @@ class DataConfig:
     valid_split: str = "valid"
     # Name of the test split, evaluated when training ends.
     test_split: str = "test"
+    # Number of validation pairs that are held out from the training set of each direction, where there is no
+    # validation split. 0: none.
+    valid_pairs: Annotated[int, at_least(0)] = 0
+    # Number of test pairs that are held out from the training set of each direction, where there is no test
+    # split. 0: none.
+    test_pairs: Annotated[int, at_least(0)] = 0
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
@@ -292,7 +298,7 @@ class TrainConfig:
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
     peak_flops: Annotated[float, at_least(0)] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
-    # Korean, char for Thai, Lao, Khmer and Burmese, else 13a; none: text that is tokenized already.
+    # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.writing_systems import is_blank
 
 _CHUNK = 4096
 # Number of example rows in the report for each problem.
@@ -31,7 +32,7 @@ _PROBLEMS = {
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -89,7 +90,7 @@ def load_or_clean(
     record = read_cached(report_path)
     if record is not None and record["rows"] is None:
         return None, record["report"]
-    if record is not None and rows_path.is_file() and _digest_file(rows_path) == record["rows"]:
+    if record is not None and rows_path.is_file() and digest_file(rows_path) == record["rows"]:
         return np.load(rows_path, mmap_mode="r", allow_pickle=False), record["report"]
     kept, report = clean(split, rules, may_drop=may_drop)
     if kept is not None:
@@ -97,14 +98,9 @@ def load_or_clean(
         np.save(rows_file, kept)
         write_atomically(rows_path, rows_file.getvalue())
     # The report is written last, with the digest of the rows: without rows all of them are kept.
-    rows_digest = None if kept is None else _digest_file(rows_path)
+    rows_digest = None if kept is None else digest_file(rows_path)
     write_cached(report_path, {"report": report, "rows": rows_digest})
     return kept, report
-
-
-def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _fingerprint(pair: tuple[bytes, bytes]) -> int:
@@ -142,7 +138,7 @@ def _find_problems(
             return  # the other rules need decoded text
     lengths = [len(text) for text in texts]
     longest = first_side + lengths.index(max(lengths))
-    blank = [not text.strip() for text in texts]
+    blank = list(map(is_blank, texts))
     if any(blank):
         yield "empty", first_side + blank.index(True)
     if max(lengths) > rules.max_characters:

@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.writing_systems import is_blank
 
 # Pairs read at a time when iterating: one call into ArrayRecord instead of many.
 _CHUNK = 1024
@@ -207,6 +208,10 @@ class Pairs:
             for start in range(0, facts.size, _CHUNK):
                 yield from self._read(part, range(start, min(start + _CHUNK, facts.size)))
 
+    def read_range(self, part: int, positions: range) -> list[Pair]:
+        """The pairs at these positions of a data set, which is `parts[part]`."""
+        return self._read(part, positions)
+
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: list[int] = list(positions) if kept is None else kept[positions.start : positions.stop].tolist()
@@ -217,7 +222,7 @@ class Pairs:
         if not split.tags:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
-        return [pair._replace(source=tags + pair.source) if pair.source.strip() else pair for pair in pairs]
+        return [pair if is_blank(pair.source) else pair._replace(source=tags + pair.source) for pair in pairs]
 
 
 def _decode(text: bytes, split: RawSplit, row: int, side: int) -> str:

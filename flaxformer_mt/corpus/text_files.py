@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_encoding import BEGINNING, check_encoding
 
 _BOM = b"\xef\xbb\xbf"
 # Lines per block, the unit of `Scan.block_bytes`.
@@ -138,6 +139,7 @@ def _strip(line: bytes, *, first: bool) -> bytes:
 def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            check_encoding(file.peek(BEGINNING), str(path))
             yield from file  # a binary file's lines end at b"\n" only
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
@@ -204,9 +206,12 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, time of change in nanoseconds and inode of a file: one of them changes whenever the file does."""
+    """Size, times in nanoseconds and inode of a file: one of them changes whenever the file does.
+
+    Programs that copy files can set the time of modification (`cp -p`), but not that of change.
+    """
     facts = path.stat()
-    return (facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
 def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, max_bytes: int) -> list[tuple[int, int]]:

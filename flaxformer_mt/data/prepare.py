@@ -18,10 +18,12 @@ from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
+from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
+from flaxformer_mt.data.lost_text import find_lost_text
 from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
@@ -106,8 +108,10 @@ def prepare(
         "test": test_pairs.report if test_pairs is not None else None,
         "vocabulary": _describe_vocabs(config, vocabs),
         "target_lengths": lengths,
+        "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
+    report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
     if overlap:
         with _stage("comparing the sets", say):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs, root / "overlap")
@@ -174,6 +178,16 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_language_tags(vocabs.source, pairs.tags)
     check_tags(vocabs.source, pairs.report["parts"])
+
+
+def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+    """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
+    present = {"train": train, "valid": valid, "test": test}
+    findings = find_side_problems({name: pairs for name, pairs in present.items() if pairs is not None})
+    if is_first():
+        for warning in describe_side_problems(findings):
+            warn_user(warning)
+    return [dataclasses.asdict(finding) for finding in findings]
 
 
 def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None, folder: Path) -> Any:

@@ -187,7 +187,7 @@ def evaluate_run(
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
     for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
-        scoring = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
+        scoring = _choose_score_options(config, scored, lowercase, tokenize)
         reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
@@ -222,13 +222,15 @@ def _evaluate_set(
 
 
 def _choose_score_options(
-    config: Config, language: str, lowercase: bool | None, tokenize: str | None
+    config: Config, scored: ScoredSet, lowercase: bool | None, tokenize: str | None
 ) -> dict[str, Any]:
     """Returns the options of `score_translations`: those that are given, else those of the run's config."""
-    train = config.train
+    train, text = config.train, {"references": scored.references}
     return {
         "lowercase": train.lowercase if lowercase is None else lowercase,
-        "tokenize": choose_tokenizer(language, tokenize or train.bleu_tokenize, warn=warn_user),
+        "tokenize": choose_tokenizer(
+            scored.direction.target, tokenize or train.bleu_tokenize, **text, warn=warn_user
+        ),
     }
 
 

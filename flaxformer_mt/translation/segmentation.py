@@ -19,6 +19,7 @@ from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.writing_systems import is_blank
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
 LongLines = Literal["split", "cut"]
@@ -299,7 +300,7 @@ def read_sources(
 
 def _tokenize(units: Sequence[_Unit], vocab: Vocab) -> list[tuple[_Unit, np.ndarray]]:
     """Returns the units that are not blank with their ids; normalization may empty a text."""
-    units = [unit for unit in units if unit.text.strip()]
+    units = [unit for unit in units if not is_blank(unit.text)]
     all_ids = vocab.tokenize_all([unit.added + unit.tag + unit.text.strip() for unit in units])
     return [(unit, ids) for unit, ids in zip(units, all_ids, strict=True) if len(ids) > unit.num_tags]
 

@@ -4,7 +4,6 @@ Row 2 of the data path, and the only importer of sentencepiece. Contains the ids
 corpus/ reads text files, and data/ makes batches.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -12,7 +11,6 @@ import io
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,8 @@ import sentencepiece
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.invisible_characters import format_rules, leave_out_invisible
-from flaxformer_mt.vocab.model_file import name_normalization
+from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
+from flaxformer_mt.vocab.model_file import read_compiled_rules, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 from flaxformer_mt.vocab.symbols import check_symbols
 
@@ -109,7 +107,11 @@ class Vocab:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{name} {path} cannot be read: {reason}; check the path") from error
+            pair = Path(path).with_name(_SOURCE), Path(path).with_name(_TARGET)
+            remedy = "check the path"
+            if Path(path).name == _JOINT and all(file.is_file() for file in pair):
+                remedy = f"its folder has {_SOURCE} and {_TARGET}: set vocab.source_model and .target_model"
+            raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
     def save(self, path: Path) -> None:
@@ -255,29 +257,27 @@ def make_vocabs(
     """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
 
     Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says.
+    trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
+    pieces, and differ in the normalization of the text.
 
     Raises:
       UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
     """
     directory = Path(directory)
     if target_only:
-        config = dataclasses.replace(config, joint=True, source_size=None)
+        own = config.target_normalization
+        config = dataclasses.replace(config, joint=True, source_size=None, normalization=own)
     if (directory / _JOINT).is_file() or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
         vocabs = Vocabs.load(directory)
+        if vocabs.source is not vocabs.target and not config.joint:
+            # Two vocabularies that happen to have the same pieces, of two texts that are equal.
+            vocabs = dataclasses.replace(vocabs, joint=False)
         _check_agrees(vocabs, config, directory)
         return vocabs
     if config.joint:
-        if config.target_model:
-            raise UserError(
-                f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
-                f"vocab.source_model{'' if target_only else ', or set vocab.joint=False and both models'}"
-            )
-        sides = ("target",) if target_only else ("source", "target")
-        vocab = _load_or_train(config, pairs, "source", sides)
-        vocabs = Vocabs(vocab, vocab, joint=True)
+        vocabs = _load_or_train_joint(config, pairs, target_only=target_only)
     else:
         vocabs = Vocabs(
             _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
@@ -299,77 +299,115 @@ def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
             raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
 
 
-def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
-    if given := getattr(config, f"{side}_model"):
-        vocab = Vocab.load(given, name=f"vocab.{side}_model")
-        check_symbols(vocab, config.symbols, name=given)
-        return vocab
-    return _train(config, pairs, sides or (side,))
-
-
-def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
-    lines, model = _Lines(pairs, sides, config.max_sentences), io.BytesIO()
-    tags = getattr(pairs, "tags", ()) if "source" in sides else ()
-    sentencepiece.set_min_log_level(_ONLY_FATAL)
-    try:
-        with _normalization_options(config.normalization) as normalization:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_writer=model,
-                model_type=config.kind,
-                vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
-                use_all_vocab=config.size == 0,
-                byte_fallback=config.byte_fallback,
-                character_coverage=config.character_coverage,
-                **normalization,
-                pad_id=config.pad_id,
-                bos_id=config.bos_id,
-                eos_id=config.eos_id,
-                unk_id=config.unk_id,
-                user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
-                max_sentence_length=_TRAINING_BYTES,
-                num_threads=_TRAINING_THREADS,
-                minloglevel=_ONLY_FATAL,
+def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: bool) -> Vocabs:
+    if config.target_model and target_only:
+        raise UserError(
+            f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
+            "vocab.source_model"
+        )
+    if config.target_model and not config.source_model:
+        raise UserError(
+            f"vocab.target_model is {config.target_model}, but vocab.source_model is empty and vocab.joint "
+            "is True; set vocab.source_model to the model of the same vocabulary, or vocab.joint=False"
+        )
+    if config.source_model:
+        source = _load(config, "source")
+        target = _load(config, "target") if config.target_model else source
+        if source.pieces(range(source.size)) != target.pieces(range(target.size)):
+            raise UserError(
+                f"vocab.source_model {config.source_model} and vocab.target_model {config.target_model} have "
+                "different pieces, but vocab.joint is True; give two models of one joint vocabulary, or set "
+                "vocab.joint=False"
             )
-    except RuntimeError as error:
-        if lines.error is not None:
-            raise lines.error from None
-        raise UserError(_explain(str(error), config, sides)) from error
-    vocab = Vocab(name_normalization(model.getvalue(), config.normalization))
-    # A char model has one piece per character, whatever size is requested.
-    if config.size not in (0, vocab.size):
-        raise UserError(_too_large(config, sides, vocab.size))
+        return Vocabs(source, target, joint=True)
+    model = _train(config, pairs, ("target",) if target_only else ("source", "target"))
+    source, target = (Vocab(_normalize_like(config, model, side)) for side in ("source", "target"))
+    return Vocabs(source, source if source.fingerprint == target.fingerprint else target, joint=True)
+
+
+def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str) -> Vocab:
+    if getattr(config, f"{side}_model"):
+        return _load(config, side)
+    return Vocab(_normalize_like(config, _train(config, pairs, (side,)), side))
+
+
+def _load(config: VocabConfig, side: str) -> Vocab:
+    given = getattr(config, f"{side}_model")
+    vocab = Vocab.load(given, name=f"vocab.{side}_model")
+    check_symbols(vocab, config.symbols, name=given)
     return vocab
 
 
-@contextlib.contextmanager
-def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
-    """Give the trainer's options for a normalization: its name, or a file of its rules and of ours."""
-    if name == "identity":
-        yield {"normalization_rule_name": name}
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rules.tsv"
-        file.write_text(_normalization_rules(name), encoding="ascii")
-        yield {"normalization_rule_tsv": str(file)}
+def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
+    """Train a model without normalization on text that is normalized as that of its side."""
+    lines, model = _Lines(config, pairs, sides), io.BytesIO()
+    tags = getattr(pairs, "tags", ()) if "source" in sides else ()
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
+            use_all_vocab=config.size == 0,
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            normalization_rule_name="identity",
+            pad_id=config.pad_id,
+            bos_id=config.bos_id,
+            eos_id=config.eos_id,
+            unk_id=config.unk_id,
+            user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
+            max_sentence_length=_TRAINING_BYTES,
+            num_threads=_TRAINING_THREADS,
+            minloglevel=_ONLY_FATAL,
+        )
+    except RuntimeError as error:
+        if lines.error is not None:
+            raise lines.error from None
+        raise _explain(str(error), config, sides) from error
+    size = Vocab(model.getvalue()).size
+    # A char model has one piece per character, whatever size is requested.
+    if config.size not in (0, size):
+        raise VocabularyTooLarge(config, sides, size)
+    return model.getvalue()
+
+
+def _normalization_of(config: VocabConfig, side: str) -> str:
+    return config.normalization if side == "source" else config.target_normalization
+
+
+def _normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
+    """Return a model with the normalization of a side, which foreign programs apply too."""
+    name = _normalization_of(config, side)
+    rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())
+    return set_normalization(model, name, rules)
 
 
 @functools.cache
-def _normalization_rules(name: str) -> str:
-    """Return the rules of a normalization, with those that leave out what nobody sees, as a file has them."""
-    rules = sentencepiece.SentencePieceNormalizer(rule_name=name).Decompile()
-    return format_rules(leave_out_invisible(rules))
+def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
+    """Make the normalizer of a name: its rules, and those that leave out what nobody sees."""
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    # White space is left to the model, which treats it after its rules.
+    options = ("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces")
+    plain: dict[str, Any] = dict.fromkeys(options, False)
+    named = sentencepiece.SentencePieceNormalizer(rule_name=name, **plain)
+    if name == "identity":
+        return named
+    rules = leave_out_invisible(named.Decompile())
+    return sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items()), **plain)
 
 
 class _Lines:
-    """The sentences to train on, at most `max_sentences`, evenly spaced over the data.
+    """The normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
 
     error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
     """
 
-    def __init__(self, pairs: TextPairs, sides: tuple[str, ...], max_sentences: int) -> None:
-        self._pairs, self._sides = pairs, sides
-        self._wanted = min(len(pairs), max(1, max_sentences // len(sides)))
+    def __init__(self, config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> None:
+        self._pairs = pairs
+        self._normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
+        self._wanted = min(len(pairs), max(1, config.max_sentences // len(sides)))
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -377,8 +415,8 @@ class _Lines:
         try:
             for index, pair in enumerate(self._pairs):
                 if (index + 1) * wanted // total > index * wanted // total:
-                    for side in self._sides:
-                        yield from _split_line(getattr(pair, side))
+                    for side, normalizer in self._normalizers.items():
+                        yield from _split_line(normalizer.Normalize(getattr(pair, side)))
         except BaseException as error:
             self.error = error
             raise
@@ -395,13 +433,24 @@ def _split_line(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
+class VocabularyTooLarge(UserError):
+    """The text does not support as many pieces as `vocab.size`; `maximum` is the number that it supports."""
+
+    def __init__(self, config: VocabConfig, sides: tuple[str, ...], maximum: int) -> None:
+        super().__init__(
+            f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives "
+            f"{maximum} {config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        )
+        self.maximum = maximum
+
+
+def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserError:
     """Describe an error of SentencePiece's trainer in terms of config fields."""
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
-        return _too_large(config, sides, int(match[1]))
+        return VocabularyTooLarge(config, sides, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
-        return (
+        return UserError(
             f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
             f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
             f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
@@ -409,14 +458,11 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
     if "(vocab_size) >= (0)" in problem:
         least = 4 + 256 * config.byte_fallback
         symbols = f"special symbols{' and bytes' * config.byte_fallback}"
-        return f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        return UserError(
+            f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        )
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
-        return f"the {where} text to train the vocabulary on is empty; check data.dataset"
-    return f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
-
-
-def _too_large(config: VocabConfig, sides: tuple[str, ...], maximum: int) -> str:
-    return (
-        f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives {maximum} "
-        f"{config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")
+    return UserError(
+        f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
     )

@@ -3,17 +3,18 @@
 Contains the names of the fields; generation_options.py has the settings of `generate`.
 """
 
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
+from flaxformer_mt.config.subword_vocabulary import Normalization
 from flaxformer_mt.convert.foreign_limits import check_fields, stored_bytes
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.vocab.model_file import Settings
 
 # model.activation -> activation_function; and every known activation_function -> model.activation.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
@@ -193,7 +194,7 @@ def make_config(
             max_target_length=longest,
             batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
         ),
-        vocab=_make_vocab_config(read_tokenizer_settings(folder)),
+        vocab=_make_vocab_config(folder),
         model=ModelConfig(
             num_encoder_layers=facts["encoder_layers"],
             num_decoder_layers=facts["decoder_layers"],
@@ -215,13 +216,19 @@ def make_config(
     return fit_vocabulary(config, vocabs)
 
 
-def _make_vocab_config(settings: Settings) -> VocabConfig:
+def _make_vocab_config(folder: Path) -> VocabConfig:
     """Settings for training a similar vocabulary."""
-    known = ("identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf")
-    kind: Any = settings.kind
-    normalization: Any = settings.normalization
+    settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
+    known = typing.get_args(Normalization)
+    # Rules under another name are closest to the usual ones.
+    names: Any = {
+        side: one.normalization if one.normalization in known else "nmt_nfkc"
+        for side, one in settings.items()
+    }
+    kind: Any = settings["target"].kind
     return VocabConfig(
         kind=kind,
-        byte_fallback=settings.byte_fallback,
-        normalization=normalization if normalization in known else VocabConfig().normalization,
+        byte_fallback=settings["target"].byte_fallback,
+        normalization=names["source"],
+        target_normalization=names["target"],
     )

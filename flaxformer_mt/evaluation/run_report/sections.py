@@ -139,13 +139,15 @@ def _score(
     run: RunFacts, translations: Translations, indices: Sequence[int], language: str, samples: int
 ) -> dict[str, Bar]:
     """Scores some sentences, whose references are in a language, as the run's config says."""
-    train = run.config.train
+    train, references = run.config.train, translations.references
     found = score_with_intervals(
         [translations.hypotheses[i] for i in indices],
-        [translations.references[i] for i in indices],
+        [references[i] for i in indices],
         samples=samples,
         lowercase=train.lowercase,
-        tokenize=choose_tokenizer(language, train.bleu_tokenize, warn=lambda message: None),
+        tokenize=choose_tokenizer(
+            language, train.bleu_tokenize, references=references, warn=lambda message: None
+        ),
     )
     return {metric: Bar(*pair) for metric, pair in found.items()}
 
