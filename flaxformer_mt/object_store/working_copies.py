@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flaxformer_mt.config.user_cache import user_cache_dir
-from flaxformer_mt.errors import TrainingInterrupted, UserError, find_url, name_urls, show_as
+from flaxformer_mt.errors import (
+    TrainingInterrupted,
+    UserError,
+    find_url,
+    folder_of_arrays,
+    name_urls,
+    show_as,
+)
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.lease import Lease
 from flaxformer_mt.object_store.mirror import Mirror
@@ -34,7 +41,7 @@ def open_copy(run: str | Path) -> Path:
       UserError: the store cannot be read.
     """
     if not (url := find_url(run)):
-        folder = Path(run).expanduser()
+        folder = folder_of_arrays(run)
         refresh(folder)
         return folder
     with _guard:
