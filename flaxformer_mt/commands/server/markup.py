@@ -128,9 +128,9 @@ def read_html(text: str) -> Template:
 
     Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
     as {0}. A line break in pre, or where the attribute style has a white-space that keeps it, ends a line.
-    Comments, CDATA sections, white space around lines, and the contents of script, style, code and of elements
-    with translate="no" stay as they are, and text is escaped in translations as it is in the document. An end
-    tag that HTML lets one leave out may be absent.
+    Comments, CDATA sections, white space around lines, and the contents of script, style, code and of
+    elements with translate="no" stay as they are, and text is escaped in translations as in the document.
+    An end tag that HTML lets one leave out may be absent.
     """
     tokens, reader = _Tokenizer(text).tokens, _Reader()
     ends = [*(token.place for token in tokens[1:]), len(text)]
