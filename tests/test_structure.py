@@ -45,6 +45,7 @@ DOORS = {
     "sentencepiece": ["vocab.vocabulary"],
     "orbax": ["runs.array_files"],
     "fsspec": ["object_store.filesystem"],
+    "filelock": ["object_store.working_copies"],
     "gcsfs": [],
     "s3fs": [],
     "yaml": ["corpus.opustrainer_file"],

@@ -36,6 +36,7 @@ REQUIRED = {
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
+    "filelock": "filelock",
     "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",
     "beartype": "beartype",
