@@ -74,6 +74,7 @@ COMMON_TO_ALL_FORMATS = {
     "array_layouts",
     "export_run",
     "format_interface",
+    "format_of_files",
     "format_registry",
     "given_vocabularies",
     "import_run",
