@@ -3,6 +3,7 @@
 import html.entities
 import html.parser
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -32,9 +33,12 @@ _KEEPS_BREAKS = frozenset({"pre", "pre-wrap", "pre-line", "break-spaces", "prese
 _WHITE_SPACE = re.compile(r"(?<![\w-])white-space(?:-collapse)?\s*:\s*([a-z-]+)")
 _BREAK = re.compile(r"(\r\n|\r|\n)")
 
-# Elements that are open are looked for among so many: Chrome nests no more.
-_DEEPEST = 512
+# Open elements are looked for among so many, so that hostile documents take no longer than others.
+_DEEPEST = 100
+_TRANSPARENT = _INLINE | {"address", "div", "p"}
 _TABLE_PARTS = frozenset("table caption colgroup thead tbody tfoot tr td th".split())
+# Start tags that end several elements inside each other.
+_NESTED = _TABLE_PARTS | {"optgroup", "hr"}
 # Elements that an end tag of something else inside them does not end.
 _SCOPES = frozenset("table caption td th button object template".split())
 
@@ -49,7 +53,7 @@ class _ImpliedEnd(NamedTuple):
 
     def stops_at(self, name: str) -> bool:
         """Whether the elements around one of this name stay open."""
-        return name in self.within if self.within else name not in _INLINE | {"address", "div", "p"}
+        return name in self.within if self.within else name not in _TRANSPARENT
 
 
 _CELLS, _ROWS = "td th caption colgroup", "td th caption colgroup tr thead tbody tfoot"
@@ -211,6 +215,7 @@ class _Reader:
         # The open elements of the line: names, and places in `_kept`.
         self._open: list[tuple[str, int]] = []
         self._elements: list[_Element] = []
+        self._count: Counter[str] = Counter()
         # The place in `_elements` of the outermost one that is not translated, and its text so far.
         self._verbatim: int | None = None
         self._verbatim_text = ""
@@ -305,6 +310,7 @@ class _Reader:
         above = bool(self._elements) and self._elements[-1].keeps_breaks
         keeps = style[-1] in _KEEPS_BREAKS if style else above or token.tag in _PREFORMATTED
         self._elements.append(_Element(token.tag, keeps))
+        self._count[token.tag] += 1
 
     def _leave(self, number: int) -> None:
         """Ends an open element and all inside it."""
@@ -314,6 +320,7 @@ class _Reader:
             else:
                 self.fixed += self._verbatim_text
             self._verbatim = None
+        self._count.subtract(element.name for element in self._elements[number:])
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
@@ -323,15 +330,16 @@ class _Reader:
 
     def _find_implied_end(self, tag: str) -> int | None:
         """The outermost open element that a start tag ends, as <li> ends the item before."""
-        found = None
+        found = len(self._elements)
         for rule in _IMPLIED_ENDS:
-            if tag in rule.starts:
+            if tag in rule.starts and any(self._count[name] for name in rule.ended):
                 for number, name in self._inner_elements():
                     if name in rule.ended:
-                        found = number if found is None else min(number, found)
-                    elif rule.stops_at(name):
+                        found = min(number, found)
+                    # Of a table, an outer part may end as well; other elements do not hold one of their kind.
+                    if rule.stops_at(name) or (name in rule.ended and tag not in _NESTED):
                         break
-        return found
+        return found if found < len(self._elements) else None
 
     def _find_open(self, tag: str) -> int | None:
         """The open element that an end tag ends; None if it ends nothing."""

@@ -1,5 +1,7 @@
 """Documents: lines are translated with their tags, and everything else stays."""
 
+import time
+
 import pytest
 
 from flaxformer_mt.commands.server.markup import Template, read_html, read_text
@@ -153,3 +155,13 @@ def test_what_is_no_text_stays_byte_for_byte(document):
     template = read_html(document)
     assert template.lines[0].text == "a b"
     assert fill(template, *(line.text for line in template.lines)) == document
+
+
+def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
+    """Each start tag looks at a limited number of open elements: 50 times as many take 50 times as long."""
+    start = time.perf_counter()
+    read_html("<p><button>" + "<div>a" * 400)
+    short = time.perf_counter() - start
+    start = time.perf_counter()
+    assert len(read_html("<p><button>" + "<div>a" * 20_000).lines) == 20_000
+    assert time.perf_counter() - start < 50 * 10 * max(short, 0.01)
