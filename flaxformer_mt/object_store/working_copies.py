@@ -90,7 +90,7 @@ class _Copy:
             self.store.copy(parts)
             self.upload({n: n for n in names if n not in parts.values()})
         self.note({n: n for n in names})
-        self.sweep(_WRITING)
+        self.sweep(_writing(name))  # a job may write other checkpoints meanwhile
 
     def withdraw_folder(self, folder: Path) -> None:
         """Removes a checkpoint from the store."""
@@ -159,8 +159,7 @@ class _Copy:
 
     def parts(self, name: str) -> dict[str, str]:
         """The objects that other processes have uploaded of a checkpoint, and what they become."""
-        writing = name.replace(_CHECKPOINTS, _WRITING) + "-"
-        names = [n for n in self.objects if n.startswith(writing)]
+        names = [n for n in self.objects if n.startswith(_writing(name))]
         return {n: f"{name}/{n.split('/', 2)[2]}" for n in names}
 
     def files(self, below: str = "") -> list[str]:
@@ -292,15 +291,19 @@ def to_url(folder: Path) -> str:
 
 def to_local(text: str) -> Path:
     """The folder that `to_url` has named in another process."""
-    found = (
-        copy.root / text[len(url) :].lstrip("/") for url, copy in _copies.items() if text.startswith(url)
-    )
-    return next(found, Path(text))
+    for url, copy in _copies.items():
+        if f"{text}/".startswith(f"{url}/"):
+            return copy.root / text[len(url) :].lstrip("/")
+    return Path(text)
 
 
 def _find(folder: Path) -> _Copy | None:
     folder = folder.absolute()
     return next((copy for copy in _copies.values() if folder.is_relative_to(copy.root)), None)
+
+
+def _writing(name: str) -> str:
+    return f"{name.replace(_CHECKPOINTS, _WRITING)}-"
 
 
 def _is_hidden(name: str) -> bool:
