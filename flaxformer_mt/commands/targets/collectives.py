@@ -16,6 +16,8 @@ _CALLED = re.compile(r"\b(?:calls|body|to_apply|\w+_computations?)=(?:\{([^}]*)\
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _LIMIT = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
+# What the parts of one collective have in common; newer compilers give all of them the same channel.
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _ARRAY = re.compile(r"\b([a-z]+?)(\d*)(?:e\dm\d\w*)?\[([\d,<=]*)\]")
 # Groups of devices that communicate: written out, as [groups,size]<=[devices], or as axes of a mesh.
@@ -57,21 +59,22 @@ def read_collectives(text: str) -> dict[str, Traffic]:
     partitions = _PARTITIONS.search(text.partition("\n")[0])
     everybody = int(partitions[1]) if partitions else None
     found: dict[str, Traffic] = {}
-    channels: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for name, line, times, fused in _walk(computations, entry, 1, fused=False):
         one = _COLLECTIVE.search(line)
         if one is None or one[4] == "-start":
             continue  # the result of the end is what there is to count
         kind = one[3]
         attributes = _line_of(computations[name], one[5]) if one[4] else line
-        channel = _CHANNEL.search(attributes)
+        same = _CHAIN.search(attributes) or _CHANNEL.search(attributes)
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind, whole = "reduce-scatter", bytes_of(one[2])  # each device keeps its part of the sum
         else:
             # A TPU runs a collective beside other work as several fusions, each of which repeats it.
-            if fused and channel and (kind, channel[1]) in channels:
-                continue
-            channels.add((kind, channel[1] if channel else ""))
+            if fused and same:
+                if (kind, same[1]) in seen:
+                    continue
+                seen.add((kind, same[1]))
             whole = bytes_of(one[2])
             if kind == "reduce-scatter":
                 whole *= _group_size(attributes) or everybody or 1

@@ -159,6 +159,18 @@ def test_a_collective_in_several_fusions_counts_once():
     }
 
 
+def test_collectives_of_one_channel_are_told_apart_by_their_chains():
+    """As libtpu 0.0.52 writes them."""
+    text = IN_FUSIONS.replace("channel_id=640", 'channel_id=1, frontend_attributes={chain_id="7"}')
+    more = text.replace("async_collective_fusion.1 (", "async_collective_fusion.3 (").partition("\n\n")[0]
+    more = more.replace('chain_id="7"', 'chain_id="8"')
+    text = text.replace("%fused_computation.2 (", f"{more}\n\n%fused_computation.2 (", 1)
+    text = text.replace(
+        "  %b = ", "  %h = bf16[192,8] fusion(%p), calls=%async_collective_fusion.3\n  %b = ", 1
+    )
+    assert read_collectives(text)["all-gather"] == Traffic(2, 2 * 192 * 8 * 2)
+
+
 @pytest.mark.parametrize(
     "header, groups, devices",
     [
