@@ -30,12 +30,13 @@ class ExportOptions:
 class ImportOptions:
     """Converts a model of another system to a run directory, to translate, score or train further."""
 
-    # Format of the model: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm.
-    format: str
     # Folder of the model, or its state dict file.
     input: Path
     # Run directory to create; it must be empty or not exist.
     run: Path
+    # Format of the model: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm.
+    # None: found from the files.
+    format: str | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
     # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of

@@ -37,6 +37,8 @@ REQUIRED = {
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
+    "filelock": "filelock",
+    "jinja2": "jinja2",
     "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",
     "beartype": "beartype",

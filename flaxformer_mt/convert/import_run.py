@@ -1,7 +1,7 @@
 """Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
-Contains the order of the steps and the clean-up after a failed import. Formats are found by name in
-format_registry.py.
+Contains the order of the steps and the clean-up after a failed import. Formats are found from the files in
+format_of_files.py, and by name in format_registry.py.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
+from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.parity_check import Parity, measure
@@ -28,7 +29,7 @@ from flaxformer_mt.trees import nest_leaves
 def import_run(
     path: str | Path,
     *,
-    format_name: str,
+    format_name: str | None = None,
     run_dir: str | Path,
     config: Config | None = None,
     vocab: str | Path | None = None,
@@ -38,6 +39,7 @@ def import_run(
 
     Args:
       path: the folder that `export` or the foreign system wrote, or the weights file in it.
+      format_name: None: found from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
       vocab: for files without vocabularies: a folder with joint.model, or with source.model and target.model;
         or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
@@ -50,11 +52,11 @@ def import_run(
         behind.
     """
     path, run_dir = fetch_input(path), open_copy(run_dir)
-    source = find_format(format_name)
+    source = find_format(format_name or find_format_name(path))
     if source.read is None:
-        raise UserError(f"format {format_name} is export-only: its files do not contain the complete model")
+        raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     if not path.exists():
-        raise UserError(f"{path} does not exist; give the folder of the {format_name} model as --input=PATH")
+        raise UserError(f"{path} does not exist; give the folder of the {source.name} model as --input=PATH")
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))

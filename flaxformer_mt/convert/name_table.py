@@ -168,8 +168,9 @@ class Table:
         """
         problems = self._compare(tensors, tied)
         if problems:
-            shapes = {name: np.shape(tensors[name]) for name in self._entries if name in tensors}
-            wrong = [(self.shape_of(name), shape) for name, shape in shapes.items()]
+            # Tables of positions have the length of a line, which is no size of the model.
+            learnt = [name for name, entry in self._entries.items() if entry.constant is None]
+            wrong = [(self.shape_of(name), np.shape(tensors[name])) for name in learnt if name in tensors]
             more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
             raise UserError(
                 f"{origin} is not a {self._what} model of this config{_explain_shapes(wrong, sizes)}; "
@@ -223,13 +224,18 @@ class Table:
 
 
 def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, int]) -> str:
-    """Names the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`."""
+    """Names the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`.
+
+    A size of another array that has the expected shape is no cause: nothing is named instead of it.
+    """
+    pairs = list(pairs)
+    right = {size for one, other in pairs if one == other for size in one}
     differing = Counter(
         (expected, found)
         for one, other in pairs
         if len(one) == len(other)
         for expected, found in zip(one, other, strict=True)
-        if expected != found
+        if expected != found and expected not in right
     )
     for (expected, found), _ in differing.most_common():
         if names := [name for name, size in sizes.items() if size == expected]:

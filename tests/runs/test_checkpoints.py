@@ -176,6 +176,19 @@ def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(
     assert checkpoints.resolve("average").is_dir()
 
 
+def test_the_model_that_training_starts_from_is_not_averaged(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step, value in [(0, 100.0), (4, 1.0), (8, 2.0)]:
+        checkpoints.save(step, {"params": {"w": jnp.full(2, value)}}, {})
+        if step == 0:
+            with pytest.raises(UserError, match="average 1 checkpoints: there are none after step 0, the"):
+                checkpoints.average(1)
+    with pytest.raises(UserError, match="cannot average 3 checkpoints: choose 1 to 2 after step 0, the"):
+        checkpoints.average(3)
+    checkpoints.average(2)
+    assert checkpoints.restore_params("average")[0]["w"].tolist() == [1.5, 1.5]
+
+
 def test_parameters_that_are_not_finite_are_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step, bad in [(1, 1.0), (2, np.nan), (3, -np.inf)]:
