@@ -27,7 +27,7 @@ from flaxformer_mt.figures import (
     draw_training,
     save_figure,
 )
-from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
+from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -147,6 +147,9 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
             "model.positions is rotary, which rotates queries and keys instead of adding to embeddings: the "
             "figures show the cosine of the rotation angle of each pair of dimensions"
         )
+    if model.positions == "relative":
+        _note("model.positions is relative, which adds nothing to embeddings: there are no figures of it")
+        return {}
     tables = position_tables(model, params)
     curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
     options: Any = {"first_position": model.first_position, "column": column}
@@ -171,6 +174,9 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     positions = config.first_position + np.arange(count)
     if config.positions == "sinusoidal":
         return {"model": sinusoidal_table(config.first_position + count, config.model_dim)[positions]}
+    if config.positions == "sinusoidal_halves":
+        table = sinusoidal_half_table(config.first_position + count, config.model_dim)
+        return {"model": table[positions]}
     if config.positions == "rotary":
         half = (config.key_dim or config.model_dim // config.num_heads) // 2
         # (1, 0) rotated by an angle is (cosine of the angle, sine of the angle).
