@@ -35,6 +35,7 @@ from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.translation.language_tags import choose_line_tags
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
 
@@ -250,7 +251,8 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
     """The attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
-    source_ids = vocabs.source.tokenize(source)
+    added = choose_line_tags(config.data).find([source])
+    source_ids = vocabs.source.tokenize("".join(added or []) + source)
     if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(compiled_dir())

@@ -161,8 +161,14 @@ def _data_problems(config: Config) -> Iterator[str]:
             yield f"vocab.{name} 0 means all words or characters, but vocab.kind is {vocab.kind}; give a size"
     if vocab.joint and vocab.source_size is not None:
         yield f"vocab.source_size {vocab.source_size} has no effect with vocab.joint=True; set it to none"
+    if vocab.kind == "pretrained" and (vocab.symbols or not vocab.joint):
+        yield (
+            "vocab.kind pretrained is one vocabulary for both languages, without symbols of its own; set "
+            "vocab.joint=True and leave out vocab.symbols"
+        )
     least = min((size for size in sizes.values() if size > 0), default=4)
-    if len(set(ids.values())) < 4 or not all(0 <= i < least for i in ids.values()):
+    distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
+    if not distinct or not all(0 <= i < least for i in ids.values()):
         yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
     for symbol in vocab.symbols:
         if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:

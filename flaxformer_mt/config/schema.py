@@ -16,6 +16,7 @@ from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.stages import StageConfig
 from flaxformer_mt.config.subword_vocabulary import VocabConfig
+from flaxformer_mt.config.tag_styles import TagStyle
 
 # Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]
@@ -42,9 +43,14 @@ class DataConfig:
     # Noise in training text: case, typos, punctuation and spaces.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
+    # With a tag_style other than opus, text begins with its tags (auto, always) or with none (never).
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
     source_tags: bool = False
+    # How tags are written and where they stand, as the family of a pretrained model has them: opus (>>fr<<),
+    # madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb (fra_Latn)
+    # and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
+    tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or
     # s3://.

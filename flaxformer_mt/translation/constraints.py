@@ -30,6 +30,8 @@ class Constraints(NamedTuple):
     prefixes: Sequence[str] | None = None
     # The phrases that each line's translation contains.
     required: Sequence[Sequence[str]] | None = None
+    # What every translation begins with as it is tokenized: the tag of its language, and a space.
+    lead: str = ""
 
     def check(self, search: SearchConfig, num_lines: int, first_line: int) -> None:
         """Raises UserError unless each line has one constraint of each kind, and the search supports them."""
@@ -57,17 +59,21 @@ class Constraints(NamedTuple):
           UserError: a phrase has no tokens; the message names the line, counted from `first_line`.
         """
         prefix, phrases = self.prefixes[index] if self.prefixes else "", self.phrases(index)
-        if not prefix.strip() and not phrases:
+        if not prefix.strip() and not phrases and not vocab.num_forced:
             return Sentence(source)
-        texts = [prefix.rstrip(), *phrases]
+        texts = [self.lead + prefix.rstrip(), *phrases]
         tokenized = [tuple(tokens[:-1].tolist()) for tokens in vocab.tokenize_all(texts)]
+        if vocab.silent_ids:
+            tokenized[1:] = [
+                tuple(one for one in tokens if one not in vocab.silent_ids) for tokens in tokenized[1:]
+            ]
         for phrase, tokens in zip(phrases, tokenized[1:], strict=True):
             if not tokens:
                 raise UserError(
                     f"line {first_line + index} requires {phrase!r}, which has no tokens in the target "
                     "vocabulary; remove it"
                 )
-        ends_word = bool(tokenized[0]) and prefix[-1].isspace()
+        ends_word = bool(tokenized[0]) and prefix[-1:].isspace()
         return Sentence(source, tokenized[0], tuple(tokenized[1:]), prefix_ends_word=ends_word)
 
     def make_sentences(self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int) -> list[Sentence]:
@@ -77,9 +83,8 @@ class Constraints(NamedTuple):
         for line, group in itertools.groupby(parts, key=lambda part: part.line):
             applicable = self if count[line] == 1 else self._replace(required=None)
             for number, part in enumerate(group):
-                sentence = Sentence(part.ids)
-                if number == 0:
-                    sentence = applicable.make_sentence(part.ids, line, vocab=vocab, first_line=first_line)
+                own = applicable if number == 0 else self._replace(prefixes=None, required=None)
+                sentence = own.make_sentence(part.ids, line, vocab=vocab, first_line=first_line)
                 sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
         return sentences
 
@@ -119,7 +124,12 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
     if not search.allow_unknown and vocab.unk_id >= 0:
         suppressed.add(vocab.unk_id)
     return Symbols(
-        vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)), _find_word_starts(vocab)
+        vocab.pad_id,
+        vocab.bos_id,
+        vocab.eos_id,
+        tuple(sorted(suppressed)),
+        _find_word_starts(vocab),
+        vocab.num_forced,
     )
 
 

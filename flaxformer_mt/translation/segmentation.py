@@ -271,7 +271,7 @@ def _split_line(
     tag_tokens = len(vocab.tokenize(added + tag))
     if tag_tokens >= longest:  # no room for text after the tags
         added, tag, tag_tokens = "", "", 1
-    added_pieces = len(added.split())
+    added_pieces = len(vocab.tokenize(added)) - 1 if added else 0
 
     def fits(text: str) -> bool:
         return cut or len(vocab.tokenize(added + tag + text)) <= longest

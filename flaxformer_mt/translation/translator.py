@@ -280,8 +280,8 @@ class Translator:
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
-        tags = choose_line_tags(self.config.data, source_language, target_language)
-        constraints = Constraints(n_best, prefixes, required)
+        tags = self._choose_tags(source_language, target_language)
+        constraints = Constraints(n_best, prefixes, required, tags.target)
         notes = notes._replace(markup=markup or notes.markup)
         found = self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
         return list(map(drop_repeated, found)) if unique else found
@@ -314,17 +314,16 @@ class Translator:
         """
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
-            given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
+            given: list[Any] = [each if isinstance(each, Sequence) else None for each in (prefixes, required)]
             Constraints(n_best, *given).check(self.config.search, len(lines), first_line)
         lines = iter(lines)
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
         while chunk := take_window(lines, window, is_ready):
-            constraints = Constraints(
-                n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
-            )
+            own_prefixes, own_required = _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
+            constraints = Constraints(n_best, own_prefixes, own_required, tags.target)
             found = self._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )
@@ -335,6 +334,10 @@ class Translator:
                 raise UserError(
                     f"there are more {what} than the {first_line - 1} lines; give one for each line"
                 )
+
+    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
+        known = self.vocabs.target.tags
+        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
 
     def _translate_window(
         self,

@@ -1,11 +1,10 @@
-"""Text to ids and back: training, loading and saving of SentencePiece models.
+"""Text to ids and back: training, loading and saving of one SentencePiece model.
 
 Row 2 of the data path, and the only importer of sentencepiece. Contains the ids of pad, bos, eos and unk.
 corpus/ reads text files, and data/ makes batches.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import io
@@ -13,9 +12,9 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.invisible_characters import format_rules, leave_out_invisible
 from flaxformer_mt.vocab.model_file import name_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
-from flaxformer_mt.vocab.symbols import check_symbols
 
 # SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
@@ -41,8 +39,6 @@ _TRAINING_THREADS = 16
 _MODEL_BYTES = 1 << 30
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
-
-_JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 
 class TextPairs(Protocol):
@@ -63,7 +59,13 @@ class Vocab:
     size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; for a
     model without bos, bos_id is pad_id, as in Marian and T5.
     fingerprint: hex digest of the model.
+    Of pretrained models alone: tags, the ids of language tags by name; silent_ids, those of what texts begin
+    with and detokenized text lacks; num_forced, the number of them that every translation begins with.
     """
+
+    tags: Mapping[str, int] = MappingProxyType({})
+    silent_ids: frozenset[int] = frozenset()
+    num_forced: int = 0
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
         """Load a serialized model; error messages refer to it as `name`.
@@ -71,17 +73,8 @@ class Vocab:
         Raises:
           UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
         """
-        sentencepiece.set_min_log_level(_ONLY_FATAL)
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-            self.size: int = self._processor.get_piece_size()
-        except RuntimeError as error:
-            raise UserError(
-                f"{name} is not a SentencePiece model; give a .model file of spm_train"
-            ) from error
-        if not self.size:
-            raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+        self._processor = load_processor(model, name=name)
+        self.size: int = self._processor.get_piece_size()
         self.pad_id: int = self._processor.pad_id()
         bos_id: int = self._processor.bos_id()
         self.bos_id = self.pad_id if bos_id < 0 else bos_id
@@ -148,7 +141,7 @@ class Vocab:
                 return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
         except (RuntimeError, TypeError):
-            _check_unicode(texts)
+            check_unicode(texts)
             raise
 
     def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
@@ -175,14 +168,38 @@ class Vocab:
                 kept.append(token)
         text = self._processor.decode(kept)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return text.removeprefix(_SPACE).replace(_SPACE, " ").replace("\n", " ").replace("\r", " ")
+        return join_lines(text.removeprefix(_SPACE).replace(_SPACE, " "))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
-def _check_unicode(texts: Iterable[str]) -> None:
+def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
+    """Load a serialized SentencePiece model; error messages refer to it as `name`.
+
+    Raises:
+      UserError: the bytes are no such model, or one without pieces.
+    """
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+        size = processor.get_piece_size()
+    except RuntimeError as error:
+        raise UserError(f"{name} is not a SentencePiece model; give a .model file of spm_train") from error
+    if not size:
+        raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+    return processor
+
+
+def join_lines(text: str) -> str:
+    """Return a text as a single line: with spaces for line breaks."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """Raise UserError for the first text that is not valid Unicode."""
     for text in texts:
         try:
             text.encode("utf-8")
@@ -193,121 +210,12 @@ def _check_unicode(texts: Iterable[str]) -> None:
             ) from error
 
 
-@dataclass(frozen=True)
-class Vocabs:
-    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
-
-    source: Vocab
-    target: Vocab
-    joint: bool
-
-    def __post_init__(self) -> None:
-        """Refuse models with different pad ids: a batch has one pad id."""
-        if self.source.pad_id != self.target.pad_id:
-            raise UserError(
-                f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
-                f"{self.target.pad_id}; train both with the same --pad_id"
-            )
-
-    def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model if the two differ."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        if self.joint and self.source.fingerprint == self.target.fingerprint:
-            self.source.save(directory / _JOINT)
-        else:
-            self.source.save(directory / _SOURCE)
-            self.target.save(directory / _TARGET)
-
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
-
-def load_vocabs(directory: str | Path) -> Vocabs:
-    """Load the vocabularies of a run; see `Vocabs.load`."""
-    return Vocabs.load(directory)
-
-
-def make_vocabs(
-    config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
-) -> Vocabs:
-    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
-
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says.
+def train_vocab(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
+    """Train one model on these sides of the pairs; the same pairs and config give the same bytes.
 
     Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+      UserError: the text is too little for the config, or for the kind of model.
     """
-    directory = Path(directory)
-    if target_only:
-        config = dataclasses.replace(config, joint=True, source_size=None)
-    if (directory / _JOINT).is_file() or (
-        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
-    ):
-        vocabs = Vocabs.load(directory)
-        _check_agrees(vocabs, config, directory)
-        return vocabs
-    if config.joint:
-        if config.target_model:
-            raise UserError(
-                f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
-                f"vocab.source_model{'' if target_only else ', or set vocab.joint=False and both models'}"
-            )
-        sides = ("target",) if target_only else ("source", "target")
-        vocab = _load_or_train(config, pairs, "source", sides)
-        vocabs = Vocabs(vocab, vocab, joint=True)
-    else:
-        vocabs = Vocabs(
-            _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
-            _load_or_train(config, pairs, "target"),
-            joint=False,
-        )
-    vocabs.save(directory)
-    return vocabs
-
-
-def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
-    remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
-    if vocabs.joint != config.joint:
-        raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
-    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
-        size = getattr(vocabs, side).size
-        wanted = config.size_of_source if side == "source" else config.size
-        if not given and wanted and size != wanted:
-            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
-
-
-def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
-    if given := getattr(config, f"{side}_model"):
-        vocab = Vocab.load(given, name=f"vocab.{side}_model")
-        check_symbols(vocab, config.symbols, name=given)
-        return vocab
-    return _train(config, pairs, sides or (side,))
-
-
-def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
     lines, model = _Lines(pairs, sides, config.max_sentences), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
