@@ -100,7 +100,10 @@ def choose_line_tags(
 
 def _check_tag(data: DataConfig, language: str, side: str, vocab_tags: Mapping[str, int]) -> None:
     """Raises UserError if a pretrained model has no tag for a language."""
-    tag = spell_tag(data.tag_style, language)
+    try:
+        tag = spell_tag(data.tag_style, language)
+    except UserError as error:
+        raise UserError(f"--{side}_language is {language}: {error}") from error
     if tag not in vocab_tags:
         near = difflib.get_close_matches(tag, vocab_tags, n=3, cutoff=0.3)
         raise UserError(

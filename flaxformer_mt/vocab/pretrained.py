@@ -161,8 +161,10 @@ class PretrainedVocab(Vocab):
             )
         check_unicode(texts)
         split = [self._split_tag(text) for text in texts]
-        first = self.facts.first_ids
-        found = self._segmenter.encode([rest for _, rest in split])
+        first, found = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
+        # Some segmenters know the names of special symbols: a text that has one does not end there.
+        special = {self.eos_id, self.pad_id}
+        found = [[self.unk_id if one in special else one for one in ids] for ids in found]
         return [
             np.array([*first, *tag, *ids, self.eos_id], np.int32)
             for (tag, _), ids in zip(split, found, strict=True)

@@ -32,21 +32,21 @@ LINES = [
 ]
 
 _BART_SIZES = {
-    "d_model": 16,
+    "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
     "max_position_embeddings": 64,
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
 _T5_SIZES = {
-    "d_model": 16,
-    "d_kv": 6,
-    "d_ff": 24,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
     "num_layers": 2,
     "num_decoder_layers": 2,
     "num_heads": 2,
@@ -213,7 +213,7 @@ def make_madlad(folder: Path) -> Any:
         **_T5_SIZES,
     )
     model = transformers.T5ForConditionalGeneration(config)
-    model.lm_head.weight = torch.nn.Parameter(torch.zeros(70, 16))
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(70, 32))
     return _save(model, folder)
 
 
@@ -246,6 +246,9 @@ MAKERS = {
 }
 
 
+STEPS = 150
+
+
 def train_briefly(
     model: Any, sources: list[list[int]], targets: list[list[int]], *, start: int, pad: int
 ) -> None:
@@ -258,9 +261,9 @@ def train_briefly(
     source, labels = fill(sources, pad), fill(targets, -100)
     inputs = fill([[start, *row[:-1]] for row in targets], pad)
     mask = fill([[1] * len(row) for row in sources], 0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
     model.train()
-    for _ in range(120):
+    for _ in range(STEPS):
         logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=inputs).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
         optimizer.zero_grad()

@@ -158,7 +158,10 @@ def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Wei
     model = make_model_config(facts, tied=_is_tied(facts, tensors), output_bias=has_bias)
     search = read_search(folder, facts.fields, vocab)
     config = make_pretrained_config(facts, model, vocab, search, data)
-    check_network(config, folder)
+    try:
+        check_network(config, folder)
+    except UserError as error:
+        raise UserError(f"{folder}: its config.json makes this config: {error}") from error
     leaves = _make_table(config, vocabs).to_flax(
         tensors, tied=_tied_names(config), origin=str(folder), sizes=size_fields(config, vocabs)
     )
