@@ -50,6 +50,7 @@ EXTRAS = {
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
     "tpu": ("Google TPUs", ("libtpu",)),
     "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
+    "huggingface": ("models of Hugging Face's Hub", ("huggingface_hub", "tokenizers")),
     "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
     "gs": ("runs and text in Google Cloud Storage", ("gcsfs",)),
     "s3": ("runs and text in S3", ("s3fs",)),

@@ -197,6 +197,7 @@ def _export(options: ExportOptions) -> object:
         quantization=options.quantization,
         tolerance=options.tolerance,
         shortlist=options.shortlist,
+        push=options.push,
     )
 
 
@@ -210,6 +211,7 @@ def _import(options: ImportOptions) -> object:
         config=None if options.config is None else load_config(options.config),
         vocab=options.vocab,
         tolerance=options.tolerance,
+        languages=None if options.languages is None else options.languages.split(","),
     )
 
 

@@ -18,6 +18,7 @@ from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.stages import StageConfig
 from flaxformer_mt.config.subword_vocabulary import VocabConfig
+from flaxformer_mt.config.tag_styles import TagStyle
 
 # Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]
@@ -44,9 +45,14 @@ class DataConfig:
     # Noise in training text: case, typos, punctuation and spaces.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
+    # With a tag_style other than opus, text begins with its tags (auto, always) or with none (never).
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
     source_tags: bool = False
+    # How tags are written and where they stand, as the family of a pretrained model has them: opus (>>fr<<),
+    # madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb (fra_Latn)
+    # and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
+    tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or
     # s3://.
@@ -130,8 +136,8 @@ class ModelConfig:
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
     ffn_dim: Annotated[int, at_least(1)] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
-    # swiglu adds a gate with a third weight matrix.
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
+    # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Feed-forward layers as dense layers, or as convolutions of kernel size 1 that compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
@@ -148,14 +154,26 @@ class ModelConfig:
     embedding_norm: bool = False
     # Position encoding: sinusoidal or learned vectors added to embeddings, or rotary. one_vector adds one at
     # all positions: the sum of a learned table's rows, each times its index (see configs/decoder_only.py).
-    positions: Literal["sinusoidal", "learned", "rotary", "one_vector"] = "sinusoidal"
+    # sinusoidal_halves: all sines, then all cosines, as in fairseq (M2M100, NLLB). relative: each head learns
+    # what to add to attention scores at each distance, as in T5; encoder_decoder only.
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "one_vector", "relative"] = (
+        "sinusoidal"
+    )
+    # With positions=relative, number of buckets of distances, such as 32; the encoder has half of them in
+    # each direction.
+    relative_buckets: Annotated[int, between(4, 65536)] = 32
+    # With positions=relative, distance in tokens from which on all distances share a bucket, such as 128.
+    relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, at_least(0)] = 0
     # Maximum input length in tokens. None: 5000 for sinusoidal, 512 for learned positions (the size of their
-    # table). rotary and one_vector have no limit; for one_vector this is the size of the table, None: 512.
+    # table). rotary, relative and one_vector have no limit; for one_vector this is the size of the table,
+    # None: 512.
     max_positions: Annotated[int | None, at_least(1)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
+    # Whether to divide attention scores by the square root of key_dim (Vaswani et al. 2017); T5 does not.
+    attention_scale: bool = True
     # Whether to divide the decoder output by sqrt(model_dim) before it becomes logits.
     logit_scale: bool = False
     # Whether to add a learned bias vector to token embeddings and to learned positions.
@@ -209,9 +227,9 @@ class ModelConfig:
     @property
     def longest_input(self) -> int | None:
         """Maximum input length in tokens that the positions allow; None: unlimited."""
-        if self.positions in ("rotary", "one_vector"):
+        if self.positions in ("rotary", "one_vector", "relative"):
             return None
-        return self.max_positions or {"sinusoidal": 5000, "learned": 512}[self.positions]
+        return self.max_positions or (512 if self.positions == "learned" else 5000)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"]
 class VocabConfig:
     """SentencePiece vocabularies, trained on the training split unless model files are given."""
 
-    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
-    kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words; or
+    # pretrained: the tokenizer of an imported model, as import sets it.
+    kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
     size: Annotated[int, at_least(0)] = 8000

@@ -43,11 +43,11 @@ def _temporary_cache() -> Path:
     # Programs that are kept in a cache are executed: nobody else may have put them there.
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
         raise UserError(
-            f"user {os.getuid()} has no home folder to write to, and {folder} is not a folder of this user alone; "
-            "set another cache folder with FLAXFORMER_MT_CACHE"
+            f"user {os.getuid()} has no home folder to write to, and {folder} is not a folder of this user "
+            "alone; set another cache folder with FLAXFORMER_MT_CACHE"
         )
     warn_user(
-        f"user {os.getuid()} has no home folder to write to: prepared data and compiled programs are kept in {folder}; "
-        "set another folder with FLAXFORMER_MT_CACHE"
+        f"user {os.getuid()} has no home folder to write to: prepared data and compiled programs are kept in "
+        f"{folder}; set another folder with FLAXFORMER_MT_CACHE"
     )
     return folder

@@ -9,7 +9,11 @@ from flaxformer_mt.convert.format_registry import EXTRAS, NAMES
 from flaxformer_mt.errors import UserError, install_command
 
 # model_type of config.json, as transformers writes it -> format.
-_MODEL_TYPES = {"marian": "marian", "pegasus": "hf-pre-norm"}
+_MODEL_TYPES = {
+    "marian": "marian",
+    "pegasus": "hf-pre-norm",
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "t5", "mt5"), "hf"),
+}
 # Format -> pattern of names that only its tensors have.
 _TENSOR_NAMES = {
     "torch": r"(en|de)coder\.layers\.0\.(self_attention\.query|recurrence\.forget)\.weight",

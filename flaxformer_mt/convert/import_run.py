@@ -5,7 +5,9 @@ format_of_files.py, and by name in format_registry.py.
 """
 
 import dataclasses
+import itertools
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
 from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
+from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
@@ -34,35 +38,42 @@ def import_run(
     config: Config | None = None,
     vocab: str | Path | None = None,
     tolerance: float = TOLERANCE,
+    languages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Writes a foreign model as checkpoint 0 of a new run directory; returns a summary of the import.
 
     Args:
-      path: the folder that `export` or the foreign system wrote, or the weights file in it.
+      path: the folder that `export` or the foreign system wrote, or the weights file in it; or hf:OWNER/NAME,
+        a model of Hugging Face's Hub, which is downloaded.
       format_name: None: found from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
       vocab: for files without vocabularies: a folder with joint.model, or with source.model and target.model;
         or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
         file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
+      languages: those that a pretrained model of many is to translate between. None: those of its files.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,
         damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
         behind.
     """
-    path, run_dir = fetch_input(path), open_copy(run_dir)
+    origin, run_dir = str(path), open_copy(run_dir)
+    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
+        raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
+    hub_name = find_hub_name(path)
+    path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     source = find_format(format_name or find_format_name(path))
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give the folder of the {source.name} model as --input=PATH")
-    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
-        raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
     if given.vocabs is not None:
         weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
+    if languages is not None:
+        weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
     _check_finite(weights)
     parity = _measure(source, weights, path, given)
@@ -71,7 +82,7 @@ def import_run(
             f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
             f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
         )
-    _write_run(weights, run_dir, origin={"format": source.name, "path": str(path)})
+    _write_run(weights, run_dir, origin={"format": source.name, "path": origin})
     return {
         "format": source.name,
         "run": str(run_dir),
@@ -79,6 +90,35 @@ def import_run(
         "arrays": len(weights.leaves),
         **dataclasses.asdict(parity),
     }
+
+
+def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
+    """Returns the config of a model of many languages for the directions between some of them.
+
+    Raises:
+      UserError: fewer than two languages, or the model does not have one.
+    """
+    data, tags = weights.config.data, weights.vocabs.target.tags
+    if len(set(languages)) < 2 or len(set(languages)) < len(languages):
+        raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
+    if data.tag_style == "opus":
+        raise UserError(
+            f"--languages is {','.join(languages)}, but this model has no tags of languages; leave it out, "
+            "and set data.source_language and data.target_language when you train"
+        )
+    source, target = languages[:2]
+    data = dataclasses.replace(data, source_language=source, target_language=target)
+    if len(languages) > 2:
+        pairs = itertools.permutations(languages, 2)
+        data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
+    for direction in find_directions(data):
+        for tag in (*choose_tags(data, direction), choose_target_tag(data, direction)):
+            if tag and tags and tag not in tags:
+                raise UserError(
+                    f"--languages is {','.join(languages)}, but this model has no language tag {tag}; it has "
+                    f"{len(tags)}, such as {', '.join(list(tags)[:5])}"
+                )
+    return dataclasses.replace(weights.config, data=data)
 
 
 def _measure(source: Format, weights: Weights, path: Path, given: Given) -> Parity:

@@ -149,7 +149,7 @@ class Table:
 
     def to_flax(
         self,
-        tensors: Tensors,
+        tensors: Mapping[str, Any],
         *,
         tied: Sequence[str] = (),
         origin: str = "the file",
@@ -158,6 +158,8 @@ class Table:
         """Converts foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
         Args:
+          tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
+            is asked for once.
           tied: names that a file may omit because another name holds the same array.
           sizes: fields of the config that are sizes, so that the message can name the one that differs.
 
@@ -200,7 +202,7 @@ class Table:
             )
         return leaves
 
-    def _compare(self, tensors: Tensors, tied: Sequence[str]) -> list[str]:
+    def _compare(self, tensors: Mapping[str, Any], tied: Sequence[str]) -> list[str]:
         problems = []
         found = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():

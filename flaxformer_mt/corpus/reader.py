@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import Member, choose_tags, find_directions, read_members
+from flaxformer_mt.config.directions import (
+    Member,
+    choose_tags,
+    choose_target_tag,
+    find_directions,
+    read_members,
+)
 from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
@@ -70,12 +76,15 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
             )
         tags = choose_tags(config, member.direction) if tagged else ()
         own_weights = raw.weights if split == "train" else None
-        splits.append(dataclasses.replace(raw, name=member.name, tags=tags, weights=own_weights))
+        target_tag = choose_target_tag(config, member.direction)
+        added_facts: dict[str, Any] = {"tags": tags, "target_tag": target_tag, "weights": own_weights}
+        splits.append(dataclasses.replace(raw, name=member.name, **added_facts))
         kept.append(rows)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
-        identities.append([set_name, raw.identity, raw.languages, *([tags] if tags else [])])
+        added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
+        identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
     if may_drop and (held_out := _held_out_identity(config)):
         kept, reports = _hold_out(splits, kept, reports, config, split)

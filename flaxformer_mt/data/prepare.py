@@ -177,6 +177,7 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
 
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_language_tags(vocabs.source, pairs.tags)
+    check_language_tags(vocabs.target, pairs.target_tags)
     check_tags(vocabs.source, pairs.report["parts"])
 
 

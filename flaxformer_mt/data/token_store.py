@@ -319,8 +319,9 @@ def _tokenize_into(
 
 
 def _noisy_chunks(pairs: Pairs, stop: threading.Event | None, drawing: _Drawing) -> Iterator[list[Pair]]:
-    """Reads the pairs in chunks, with their noise; raises BuildStopped once `stop` is set."""
+    """Reads the pairs in chunks, with noise and tags of targets; raises BuildStopped once `stop` is set."""
     noise, iterator = drawing.noise, iter(pairs)
+    tags = pairs.read_target_tags() if pairs.target_tags else None
     languages = spread_languages(pairs.parts, pairs.languages) if noise else None
     for number in itertools.count():
         chunk = []
@@ -333,6 +334,8 @@ def _noisy_chunks(pairs: Pairs, stop: threading.Event | None, drawing: _Drawing)
         if noise and languages:
             # Sides have the numbers 0 and 1 in the seeds of their segmentations.
             chunk = noise.apply(chunk, seed=fold(drawing.seed, number, 2), languages=languages)
+        if tags is not None:
+            chunk = [pair._replace(target=next(tags) + pair.target) for pair in chunk]
         yield chunk
 
 

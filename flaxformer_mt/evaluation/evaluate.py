@@ -42,6 +42,7 @@ from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.segmentation import SplitSentences
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.vocab.pretrained import read_tags
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def evaluate_run(
     shared["comet_model"] = check_comet(comet) if comet else None
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
-    for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
+    named: dict[str, Any] = {"languages": languages, "vocab_tags": read_tags(run_dir / "vocab")}
+    for scored in read_sets(config, split, source=source, reference=reference, **named):
         scoring = _choose_score_options(config, scored, lowercase, tokenize)
         reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)

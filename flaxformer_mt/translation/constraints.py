@@ -31,6 +31,8 @@ class Constraints(NamedTuple):
     prefixes: Sequence[str] | None = None
     # The phrases that each line's translation contains.
     required: Sequence[Sequence[str]] | None = None
+    # What every translation begins with as it is tokenized: the tag of its language, and a space.
+    lead: str = ""
 
     def check(self, search: SearchConfig, num_lines: int, first_line: int) -> None:
         """Raises UserError unless each line has one constraint of each kind, and the search supports them."""
@@ -69,7 +71,7 @@ class Constraints(NamedTuple):
             own, prefix = list(group), self.prefixes[line] if self.prefixes else ""
             prefixes, phrases = share_prefix(prefix, len(own), language=language), self.phrases(line)
             for number, part in enumerate(own):
-                sentence = make_sentence(part.ids, prefixes[number], vocab=vocab)
+                sentence = make_sentence(part.ids, prefixes[number], vocab=vocab, lead=self.lead)
                 if phrases and len(own) == 1:
                     sentence = require(sentence, phrases, vocab=vocab, name=f"line {first_line + line}")
                 sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
@@ -89,13 +91,17 @@ def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
     return [*map(str.rstrip, shared[:-1]), *shared[-1:], *[""] * (count - len(shared))]
 
 
-def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab) -> Sentence:
-    """Combines source ids with the prefix of the translation as ids of the target vocabulary."""
-    if not prefix.strip():
+def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -> Sentence:
+    """Combines source ids with the prefix of the translation as ids of the target vocabulary.
+
+    Args:
+      lead: see `Constraints`.
+    """
+    if not prefix.strip() and not vocab.num_forced:
         return Sentence(source)
-    (tokens,) = vocab.tokenize_all([prefix.rstrip()])
+    (tokens,) = vocab.tokenize_all([lead + prefix.rstrip()])
     ids = tuple(tokens[:-1].tolist())
-    return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1].isspace())
+    return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1:].isspace())
 
 
 def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
@@ -104,7 +110,10 @@ def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: s
     Raises:
       UserError: a phrase has no tokens; the message begins with `name`.
     """
-    tokenized = [tuple(tokens[:-1].tolist()) for tokens in vocab.tokenize_all(phrases)]
+    tokenized = [
+        tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
+        for tokens in vocab.tokenize_all(phrases)
+    ]
     for phrase, tokens in zip(phrases, tokenized, strict=True):
         if not tokens:
             raise UserError(
@@ -193,7 +202,12 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
     if not search.allow_unknown and vocab.unk_id >= 0:
         suppressed.add(vocab.unk_id)
     return Symbols(
-        vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)), _find_word_starts(vocab)
+        vocab.pad_id,
+        vocab.bos_id,
+        vocab.eos_id,
+        tuple(sorted(suppressed)),
+        _find_word_starts(vocab),
+        vocab.num_forced,
     )
 
 

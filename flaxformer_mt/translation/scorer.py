@@ -69,6 +69,7 @@ class TokenScorer:
           spread: the mesh over which parameters are split, if they are.
         """
         self.options = search
+        self._num_free = vocabs.target.num_forced
         self.decoder = ForcedDecoder(
             models,
             sizes=(vocabs.source.size, vocabs.target.size),
@@ -108,6 +109,8 @@ class TokenScorer:
             )
 
         found = dict(self._budget.run_all(work, len(pairs)))
+        for reading in found.values() if self._num_free else ():
+            reading.log_probs[: self._num_free] = 0  # the tag of a language, which is part of the task
         return [found[index] for index in range(len(pairs))]
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
@@ -222,7 +225,7 @@ class Scorer:
         self._check_sources(sources)
         if isinstance(sources, str) or isinstance(targets, str):
             raise UserError("score takes lists of lines, but got one string; put the string in a list")
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         return self._score_window(sources, targets, tags, first_line=1)
 
     def score_stream(
@@ -245,7 +248,7 @@ class Scorer:
           UserError: as `score`; if one side has more lines, all complete pairs are scored first.
         """
         self._check_sources(sources)
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         pairs, done = _PairReader(sources, targets), 0
         while chunk := take_window(pairs, window, is_ready):
             source_window = None if sources is None else [source for source, _ in chunk]
@@ -275,11 +278,16 @@ class Scorer:
                 raise UserError(_too_long(side, too_long, longest))
         return self.tokens.score_all(pairs, params=(self._params,))
 
+    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
+        known = self.vocabs.target.tags
+        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
+
     def _score_window(
         self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
         cut: set[int] = set()
-        target_ids = self._tokenize("target", self.vocabs.target, targets, first_line, cut)
+        tagged = [tags.target + line for line in targets] if tags.target else targets
+        target_ids = self._tokenize("target", self.vocabs.target, tagged, first_line, cut)
         source_ids: list[Any] = [()] * len(targets)
         if sources is not None:
             if added := tags.find(sources, first_line=first_line):

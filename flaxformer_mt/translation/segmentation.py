@@ -240,6 +240,8 @@ class _Unit(NamedTuple):
     added: str
     tag: str
     num_tags: int
+    # Tokens of the added tags.
+    added_pieces: int
     continues: bool = False
 
     def divide(self, texts: Sequence[str], *, continues: bool) -> "list[_Unit]":
@@ -279,7 +281,8 @@ def read_sources(
         added, tag = "" if tags is None else tags[index], find_language_tags(line)
         if added + tag and count(added + tag) >= longest:  # no room for text after the tags
             added = tag = ""
-        whole = _Unit(index, len(tag), line[len(tag) :], added, tag, count(added + tag))
+        added_pieces = count(added) - 1 if added else 0
+        whole = _Unit(index, len(tag), line[len(tag) :], added, tag, count(added + tag), added_pieces)
         texts = split_sentences(whole.text, language=language) if sentences else [whole.text]
         units += whole.divide(texts, continues=False)
     parts: list[SourcePart] = []
@@ -310,15 +313,15 @@ def _make_test(unit: _Unit, vocab: Vocab, longest: int) -> Fits:
 
 
 def _make_part(unit: _Unit, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:
-    cut, added_pieces = len(ids) > longest, len(unit.added.split())
+    cut = len(ids) > longest
     return SourcePart(
         unit.line,
         Part(unit.start, unit.text),
         np.append(ids[: longest - 1], vocab.eos_id) if cut else ids,
         cut,
         unit.tag,
-        unit.num_tags - 1 - added_pieces,
-        added_pieces,
+        unit.num_tags - 1 - unit.added_pieces,
+        unit.added_pieces,
         unit.continues,
     )
 

@@ -348,8 +348,8 @@ class Translator:
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
-        tags = choose_line_tags(self.config.data, source_language, target_language)
-        constraints = Constraints(n_best, prefixes, required)
+        tags = self._choose_tags(source_language, target_language)
+        constraints = Constraints(n_best, prefixes, required, tags.target)
         notes = notes._replace(markup=markup or notes.markup)
         translator = self.with_search(**search) if search else self
         each = [lines] if isinstance(lines, str) else lines
@@ -390,17 +390,16 @@ class Translator:
         translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
-            given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
+            given: list[Any] = [each if isinstance(each, Sequence) else None for each in (prefixes, required)]
             Constraints(n_best, *given).check(translator.config.search, len(lines), first_line)
         lines = iter(lines)
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
         while chunk := take_window(lines, window, is_ready):
-            constraints = Constraints(
-                n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
-            )
+            own_prefixes, own_required = _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
+            constraints = Constraints(n_best, own_prefixes, own_required, tags.target)
             found = translator._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )
@@ -411,6 +410,10 @@ class Translator:
                 raise UserError(
                     f"there are more {what} than the {first_line - 1} lines; give one for each line"
                 )
+
+    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
+        known = self.vocabs.target.tags
+        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
 
     def _translate_window(
         self,
@@ -432,11 +435,12 @@ class Translator:
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
         all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
-        parts = self.read_parts(lines, tags=tags.find(lines, first_line=first_line), language=tags.source)
+        added = tags.find(lines, first_line=first_line)
+        parts = self.read_parts(lines, tags=added, language=tags.source_language)
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
         placing: dict[str, Any] = {"vocab": self.vocabs.target, "first_line": first_line}
-        sentences = constraints.make_sentences(parts, **placing, language=tags.target)
+        sentences = constraints.make_sentences(parts, **placing, language=tags.target_language)
         search = functools.partial(self._search, n_best=constraints.n_best, notes=notes, params=all_params)
         translations = search(parts, sentences, count=len(lines))
         translations = require_in_parts(constraints, parts, sentences, translations, **placing, search=search)

@@ -1,19 +1,18 @@
-"""Text to ids and back: training, loading and saving of SentencePiece models.
+"""Text to ids and back: training, loading and saving of one SentencePiece model.
 
 Row 2 of the data path, and the only importer of sentencepiece. Contains the ids of pad, bos, eos and unk.
 corpus/ reads text files, and data/ makes batches.
 """
 
-import dataclasses
 import functools
 import hashlib
 import io
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +24,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
 from flaxformer_mt.vocab.model_file import read_compiled_rules, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
-from flaxformer_mt.vocab.symbols import check_symbols
 
 # SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
@@ -39,8 +37,6 @@ _TRAINING_THREADS = 16
 _MODEL_BYTES = 1 << 30
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
-
-_JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 
 class TextPairs(Protocol):
@@ -61,7 +57,13 @@ class Vocab:
     size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; for a
     model without bos, bos_id is pad_id, as in Marian and T5.
     fingerprint: hex digest of the model.
+    Of pretrained models alone: tags, the ids of language tags by name; silent_ids, those of what texts begin
+    with and detokenized text lacks; num_forced, the number of them that every translation begins with.
     """
+
+    tags: Mapping[str, int] = MappingProxyType({})
+    silent_ids: frozenset[int] = frozenset()
+    num_forced: int = 0
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
         """Load a serialized model; error messages refer to it as `name`.
@@ -69,17 +71,8 @@ class Vocab:
         Raises:
           UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
         """
-        sentencepiece.set_min_log_level(_ONLY_FATAL)
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-            self.size: int = self._processor.get_piece_size()
-        except RuntimeError as error:
-            raise UserError(
-                f"{name} is not a SentencePiece model; give a .model file of spm_train"
-            ) from error
-        if not self.size:
-            raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+        self._processor = load_processor(model, name=name)
+        self.size: int = self._processor.get_piece_size()
         self.pad_id: int = self._processor.pad_id()
         bos_id: int = self._processor.bos_id()
         self.bos_id = self.pad_id if bos_id < 0 else bos_id
@@ -107,10 +100,10 @@ class Vocab:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            pair = Path(path).with_name(_SOURCE), Path(path).with_name(_TARGET)
+            pair = [Path(path).with_name(f"{side}.model") for side in ("source", "target")]
             remedy = "check the path"
-            if Path(path).name == _JOINT and all(file.is_file() for file in pair):
-                remedy = f"its folder has {_SOURCE} and {_TARGET}: set vocab.source_model and .target_model"
+            if Path(path).name == "joint.model" and all(file.is_file() for file in pair):
+                remedy = "its folder has one for each side: set vocab.source_model and vocab.target_model"
             raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
@@ -150,7 +143,7 @@ class Vocab:
                 return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
         except (RuntimeError, TypeError):
-            _check_unicode(texts)
+            check_unicode(texts)
             raise
 
     def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
@@ -177,14 +170,38 @@ class Vocab:
                 kept.append(token)
         text = self._processor.decode(kept)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return text.removeprefix(_SPACE).replace(_SPACE, " ").replace("\n", " ").replace("\r", " ")
+        return join_lines(text.removeprefix(_SPACE).replace(_SPACE, " "))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
-def _check_unicode(texts: Iterable[str]) -> None:
+def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
+    """Load a serialized SentencePiece model; error messages refer to it as `name`.
+
+    Raises:
+      UserError: the bytes are no such model, or one without pieces.
+    """
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+        size = processor.get_piece_size()
+    except RuntimeError as error:
+        raise UserError(f"{name} is not a SentencePiece model; give a .model file of spm_train") from error
+    if not size:
+        raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+    return processor
+
+
+def join_lines(text: str) -> str:
+    """Return a text as a single line: with spaces for line breaks."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """Raise UserError for the first text that is not valid Unicode."""
     for text in texts:
         try:
             text.encode("utf-8")
@@ -195,151 +212,12 @@ def _check_unicode(texts: Iterable[str]) -> None:
             ) from error
 
 
-@dataclass(frozen=True)
-class Vocabs:
-    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
-
-    source: Vocab
-    target: Vocab
-    joint: bool
-
-    def __post_init__(self) -> None:
-        """Refuse models with different pad ids: a batch has one pad id."""
-        if self.source.pad_id != self.target.pad_id:
-            raise UserError(
-                f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
-                f"{self.target.pad_id}; train both with the same --pad_id"
-            )
-
-    def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model if the two differ."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        if self.joint and self.source.fingerprint == self.target.fingerprint:
-            self.source.save(directory / _JOINT)
-        else:
-            self.source.save(directory / _SOURCE)
-            self.target.save(directory / _TARGET)
-
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
-
-def load_vocabs(directory: str | Path) -> Vocabs:
-    """Load the vocabularies of a run; see `Vocabs.load`."""
-    return Vocabs.load(directory)
-
-
-def make_vocabs(
-    config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
-) -> Vocabs:
-    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
-
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
-    pieces, and differ in the normalization of the text.
+def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
+    """Train a model without normalization on text that is normalized as that of its side.
 
     Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+      UserError: the text is too little for the config, or for the kind of model.
     """
-    directory = Path(directory)
-    if target_only:
-        own = config.target_normalization
-        config = dataclasses.replace(config, joint=True, source_size=None, normalization=own)
-    if (directory / _JOINT).is_file() or (
-        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
-    ):
-        vocabs = Vocabs.load(directory)
-        if vocabs.source is not vocabs.target and not config.joint:
-            # Two vocabularies that happen to have the same pieces, of two texts that are equal.
-            vocabs = dataclasses.replace(vocabs, joint=False)
-        _check_agrees(vocabs, config, directory)
-        return vocabs
-    if config.joint:
-        vocabs = _load_or_train_joint(config, pairs, target_only=target_only)
-    else:
-        vocabs = Vocabs(
-            _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
-            _load_or_train(config, pairs, "target"),
-            joint=False,
-        )
-    vocabs.save(directory)
-    return vocabs
-
-
-def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
-    remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
-    if vocabs.joint != config.joint:
-        raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
-    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
-        size = getattr(vocabs, side).size
-        wanted = config.size_of_source if side == "source" else config.size
-        if not given and wanted and size != wanted:
-            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
-
-
-def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: bool) -> Vocabs:
-    if config.target_model and target_only:
-        raise UserError(
-            f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
-            "vocab.source_model"
-        )
-    if config.target_model and not config.source_model:
-        raise UserError(
-            f"vocab.target_model is {config.target_model}, but vocab.source_model is empty and vocab.joint "
-            "is True; set vocab.source_model to the model of the same vocabulary, or vocab.joint=False"
-        )
-    if config.source_model:
-        source = _load(config, "source")
-        target = _load(config, "target") if config.target_model else source
-        if source.pieces(range(source.size)) != target.pieces(range(target.size)):
-            raise UserError(
-                f"vocab.source_model {config.source_model} and vocab.target_model {config.target_model} have "
-                "different pieces, but vocab.joint is True; give two models of one joint vocabulary, or set "
-                "vocab.joint=False"
-            )
-        return Vocabs(source, target, joint=True)
-    model = _train(config, pairs, ("target",) if target_only else ("source", "target"))
-    source, target = (Vocab(_normalize_like(config, model, side)) for side in ("source", "target"))
-    return Vocabs(source, source if source.fingerprint == target.fingerprint else target, joint=True)
-
-
-def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str) -> Vocab:
-    if getattr(config, f"{side}_model"):
-        return _load(config, side)
-    return Vocab(_normalize_like(config, _train(config, pairs, (side,)), side))
-
-
-def _load(config: VocabConfig, side: str) -> Vocab:
-    given = getattr(config, f"{side}_model")
-    vocab = Vocab.load(given, name=f"vocab.{side}_model")
-    check_symbols(vocab, config.symbols, name=given)
-    return vocab
-
-
-def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
-    """Train a model without normalization on text that is normalized as that of its side."""
     lines, model = _Lines(config, pairs, sides), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
@@ -377,7 +255,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
     return config.normalization if side == "source" else config.target_normalization
 
 
-def _normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
+def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
     """Return a model with the normalization of a side, which foreign programs apply too."""
     name = _normalization_of(config, side)
     rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())

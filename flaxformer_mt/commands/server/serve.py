@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import choose_tags, find_directions
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.object_store.working_copies import open_copy
 
@@ -84,15 +84,17 @@ def serve(options: ServeOptions) -> None:
 
 
 def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
-    """Returns a model in each of its directions, with the tags of their sources."""
+    """Returns a model in each of its directions, with the tags of their sources and targets."""
     from flaxformer_mt.commands.server.model_thread import DirectedModel
 
     directions = find_directions(data)
-    prefixes = ["".join(f"{tag} " for tag in choose_tags(data, pair)) for pair in directions]
-    return {
-        (pair.source, pair.target): DirectedModel(thread, tags) if tags else thread
-        for pair, tags in zip(directions, prefixes, strict=True)
-    }
+    models: dict[tuple[str, str], PairModel] = {}
+    for pair in directions:
+        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
+        target = choose_target_tag(data, pair)
+        lead = f"{target} " if target else ""
+        models[pair.source, pair.target] = DirectedModel(thread, tags, lead) if tags or lead else thread
+    return models
 
 
 def log(message: str) -> None:

@@ -74,6 +74,7 @@ def _problems(config: Config) -> list[str]:
         {
             "model.decoder_self_attention": ("attention",),
             "model.positions": ("sinusoidal", "learned", "rotary"),
+            "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu"),
             "model.embedding_bias": (False,),
             "model.padding_mask": ("source", "both"),
         },

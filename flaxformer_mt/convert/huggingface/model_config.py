@@ -18,7 +18,7 @@ from flaxformer_mt.vocab import Vocabs
 
 # model.activation -> activation_function; and every known activation_function -> model.activation.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-_FROM_TRANSFORMERS: dict[str, Any] = {
+FROM_TRANSFORMERS: dict[str, Any] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -139,8 +139,8 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
         ]
         if facts[one] != facts[other]
     ]
-    if str(facts["activation_function"]) not in _FROM_TRANSFORMERS:
-        allowed = ", ".join(_FROM_TRANSFORMERS)
+    if str(facts["activation_function"]) not in FROM_TRANSFORMERS:
+        allowed = ", ".join(FROM_TRANSFORMERS)
         problems.append(
             f"{path}: activation_function is {facts['activation_function']}; supported: {allowed}"
         )
@@ -201,7 +201,7 @@ def make_config(
             model_dim=facts["d_model"],
             num_heads=facts["encoder_attention_heads"],
             ffn_dim=facts["encoder_ffn_dim"],
-            activation=_FROM_TRANSFORMERS[facts["activation_function"]],
+            activation=FROM_TRANSFORMERS[facts["activation_function"]],
             norm_position=norm_position,
             max_positions=facts["max_position_embeddings"],
             embedding_scale=facts["scale_embedding"],
