@@ -1,5 +1,6 @@
 """The user's own cache folder, which is always on a local or shared file system."""
 
+import contextlib
 import functools
 import os
 import stat
@@ -38,16 +39,13 @@ def _find_home() -> Path | None:
 @functools.cache  # one warning
 def _temporary_cache() -> Path:
     folder = Path(tempfile.gettempdir()) / f"flaxformer_mt-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     facts = folder.lstat()
+    problem = f"user {os.getuid()} has no home folder to write to"
+    remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
     # Programs that are kept in a cache are executed: nobody else may have put them there.
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise UserError(
-            f"user {os.getuid()} has no home folder to write to, and {folder} is not a folder of this user alone; "
-            "set another cache folder with FLAXFORMER_MT_CACHE"
-        )
-    warn_user(
-        f"user {os.getuid()} has no home folder to write to: prepared data and compiled programs are kept in {folder}; "
-        "set another folder with FLAXFORMER_MT_CACHE"
-    )
+        raise UserError(f"{problem}, and {folder} is not a folder of this user alone; {remedy}")
+    warn_user(f"{problem}: prepared data and compiled programs are kept in {folder}; {remedy}")
     return folder
