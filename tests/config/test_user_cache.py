@@ -26,7 +26,7 @@ def test_a_user_without_home_and_entry_has_a_temporary_folder(monkeypatch, tmp_p
         raise KeyError(f"getpwuid(): uid not found: {number}")
 
     monkeypatch.setattr(pwd, "getpwuid", no_entry)
-    with pytest.warns(FlaxformerWarning, match="has no home folder: .* set another folder with FLAX"):
+    with pytest.warns(FlaxformerWarning, match="has no home folder to write to: .* set another cache"):
         folder = user_cache_dir()
     assert folder == tmp_path / f"flaxformer_mt-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
     assert user_cache_dir() == folder, "without a second warning, which would be an error"
