@@ -20,7 +20,8 @@ class ExportOptions:
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
     # int16, float16 or bfloat16. none: float32.
     quantization: str = "none"
-    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted.
+    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
+    # those larger than 1, in proportion.
     tolerance: float = 1e-4
     # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
     shortlist: Path | None = None

@@ -46,7 +46,8 @@ def export_run(
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
       quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
       shortlist: file of the pieces that may translate each source piece, for format ctranslate2.
-      tolerance: largest accepted absolute difference of a logit (or log-probability).
+      tolerance: largest accepted absolute difference of a logit (or log-probability), where these are up to
+        1; in proportion where they are larger.
       push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files and a model card are uploaded.
 
     Raises:
@@ -101,6 +102,7 @@ def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, A
         "checkpoint": weights.checkpoint,
         "step": weights.step,
         "largest_difference": parity.largest_difference,
+        "largest_output": parity.largest_output,
         "tolerance": tolerance,
         "quantity": parity.quantity,
         "target_tokens": parity.tokens,
@@ -152,7 +154,7 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
     _clear(folder)
     target.write(weights, folder, "none")
     parity = measure(weights, target.open(folder), quantity=target.quantity)
-    if not parity.largest_difference <= tolerance:
+    if not parity.is_within(tolerance):
         raise UserError(
             f"the {target.name} model differs from the Flax model by {parity.largest_difference:.3g} in "
             f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written. This is a bug of "

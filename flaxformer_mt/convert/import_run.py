@@ -6,6 +6,7 @@ format_of_files.py, and by name in format_registry.py.
 
 import dataclasses
 import itertools
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
-from flaxformer_mt.convert.parity_check import Parity, measure
+from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, compare, compute_own
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
 from flaxformer_mt.object_store.working_copies import open_copy, publish_run
@@ -76,20 +77,31 @@ def import_run(
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
     _check_finite(weights)
-    parity = _measure(source, weights, path, given)
-    if not parity.largest_difference <= tolerance:
-        raise UserError(
-            f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
-            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
-        )
-    _write_run(weights, run_dir, origin={"format": source.name, "path": origin})
-    return {
-        "format": source.name,
-        "run": str(run_dir),
+    counts = {
         "parameters": sum(leaf.size for leaf in weights.leaves.values()),
         "arrays": len(weights.leaves),
-        **dataclasses.asdict(parity),
     }
+    if run_dir.is_symlink():
+        run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
+    partial = run_dir.with_name(f".{run_dir.name}.importing")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        own = compute_own(weights, quantity=source.quantity, read_data=False)
+        leaves = nest_leaves(weights.leaves)
+        facts = {"format": source.name, "path": origin}
+        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=facts)
+        del weights, leaves  # memory holds one of the two models at a time
+        parity = _compare(source, own, path, given)
+        if not parity.is_within(tolerance):
+            raise UserError(
+                f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
+                f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
+            )
+        os.replace(partial, run_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    publish_run(run_dir)
+    return {"format": source.name, "run": str(run_dir)} | counts | dataclasses.asdict(parity)
 
 
 def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
@@ -121,9 +133,9 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     return dataclasses.replace(weights.config, data=data)
 
 
-def _measure(source: Format, weights: Weights, path: Path, given: Given) -> Parity:
+def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:
     try:
-        return measure(weights, source.open(path, given), quantity=source.quantity, read_data=False)
+        return compare(own, source.open(path, given))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
@@ -137,12 +149,3 @@ def _check_finite(weights: Weights) -> None:
     bad = [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]
     if bad:
         raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
-
-
-def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> None:
-    try:
-        write_new_run(run_dir, weights.config, weights.vocabs, nest_leaves(weights.leaves), origin=origin)
-        publish_run(run_dir)
-    except BaseException:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        raise

@@ -109,9 +109,7 @@ class TokenScorer:
             )
 
         found = dict(self._budget.run_all(work, len(pairs)))
-        for reading in found.values() if self._num_free else ():
-            reading.log_probs[: self._num_free] = 0  # the tag of a language, which is part of the task
-        return [found[index] for index in range(len(pairs))]
+        return [_leave_out(found[index], self._num_free) for index in range(len(pairs))]
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
         """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
@@ -142,6 +140,14 @@ class TokenScorer:
         for row, attention in enumerate(sums):
             coverage[row, 0, : len(attention)], mask[row, : len(attention)] = attention, True
         return np.asarray(coverage_penalty(coverage, mask, self.options))[:, 0]
+
+
+def _leave_out(reading: Reading, count: int) -> Reading:
+    """The reading with log-probabilities of 0 for its first tokens, such as the tag of a language."""
+    if not count:
+        return reading
+    zeros = np.zeros_like(reading.log_probs[:count])
+    return reading._replace(log_probs=np.concatenate([zeros, reading.log_probs[count:]]))
 
 
 class Scorer:

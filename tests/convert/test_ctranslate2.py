@@ -363,7 +363,7 @@ def test_a_model_that_it_cannot_express_is_refused_with_every_reason(vocabs_of):
         return FORMAT.problems(dataclasses.replace(weights.config, model=model))
 
     assert problems(positions="one_vector", embedding_bias=True, padding_mask="none") == [
-        "model.positions is one_vector; supported: sinusoidal, learned, rotary",
+        "model.positions is one_vector; supported: sinusoidal, sinusoidal_halves, learned, rotary, relative",
         "model.embedding_bias is True; supported: False",
         "model.padding_mask is none; supported: source, both",
     ]

@@ -397,3 +397,87 @@ def test_vocabs_of_a_pretrained_model_are_one(folders):
         vocab.tokenize_all(["a"], sampling=0.1, seed=1)
     with pytest.raises(UserError, match="not valid Unicode"):
         vocab.tokenize("\ud800")
+
+
+# ---- CTranslate2 ----
+
+
+@pytest.mark.parametrize("name", ["m2m_100", "nllb", "mbart_50", "bart", "t5", "madlad"])
+def test_ctranslate2_computes_the_same(name, tmp_path):
+    pytest.importorskip("ctranslate2")
+    MAKERS[name](tmp_path / "hub")
+    weights = FORMAT.read(tmp_path / "hub", Given())
+    target = find_format("ctranslate2")
+    assert not target.problems(weights.config)
+    (tmp_path / "out").mkdir()
+    target.write(weights, tmp_path / "out", "none")
+    batch = batch_of(weights, LINES)
+    ours = flax_outputs(weights, batch, quantity="log_probs")[batch.target_mask]
+    theirs = target.open(tmp_path / "out")(batch)[batch.target_mask]
+    assert np.abs(ours - theirs).max() < 1e-4
+    assert np.ptp(theirs) > 0.5
+
+
+def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+    from flaxformer_mt.translation.annotation import NO_NOTES
+
+    weights = FORMAT.read(folders / "nllb", Given())
+    search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=12)
+    weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=search))
+    (tmp_path / "out").mkdir()
+    find_format("ctranslate2").write(weights, tmp_path / "out", "none")
+    batches, (source, target) = LiveBatches(tmp_path / "out"), tags_of(weights)
+    for number, line in enumerate(LINES[:3]):
+        batches.submit(number, line, n_best=1, notes=NO_NOTES, tags=source, lead=target)
+    found = {}
+    while len(batches):
+        found |= {number: batches.finish(one) for number, one in batches.advance()}
+    ours = Translator(weights.config, weights.params, weights.vocabs).translate(LINES[:3])
+    for number, translation in enumerate(ours):
+        tokens = tuple(one for one in translation.tokens if one != weights.vocabs.target.eos_id)
+        assert found[number].tokens == tokens and found[number].text == translation.text
+
+
+# ---- translation by other ways than whole lines ----
+
+
+def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
+    from flaxformer_mt.commands.server.model_thread import ModelThread
+    from flaxformer_mt.commands.server.serve import direct
+    from flaxformer_mt.translation.annotation import NO_NOTES, Notes
+    from flaxformer_mt.translation.live_translator import LiveTranslator
+    from flaxformer_mt.translation.scorer import Scorer
+
+    weights = FORMAT.read(folders / "nllb", Given())
+    search = SearchConfig("beam", beam_size=2, max_length_ratio=0, max_length_offset=10)
+    data = dataclasses.replace(weights.config.data, max_source_length=12, max_target_length=12)
+    config = dataclasses.replace(weights.config, search=search, data=data)
+    translator = Translator(config, weights.params, weights.vocabs, long_lines="split")
+    tags = weights.vocabs.target.tags
+    notes = Notes(token_log_probs=True, alignments="words")
+    line = "der Hund"
+    lines = [line, f"{LINES[0]} {LINES[1]} {LINES[2]}"]
+    with pytest.warns(match="line 2: longer than data.max_source_length 12 tokens"):
+        short, long = translator.translate(lines, notes=notes)
+    assert short.tokens[0] == tags["eng_Latn"] and short.token_log_probs[0] == 0
+    assert sum(short.token_log_probs) == pytest.approx(short.log_prob, abs=1e-4)
+    words = len(short.text.split())
+    assert all(target < words for _, target in short.alignment)
+    assert long.tokens.count(tags["eng_Latn"]) >= 2 and "_Latn" not in long.text
+    scorer = Scorer(config, weights.params, weights.vocabs)
+    lead = weights.vocabs.source.tokenize(f"deu_Latn {line}")
+    (score,) = scorer.score_tokens([lead], [short.tokens])
+    assert score.score == pytest.approx(short.score, abs=1e-4)
+    (scored,) = scorer.score(["der Hund"], ["the dog"])
+    assert scored.tokens[0] == tags["eng_Latn"] and scored.token_log_probs[0] == 0
+    prefixed = translator.translate([line], prefixes=["the"])[0]
+    assert prefixed.tokens[0] == tags["eng_Latn"] and prefixed.text.startswith("the")
+    thread = ModelThread(LiveTranslator(translator), "de-en")
+    try:
+        model = direct(thread, config.data)["de", "en"]
+        answer = model.submit(line, n_best=1, notes=NO_NOTES).result(timeout=300)
+        assert answer.translation.tokens == short.tokens
+    finally:
+        thread.stop()

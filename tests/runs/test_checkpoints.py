@@ -568,3 +568,25 @@ def test_files_are_as_documented(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["facts"]["trees"] == {"params": {"w": "float32[2]"}, "opt_state": {}}
     assert manifest["files"]["progress.json"]["bytes"] == (folder / "progress.json").stat().st_size
+
+
+def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
+    """Arrays that are written with bounded memory, in place or copied, and of types that JAX lacks."""
+    from flaxformer_mt.runs import array_files
+    from flaxformer_mt.trees import make_specs
+
+    monkeypatch.setattr(array_files, "_LARGE", 1)
+    random = np.random.default_rng(0)
+    leaves = {
+        "a/b": random.normal(size=(300, 70)).astype(np.float32),
+        "a/c": random.normal(size=7).astype(jnp.bfloat16),
+        "d": random.normal(size=(3, 4)),
+        "e": np.arange(5, dtype=np.int32),
+        "f": np.asarray(2**40),
+    }
+    array_files.write_item(tmp_path / "item", leaves)
+    found = array_files.read_item(tmp_path / "item", make_specs(leaves))
+    assert found.keys() == leaves.keys()
+    for path, leaf in leaves.items():
+        assert found[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(found[path], leaf)
