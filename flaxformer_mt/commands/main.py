@@ -212,6 +212,7 @@ def _import(options: ImportOptions) -> object:
         vocab=options.vocab,
         tolerance=options.tolerance,
         languages=None if options.languages is None else options.languages.split(","),
+        vocab_text=() if options.vocab_text is None else options.vocab_text.split(","),
     )
 
 

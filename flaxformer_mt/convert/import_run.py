@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
 from flaxformer_mt.object_store.working_copies import open_copy, publish_run
 from flaxformer_mt.runs.new_run import write_new_run
+from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.trees import nest_leaves
+from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 
 def import_run(
@@ -40,6 +42,7 @@ def import_run(
     vocab: str | Path | None = None,
     tolerance: float = TOLERANCE,
     languages: Sequence[str] | None = None,
+    vocab_text: Sequence[str | Path] = (),
 ) -> dict[str, Any]:
     """Writes a foreign model as checkpoint 0 of a new run directory; returns a summary of the import.
 
@@ -52,6 +55,7 @@ def import_run(
         or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
         file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
+      vocab_text: files of text in the languages in use, to which the vocabulary of a pretrained model is cut.
       languages: those that a pretrained model of many is to translate between. None: those of its files.
 
     Raises:
@@ -77,19 +81,24 @@ def import_run(
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
     _check_finite(weights)
-    counts = {
-        "parameters": sum(leaf.size for leaf in weights.leaves.values()),
-        "arrays": len(weights.leaves),
-    }
+    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
+        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
     partial = run_dir.with_name(f".{run_dir.name}.importing")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         own = compute_own(weights, quantity=source.quantity, read_data=False)
+        if vocab_text:
+            weights = cut_vocabulary(weights, vocab_text, languages)
         leaves = nest_leaves(weights.leaves)
         facts = {"format": source.name, "path": origin}
         write_new_run(partial, weights.config, weights.vocabs, leaves, origin=facts)
+        counts = {
+            "parameters": sum(leaf.size for leaf in weights.leaves.values()),
+            "arrays": len(weights.leaves),
+            "pieces": weights.vocabs.target.size,
+        }
         del weights, leaves  # memory holds one of the two models at a time
         parity = _compare(source, own, path, given)
         if not parity.is_within(tolerance):
@@ -131,6 +140,41 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
                     f"{len(tags)}, such as {', '.join(list(tags)[:5])}"
                 )
     return dataclasses.replace(weights.config, data=data)
+
+
+def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
+    """Returns a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
+
+    Raises:
+      UserError: a file cannot be read.
+    """
+    vocab, data = weights.vocabs.target, weights.config.data
+    assert isinstance(vocab, PretrainedVocab)
+    tags = None
+    if languages is not None:
+        directions = find_directions(data)
+        tags = {tag for one in directions for tag in (*choose_tags(data, one), choose_target_tag(data, one))}
+    cut = vocab.cut(_read_texts(texts), tags=tags)
+    kept = np.asarray(cut.facts.kept)
+    leaves = dict(weights.leaves)
+    for path, leaf in leaves.items():
+        if path.endswith("_embedding/embedding") or path == "output_bias":
+            leaves[path] = leaf[kept]
+        elif path == "output_kernel":
+            leaves[path] = leaf[:, kept]
+    section = dataclasses.replace(
+        weights.config.vocab,
+        size=cut.size,
+        **{name: getattr(cut, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")},
+    )
+    config = dataclasses.replace(weights.config, vocab=section)
+    return dataclasses.replace(weights, config=config, vocabs=Vocabs(cut, cut, joint=True), leaves=leaves)
+
+
+def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
+    for path in paths:
+        with open_input(str(path)) as stream:
+            yield from read_lines(stream, name=str(path), invalid_utf8="replace")
 
 
 def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:

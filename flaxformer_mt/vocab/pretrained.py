@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab.cut_pieces import CutPieces, choose_pieces
 from flaxformer_mt.vocab.segmenters import Kind, make_segmenter
 from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
 
@@ -51,6 +52,8 @@ class PretrainedFacts:
     tags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     target_tags: bool = False
     family: str = ""
+    # Of a vocabulary that was cut: the id in the original tokenizer of each id. None: it was not cut.
+    kept: tuple[int, ...] | None = None
 
     def check(self, name: str) -> None:
         """Raise UserError, which names the file, if an id is outside the vocabulary or a value is wrong."""
@@ -66,6 +69,8 @@ class PretrainedFacts:
                 )
         if self.pad_id == self.eos_id:
             raise UserError(f"{name}: padding and the end symbol are both {self.pad_id}; they must differ")
+        if self.kept is not None and len(self.kept) != self.size:
+            raise UserError(f"{name}: kept has {len(self.kept)} ids, but size is {self.size}")
         if self.kind not in get_args(Kind):
             kinds = ", ".join(get_args(Kind))
             raise UserError(f"{name}: kind is {self.kind!r:.40}; it must be one of {kinds}")
@@ -90,6 +95,9 @@ class PretrainedVocab(Vocab):
         self.facts, self.files = facts, dict(files)
         self._segmenter = make_segmenter(facts.kind, files, name=name)
         found = self._segmenter.pieces
+        self._cut = None if facts.kept is None else CutPieces(facts.kept, found, facts.unk_id)
+        if facts.kept is not None:
+            found = [found[old] if 0 <= old < len(found) else "" for old in facts.kept]
         if len(found) > facts.size and any(found[facts.size :]):
             raise UserError(
                 f"the tokenizer of {name} has {len(found)} pieces, but the model has {facts.size} ids; the "
@@ -138,7 +146,9 @@ class PretrainedVocab(Vocab):
             stored = read_json_object(path)
             names = {field.name for field in dataclasses.fields(PretrainedFacts)}
             facts = PretrainedFacts(**{name: stored[name] for name in names})
-            facts = dataclasses.replace(facts, first_ids=tuple(facts.first_ids), tags=dict(facts.tags))
+            kept = None if facts.kept is None else tuple(map(int, facts.kept))
+            first = tuple(facts.first_ids)
+            facts = dataclasses.replace(facts, first_ids=first, tags=dict(facts.tags), kept=kept)
             files = {
                 file.name: read_file(file, most=_FILE_BYTES)
                 for file in sorted((directory / FILES_NAME).iterdir())
@@ -163,12 +173,41 @@ class PretrainedVocab(Vocab):
         split = [self._split_tag(text) for text in texts]
         first, found = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
         # Some segmenters know the names of special symbols: a text that has one does not end there.
+        if self._cut is not None:
+            found = [self._cut.renumber(ids) for ids in found]
         special = {self.eos_id, self.pad_id}
         found = [[self.unk_id if one in special else one for one in ids] for ids in found]
         return [
             np.array([*first, *tag, *ids, self.eos_id], np.int32)
             for (tag, _), ids in zip(split, found, strict=True)
         ]
+
+    def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
+        """Return the vocabulary of the pieces that these texts have; see `choose_pieces`.
+
+        Args:
+          tags: the language tags that are kept. None: all.
+        """
+        facts = self.facts
+        if facts.kept is not None:
+            raise UserError("the vocabulary was cut before; cut that of the original model")
+        left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
+        always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *facts.first_ids, *left.values()}
+        ids = (one for text in texts for one in self._segmenter.encode([text])[0])
+        kept = choose_pieces(self._segmenter.pieces, ids, always=always)
+        new = {old: number for number, old in enumerate(kept)}
+        changed = dataclasses.replace(
+            facts,
+            size=len(kept),
+            kept=tuple(kept),
+            first_ids=tuple(new[one] for one in facts.first_ids),
+            tags={tag: new[number] for tag, number in left.items()},
+            pad_id=new[self.pad_id],
+            bos_id=new[self.bos_id],
+            eos_id=new[self.eos_id],
+            unk_id=new[self.unk_id],
+        )
+        return PretrainedVocab(changed, self.files)
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
         """Split a text in the id of the tag that it begins with, if there is one, and the rest."""
@@ -183,7 +222,10 @@ class PretrainedVocab(Vocab):
         tokens = np.asarray(ids).tolist()
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
-        return join_lines(self._segmenter.decode([one for one in tokens if one not in self._dropped]))
+        plain = [one for one in tokens if one not in self._dropped]
+        if self.facts.kept is not None:
+            plain = [self.facts.kept[one] for one in plain]
+        return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""

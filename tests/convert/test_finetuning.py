@@ -148,3 +148,45 @@ def test_words_of_a_pretrained_vocabulary_are_trained_on_with_tags(tmp_path):
         assert (ids[0][0], ids[1][0]) == (tags[f"__{source}__"], tags[f"__{target}__"])
         assert "__" not in pairs[number].target
         assert vocabs.target.detokenize(ids[1]) == pairs[number].target
+
+
+@pytest.mark.parametrize(("name", "languages"), [("nllb", ["de", "en"]), ("madlad", None)])
+def test_a_cut_vocabulary_leaves_the_rest_of_the_model_as_it_is(name, languages, tmp_path):
+    from flaxformer_mt.convert.format_interface import Given, Weights
+    from flaxformer_mt.convert.format_registry import find_format
+    from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+
+    MAKERS[name](tmp_path / "hub")
+    whole = find_format("hf").read(tmp_path / "hub", Given())
+    text = ["der kleine Hund schläft", "the small dog sleeps"]
+    (tmp_path / "text").write_text("\n".join(text))
+    options = {"format_name": "hf", "languages": languages}
+    with pytest.raises(UserError, match="nothing.txt"):
+        import_run(tmp_path / "hub", run_dir=tmp_path / "run", vocab_text=["nothing.txt"], **options)
+    found = import_run(tmp_path / "hub", run_dir=tmp_path / "run", vocab_text=[tmp_path / "text"], **options)
+    trained = load_trained(tmp_path / "run")
+    vocab, original = trained.vocabs.target, whole.vocabs.target
+    assert vocab.size == found["pieces"] < original.size * 0.8
+    assert set(vocab.tags) == ({"deu_Latn", "eng_Latn"} if name == "nllb" else {"<2de>", "<2en>", "<2fr>"})
+    kept = list(vocab.facts.kept)
+    lead = "deu_Latn " if name == "nllb" else "<2en> "
+    cut_ids = vocab.tokenize(lead + text[0])
+    assert [kept[one] for one in cut_ids] == original.tokenize(lead + text[0])
+    assert vocab.detokenize(cut_ids).endswith(text[0])
+    assert vocab.pieces(cut_ids) == original.pieces(original.tokenize(lead + text[0]))
+    # Other words of the same letters are written with other pieces, and lose nothing.
+    for line in ("das Hinterdorf", "the tall sleep", "sieht"):
+        assert vocab.detokenize(vocab.tokenize(line)).replace(" ", "") == line.replace(" ", "")
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten_tree(trained.params).items()}
+    own = Weights(trained.config, trained.vocabs, leaves)
+    logits = []
+    for weights in (whole, own):
+        side = weights.vocabs.target
+        ids = [side.tokenize(lead + line) for line in text]
+        batch = make_batch(ids, ids[::-1], weights.vocabs, config=weights.config)
+        logits.append(flax_outputs(weights, batch, quantity="logits")[batch.target_mask])
+    np.testing.assert_allclose(logits[1], logits[0][:, kept], rtol=0, atol=1e-5 * np.abs(logits[0]).max())
+    with pytest.raises(UserError, match="was cut at the import .*; give --format=ctranslate2"):
+        export_run(tmp_path / "run", format_name="hf", output=tmp_path / "out")
+    exported = export_run(tmp_path / "run", format_name="ctranslate2", output=tmp_path / "ct2")
+    assert exported["largest_difference"] < 1e-4

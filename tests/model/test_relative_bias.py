@@ -64,3 +64,11 @@ def test_the_table_of_halves_is_that_of_m2m100(width):
     theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(400, width).numpy()
     np.testing.assert_allclose(sinusoidal_half_table(400, width), theirs, rtol=0, atol=4e-5)
     np.testing.assert_allclose(sinusoidal_half_table(60, width), theirs[:60], rtol=0, atol=5e-6)
+
+
+def test_tables_of_positions_have_one_sharding_rule_each():
+    from flaxformer_mt.parallel.sharding_rules import place_parameters
+
+    paths = ("encoder/positions/embedding", "encoder/relative_positions/embedding")
+    found = place_parameters(dict.fromkeys(paths, (8, 4)), {"data": 1, "fsdp": 2, "tensor": 2})
+    assert [tuple(found[path].spec) for path in paths] == [(None, "fsdp"), (None, "tensor")]

@@ -118,6 +118,11 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     if not isinstance(vocab, PretrainedVocab):
         _own_format(config).write(weights, folder, quantization)
         return
+    if vocab.facts.kept is not None:
+        raise UserError(
+            f"{_NAME} cannot express this model: its vocabulary was cut at the import (--vocab_text), and "
+            "the original tokenizer has other ids; give --format=ctranslate2"
+        )
     tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves)
     for name in _tied_names(config)[1:]:
         del tensors[name]
