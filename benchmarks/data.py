@@ -80,7 +80,7 @@ class MadeUpVocab:
 class MadeUpPairs:
     """A substitute for the pairs of a data set: a pair consists of its two lengths in tokens."""
 
-    has_source, weights, links_identity, scores = True, None, "", ()
+    has_source, weights, links_identity, scores, target_tags = True, None, "", (), ()
 
     def __init__(self, number: int) -> None:
         """Draws lognormal lengths with mean 25; source and target of a pair have similar lengths."""

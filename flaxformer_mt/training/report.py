@@ -103,7 +103,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
         "  " + command_line("translate", where, "FILE"),
         "  " + command_line("serve", where),
         "  " + command_line("export", where, "--format=ctranslate2", "--output=exported"),
-        f"Curves, scores and translations are in {_shorten(run_dir / "report.html")}",
+        f"Curves, scores and translations are in {_shorten(run_dir / 'report.html')}",
     ]
     return "\n".join(lines)
 
