@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ class Reversing(Translator):
 
     def __init__(self, search):
         self.config = dataclasses.replace(Config(), search=search)
+        self.vocabs = SimpleNamespace(target=SimpleNamespace(tags={}))
 
     def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         if Reversing.windows == Reversing.last:

@@ -166,7 +166,7 @@ class SlowSystem:
     def __len__(self):
         return len(self.lines)
 
-    def submit(self, name, line, *, n_best, notes, tags):
+    def submit(self, name, line, *, n_best, notes, tags, lead=""):
         self.lines[name] = line
 
     def cancel(self, name):
@@ -283,7 +283,9 @@ def test_keys(serve, slow, slow_thread):
 
 def test_one_model_serves_several_pairs(serve):
     system = SlowSystem()
-    system.submit = lambda name, line, *, n_best, notes, tags: system.lines.update({name: f"{tags}|{line}"})
+    system.submit = lambda name, line, *, n_best, notes, tags, lead="": system.lines.update(
+        {name: f"{tags}|{line}"}
+    )
     system.finish = lambda found: Translation(found, 0.0, -1.0, (1,))
     system.go.set()
     thread = ModelThread(system, "many")
