@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_experiment import quick_environment, random_params
@@ -192,6 +193,7 @@ class Shouting(Translator):
 
     def __init__(self):
         self.config, self.windows = Config(), []
+        self.vocabs = SimpleNamespace(target=SimpleNamespace(tags={}))
 
     def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         self.windows.append(len(lines))
