@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from flaxformer_mt.config.files import save_config
 from flaxformer_mt.text_io.pair_table import PairRules, count_repetitions
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.vocab import Vocab
 
 
 class Reversing(Translator):
@@ -22,6 +24,7 @@ class Reversing(Translator):
 
     def __init__(self, search):
         self.config = dataclasses.replace(Config(), search=search)
+        self.vocabs = SimpleNamespace(target=Vocab)
 
     def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         if Reversing.windows == Reversing.last:

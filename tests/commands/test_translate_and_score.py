@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_experiment import quick_environment, random_params
@@ -25,7 +26,7 @@ from flaxformer_mt.text_io import lines as lines_module
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab import Vocab, make_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ["der kleine Hund schläft .", "the small dog sleeps .", "wir lesen ein Buch .", "we read a book ."]
@@ -191,7 +192,7 @@ class Shouting(Translator):
     """Translates without a model, and keeps the sizes of its windows."""
 
     def __init__(self):
-        self.config, self.windows = Config(), []
+        self.config, self.windows, self.vocabs = Config(), [], SimpleNamespace(target=Vocab)
 
     def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         self.windows.append(len(lines))
