@@ -155,7 +155,7 @@ class SlowSystem:
     def __len__(self):
         return len(self.lines)
 
-    def submit(self, name, line, *, n_best, notes, tags):
+    def submit(self, name, line, *, n_best, notes, tags, lead):
         self.lines[name] = line
 
     def cancel(self, name):
@@ -272,7 +272,11 @@ def test_keys(serve, slow, slow_thread):
 
 def test_one_model_serves_several_pairs(serve):
     system = SlowSystem()
-    system.submit = lambda name, line, *, n_best, notes, tags: system.lines.update({name: f"{tags}|{line}"})
+
+    def submit(name, line, *, n_best, notes, tags, lead):
+        system.lines[name] = f"{tags}|{lead}|{line}"
+
+    system.submit = submit
     system.finish = lambda found: Translation(found, 0.0, -1.0, (1,))
     system.go.set()
     thread = ModelThread(system, "many")
@@ -282,7 +286,7 @@ def test_one_model_serves_several_pairs(serve):
     assert languages == [("en", ["de", "fr"]), ("de", ["en"])]
     for source, target in (("en", "fr"), ("en", "de"), ("de", "en")):
         _, answer = server.translate(">>xx<< a", source=source, target=target)
-        assert answer["translatedText"] == f">>{target}<< |>>xx<< a"
+        assert answer["translatedText"] == f">>{target}<< ||>>xx<< a"
     assert server.translate("a", source="fr", target="en") == (
         400,
         {"error": "no model translates from 'fr' to 'en'; this server has en-de, en-fr, de-en"},
