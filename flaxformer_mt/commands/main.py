@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import flaxformer_mt
 from flaxformer_mt.commands.align import align_training_pairs
@@ -363,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments, quiet = _take_quiet(arguments)
-        with _warnings_as_lines(), _less_said(quiet):
+        with _warnings_as_lines(sys.stderr if quiet else None), _less_said(quiet):
             try:
                 _run(arguments)
             finally:
@@ -387,13 +387,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Prints every warning of the package as `warning: MESSAGE` on standard error, repeated ones included."""
-    stream = sys.stderr
+def _warnings_as_lines(stream: TextIO | None) -> Iterator[None]:
+    """Prints every warning of the package as `warning: MESSAGE`, repeated ones included.
+
+    Args:
+      stream: None: what is standard error at that time.
+    """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
-            print(f"warning: {message}", file=stream)
+            print(f"warning: {message}", file=stream or sys.stderr)
         else:
             previous(message, category, *place, **more)
 
