@@ -22,7 +22,7 @@ LAYERS = [
     {"errors"},
     {"shapes", "trees", "processor"},
     {"config"},
-    {"flops", "vocab", "tracking", "figures", "object_store"},
+    {"flops", "vocab", "tracking", "figures", "object_store", "workers"},
     {"parallel"},
     {"kernels"},
     {"losses"},
@@ -59,7 +59,7 @@ DOORS = {
     "tyro": ["commands.flags"],
     "starlette": ["commands.server.app"],
     "uvicorn": ["commands.server.serve"],
-    "ray": ["parallel.ray_actors"],
+    "ray": ["workers.ray_actors"],
     "grain": ["data"],
     "tensorflow_datasets": ["corpus"],
     "tensorflow": [],
@@ -284,7 +284,7 @@ def test_no_module_loads_tensorflow_torch_or_slow_dependencies():
         builder = wing_of(file) == "corpus" and "tensorflow_datasets" in top
         late = builder or (wing_of(file) == "convert" and file.stem not in COMMON_TO_ALL_FORMATS)
         # Imported where they are needed, if their extras are there.
-        late |= module_of(file) in ("commands.server.app", "parallel.ray_actors")
+        late |= module_of(file) in ("commands.server.app", "workers.ray_actors")
         assert late or not top & slow, f"{file.name} imports {top & slow} before anyone needs it"
         if not late and file.name != "__main__.py":
             modules.append(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))

@@ -19,15 +19,17 @@ from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
 from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError, find_url, name_full_disk
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 Split = Literal["train", "valid", "test"]
 
 _LANGUAGE_FIELDS = "data.source_language and data.target_language"
 
 
-def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pairs:
+def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: Hands = HERE) -> Pairs:
     """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
@@ -37,6 +39,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
 
     Args:
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
+      hands: who checks the pairs of a set that has not been checked.
 
     Raises:
       UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
@@ -48,14 +51,14 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
             "give one number for each data set, or none"
         )
     may_drop = split == "train"
-    splits, kept, reports, identities = [], [], [], []
+    splits, kept, hashes, reports, identities = [], [], [], [], []
     for member in members:
         raw = _open(member, config, split)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
-            rows, report = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder)
-        rows, report = drop_weightless(raw, rows, report)
+            cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
+        rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
@@ -66,6 +69,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
         tags = choose_tags(config, member.direction) if tagged else ()
         splits.append(dataclasses.replace(raw, name=member.name, tags=tags))
         kept.append(rows)
+        hashes.append(cleaned.hashes)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
@@ -79,6 +83,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
         weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(sizes), "parts": reports},
+        hashes=hashes,
         links=_read_links(splits, config) if split == "train" else (),
         scores=_open_scores(splits, config) if split == "train" else (),
     )
@@ -209,27 +214,25 @@ def _has_split(member: Member, config: DataConfig, split: Split) -> bool:
 
 
 def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
-    """Opens one data set; imports its builder, and TFDS with it, only here."""
+    """Opens one data set; imports TFDS only for a set of TFDS's."""
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     languages = (member.direction.source, member.direction.target)
+    if name.partition("@")[0] == "parallel_text":
+        folder = _text_folder(name, config)
+        return open_parallel_text(
+            folder,
+            _match_files(folder, wanted, languages) or wanted,
+            name=name,
+            languages=languages,
+            clean=config.clean,
+            may_drop=split == "train",
+            cache=cache_dir(config),
+        )
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import open_toy
 
             return open_toy(wanted, languages=languages, cache=cache_dir(config))
-        if name.partition("@")[0] == "parallel_text":
-            from flaxformer_mt.corpus.parallel_text import open_parallel_text
-
-            folder = _text_folder(name, config)
-            return open_parallel_text(
-                folder,
-                _match_files(folder, wanted, languages) or wanted,
-                name=name,
-                languages=languages,
-                clean=config.clean,
-                may_drop=split == "train",
-                cache=cache_dir(config),
-            )
         from flaxformer_mt.corpus.tfds_sets import open_tfds_set
 
         return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir(config))
