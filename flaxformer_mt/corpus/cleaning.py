@@ -4,7 +4,6 @@ Implements `CleanConfig` and caches the results. Works on row numbers, the same 
 source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
 """
 
-import dataclasses
 import functools
 import hashlib
 import io
@@ -27,7 +26,10 @@ _PROBLEMS = {
     "empty": "one side is empty",
     "too_long": "one side has too many characters",
     "length_ratio": "the lengths of the sides differ too much",
+    "numbers": "the digits of the sides differ",
+    "script": "too few letters of one side are of its script",
     "duplicates": "exact duplicates",
+    "repeated_targets": "an earlier pair has the same target",
 }
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
@@ -56,7 +58,8 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
-        actions = dict.fromkeys(_PROBLEMS, "keep") | {"invalid_utf8": "refuse"}
+        unasked = {name: "off" for name, action in actions.items() if action == "off"}
+        actions = dict.fromkeys(_PROBLEMS, "keep") | unasked | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
     kept = np.ones(len(split), dtype=bool)
     hashes = np.zeros((len(split), 2), np.uint64)
@@ -78,13 +81,14 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
             hashes[start : start + BLOCK] = verdict.hashes
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
-    repeated = _find_repetitions(hashes, kept)
-    if len(repeated):
-        first = repeated[:EXAMPLES].tolist()
-        examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
-        add("duplicates", Finding(len(repeated), examples), 0)
-        if actions["duplicates"] != "keep":
-            kept[repeated] = False
+    for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
+        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, kept)
+        if len(repeated):
+            first = repeated[:EXAMPLES].tolist()
+            examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
+            add(name, Finding(len(repeated), examples), 0)
+            if actions[name] != "keep":
+                kept[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
     count = int(kept.sum())
     report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
@@ -100,7 +104,7 @@ def load_or_clean(
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
-    key = digest([_FORMAT, split.identity, reported, dataclasses.asdict(rules) if may_drop else None])
+    key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
     record = read_cached(folder / f"{key}.json")
     if record is not None:
         known = record["arrays"]
@@ -129,7 +133,7 @@ def _digest_file(path: Path) -> str:
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns the kept rows, in order, whose two hashes an earlier kept row has.
+    """Returns the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
     Rows are sorted by 64 bits of their hashes, which takes a few numbers a pair, and those whose 64 bits are
     alike are compared by all 128: two pairs out of 10 ** 12 are confused with a probability of 10 ** -15.
@@ -149,8 +153,8 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
-    """One number for the two hashes of each pair: uint64 [N, 2] to uint64 [N]."""
-    return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hashes[:, 1]
+    """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
+    return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)
 
 
 def _example(split: RawSplit, row: int, side: int, pair: RawPair) -> dict[str, str]:

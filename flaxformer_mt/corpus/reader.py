@@ -76,7 +76,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
         identities.append([set_name, raw.identity, raw.languages, *([tags] if tags else [])])
     _check_tables(members, splits)
     sizes = [report["pairs"] for report in reports]
-    rules = dataclasses.asdict(config.clean) if may_drop else None
+    rules = config.clean.describe() if may_drop else None
     return Pairs(
         splits,
         kept,
