@@ -114,7 +114,7 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
     tables = {
         (member.dataset, member.direction): split.sides[0]
         for member, split in zip(members, splits, strict=True)
-        if split.sides[0] == split.sides[1] and member.direction.source
+        if split.sides[0] == split.sides[1] and ".tsv" in split.sides[0] and member.direction.source
     }
     for (dataset, (source, target)), file in tables.items():
         if (dataset, (target, source)) in tables:

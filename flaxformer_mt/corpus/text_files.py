@@ -1,7 +1,7 @@
 r"""The user's text files: which files hold a split, how many lines they have, and reading them by line.
 
-Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also
-`.gz`; for a language model `train.en` alone).
+Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv` or
+`train.jsonl`, each also `.gz`; for a language model `train.en` alone).
 A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
 """
 
@@ -20,6 +20,8 @@ from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
+# Names of tables, which have both sides of a pair in a line.
+TABLES = ("tsv", "jsonl")
 # Lines per block, the unit of reading and of what a worker is given.
 BLOCK = 16384
 # Part of the cache key: raise it when the facts of a scan change.
@@ -49,6 +51,11 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
       UserError: the folder or a file is missing, or the choice of files is ambiguous.
     """
     _require(folder)
+    if objects := find_file(folder, f"{split}.jsonl"):
+        for suffix in (*filter(None, languages), "tsv"):
+            if other := find_file(folder, f"{split}.{suffix}"):
+                raise UserError(f"{folder} has both {objects.name} and {other.name}; keep one of them")
+        return (objects,)
     if not languages[0]:
         return (_find_target(folder, split, languages[1]),)
     source, target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
@@ -70,7 +77,7 @@ def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
       UserError: the folder does not exist.
     """
     _require(folder)
-    return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
+    return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:

@@ -13,6 +13,7 @@ from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.json_lines import is_json_lines, read_json_pairs
 from flaxformer_mt.corpus.pair_weights import find_weights
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
@@ -20,7 +21,7 @@ from flaxformer_mt.errors import UserError
 
 
 class TextRows:
-    """The rows of one table, of two files of one language each, or of one file of targets.
+    """The rows of one table (.tsv or .jsonl), of two files of one language each, or of one file of targets.
 
     Keeps the block of lines that was read last: rows in ascending order are read once. Several threads may
     read.
@@ -32,12 +33,11 @@ class TextRows:
         stamps: tuple[tuple[int, ...], ...],
         scans: tuple[Scan, ...],
         lines: int,
-        *,
-        has_source: bool,
+        languages: tuple[str, str],
     ) -> None:
         """Opens nothing yet; `stamps` are those of the files before their scans."""
         self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
-        self._has_source = has_source
+        self._languages = languages
         self._lock = threading.Lock()
         self._number, self._block = -1, list[tuple[bytes, bytes]]()
         self._following: Iterator[list[tuple[bytes, bytes]]] = iter(())
@@ -80,12 +80,16 @@ class TextRows:
             for path, scan in zip(self._files, self._scans, strict=True)
         ]
         for blocks in zip(*columns, strict=False):  # the line counts were compared
-            if len(blocks) == 2:
+            if is_json_lines(self._files[0]):
+                line = number * text_files.BLOCK + 1
+                yield list(read_json_pairs(self._files[0], blocks[0], self._languages, first_line=line))
+            elif len(blocks) == 2:
                 yield list(zip(*blocks, strict=False))
-            elif self._has_source:
+            elif self._languages[0]:
                 yield [tuple(line.split(b"\t", 2)[:2]) for line in blocks[0]]
             else:
-                yield [(b"", line) for line in blocks[0]]
+                yield [(b"", text) for text in blocks[0]]
+            number += 1
 
 
 def open_parallel_text(
@@ -111,14 +115,15 @@ def open_parallel_text(
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
     present = tuple(filter(None, languages))
-    columns = 1 + len(present) - len(files)
+    columns = 1 if is_json_lines(files[0]) else 1 + len(present) - len(files)
     use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
     weights = find_weights(folder, split, files, scans[0], cache / "scans") if may_drop else None
     values = None if weights is None else weights.load(lines, cache / "weights")
-    rows = TextRows(files, stamps, scans, lines, has_source=bool(languages[0]))
-    identity = digest([present, columns, lines, [scan.digest for scan in scans]])
+    rows = TextRows(files, stamps, scans, lines, languages)
+    table = ["jsonl"] if is_json_lines(files[0]) else []
+    identity = digest([present, columns, lines, [scan.digest for scan in scans], *table])
     return RawSplit(
         name=name,
         identity=identity if weights is None else digest([identity, weights.identity]),

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gzip
+import json
 import os
 import resource
 import tracemalloc
@@ -51,9 +52,16 @@ def with_rules(config, **rules):
         {"train_de_gz": GERMAN, "train_en": ENGLISH},
         {"train_tsv": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
         {"train_tsv_gz": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_jsonl": [json.dumps({"en": b, "de": a}) for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {
+            "train_jsonl_gz": [
+                json.dumps({"id": 1, "translation": {"de": a, "en": b}})
+                for a, b in zip(GERMAN, ENGLISH, strict=True)
+            ]
+        },
         {"train_de": "\r\n".join(GERMAN).encode(), "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode()},
     ],
-    ids=["plain", "gz", "tsv", "tsv.gz", "crlf and bom"],
+    ids=["plain", "gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz", "crlf and bom"],
 )
 def test_every_format_holds_the_same_pairs_in_order(config, files):
     write(config, **files)
@@ -244,6 +252,13 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_tsv": b"a\tb\na b\n"}, r"train\.tsv line 2 has 1 columns; a \.tsv line has 2"),
         ({"train_tsv": b"a\tb\tc\td\n"}, r"train\.tsv line 1 has 4 columns"),
         ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has the weight 'c'"),
+        ({"train_de": GERMAN, "train_jsonl": b"{}"}, r"both train\.jsonl and train\.de"),
+        (
+            {"train_jsonl": ['{"de": "a", "en": "b"}', "{]"]},
+            r"train\.jsonl line 2 is no JSON object of texts",
+        ),
+        ({"train_jsonl": ['{"de": "a"}']}, r"line 1 .* such as \{\"de\": .*: it has no 'en'"),
+        ({"train_jsonl": ['{"de": "a", "en": 3}']}, r"line 1 is no JSON object .*: a text is int"),
         ({"train_de": ["", " "], "train_en": ["", ""]}, r"0 of 2 are left \(empty 2\)"),
         (
             {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},
@@ -323,6 +338,21 @@ def test_text_of_several_blocks_is_read_in_any_order(config, monkeypatch, suffix
     order = np.random.default_rng(0).permutation(100)
     assert [pairs[i].source for i in order] == [numbers[i] for i in order]
     assert [pair.source for pair in pairs.select(np.array([3, 3, 40, 99]))] == ["003", "003", "040", "099"]
+
+
+def test_lines_of_json_in_several_blocks_and_both_directions(config, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK", 2)
+    rows = [{"de": f"{number}\ufffd", "en": f"two\nlines {number}"} for number in range(5)]
+    write(config, train_jsonl=[*map(json.dumps, rows)])
+    pairs = read_pairs(dataclasses.replace(config, source_language="en", target_language="de"), "train")
+    assert list(pairs) == [Pair(f"two lines {number}", f"{number}\ufffd") for number in range(5)]
+    both = dataclasses.replace(config, dataset="parallel_text:de-en,parallel_text:en-de", target_tags="never")
+    assert len(read_pairs(both, "train")) == 10  # the columns have names
+    alone = read_pairs(dataclasses.replace(config, source_language="", target_language="de"), "train")
+    assert [tuple(pair) for pair in alone] == [("", f"{number}\ufffd") for number in range(5)]
+    write(config, train_jsonl=[*map(json.dumps, rows), "[]"])
+    with pytest.raises(UserError, match=r"train\.jsonl line 6 is no JSON object"):
+        read_pairs(config, "train")
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
