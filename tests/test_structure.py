@@ -62,6 +62,7 @@ DOORS = {
     "ray": ["workers.ray_actors"],
     "grain": ["data"],
     "tensorflow_datasets": ["corpus"],
+    "datasets": ["corpus.hub_sets"],
     "tensorflow": [],
     "pickle": [],
 }

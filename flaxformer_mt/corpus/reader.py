@@ -13,6 +13,7 @@ from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
@@ -203,6 +204,8 @@ def _has_split(member: Member, config: DataConfig, split: Split) -> bool:
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     if name.partition("@")[0] == "parallel_text":
         return _match_files(_text_folder(name, config), wanted, member.direction) is not None
+    if name.startswith(PREFIX):
+        return has_hub_split(name, wanted)
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import SIZES
@@ -228,6 +231,8 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
             may_drop=split == "train",
             cache=cache_dir(config),
         )
+    if name.startswith(PREFIX):
+        return open_hub_set(name, wanted, languages=languages, cache=cache_dir(config))
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import open_toy
