@@ -33,10 +33,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.corpus.toy import function_words
-from flaxformer_mt.corpus.toy.german import decline_noun
-from flaxformer_mt.corpus.toy.grammar import make_pairs
-from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, NOUNS
+from flaxformer_mt.corpus.toy.grammar import CASES, decline_noun, make_noun, make_pairs
+from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, CITIES, FREQUENCIES, NAMES, NOUNS, TIMES
 from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 from flaxformer_mt.corpus.word_alignment import align_corpus
 from flaxformer_mt.decoding.forced_decoding import Pair
@@ -45,7 +43,6 @@ from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.words import number_pieces
 
-_CASES: Any = ("nominative", "accusative", "dative", "genitive")
 _MARKS = ".,?!"
 # Sentences with tags: of the test set, and then of the validation set.
 _SENTENCES = 500
@@ -55,15 +52,16 @@ def make_lexicon() -> tuple[dict[str, set[int]], dict[str, set[int]]]:
     """The numbers of the lexemes that each German and each English form belongs to."""
     lexemes: list[tuple[set[str], set[str]]] = []
     for noun in NOUNS:
-        numbers = (False,) if noun.plural == "-" else (False, True)
-        german = {decline_noun(noun, case, plural=plural) for case in _CASES for plural in numbers}
-        lexemes.append((german, {noun.english, noun.english_plural} - {"-"}))
+        numbers = (False, True) if noun.plural else (False,)
+        german = {decline_noun(noun, case, plural) for case in CASES for plural in numbers}
+        phrases = [make_noun(noun, "", plural).english[0] for plural in numbers]
+        lexemes.append((german, set(phrases)))
     for adjective in ADJECTIVES:
         endings = ("e", "en", "er", "es", "em")
-        lexemes.append(({adjective.german, *(adjective.stem + e for e in endings)}, {adjective.english}))
-    adverbs = (*function_words.NAMES, *function_words.CITIES, *function_words.TIMES)
-    adverbs = (*adverbs, *function_words.FREQUENCIES, *function_words.MANNERS.values())
-    lexemes += [({word.german}, {word.english}) for word in adverbs]
+        word, stem = adjective.german.split("/")[0], adjective.german.split("/")[-1]
+        lexemes.append(({word, *(stem + e for e in endings)}, {adjective.english}))
+    lexemes += [({name}, {name}) for name in NAMES]
+    lexemes += [({german}, {english}) for german, english, *_ in (*CITIES, *TIMES, *FREQUENCIES)]
     tables: tuple[dict[str, set[int]], dict[str, set[int]]] = ({}, {})
     for number, sides in enumerate(lexemes):
         for table, forms in zip(tables, sides, strict=True):

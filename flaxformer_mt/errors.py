@@ -7,6 +7,7 @@ works where it is printed: with this Python, from this folder, whether the packa
 import contextlib
 import errno
 import importlib.metadata
+import os
 import re
 import shlex
 import shutil
@@ -82,11 +83,30 @@ def local_path(path: str | Path) -> Path:
     """The path with its ~ expanded.
 
     Raises:
-      UserError: it is that of an object store, such as gs://bucket/run.
+      UserError: it is that of an object store, such as gs://bucket/run, or there is no home folder for its ~.
     """
     if problem := find_cloud_path(path):
         raise UserError(problem)
-    return Path(path).expanduser()
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: {error} Give the path without ~") from error
+
+
+def folder_of_arrays(path: str | Path) -> Path:
+    """The path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8.
+
+    Raises:
+      UserError: as for `local_path`, or the name is not UTF-8.
+    """
+    folder = local_path(path)
+    name = os.fsencode(folder.absolute())
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        shown = name.decode("utf-8", "backslashreplace")
+        raise UserError(f"the name of {shown} is not UTF-8; rename it, or give another folder") from None
+    return folder
 
 
 # Local folder -> the URL of the object store whose files it holds.

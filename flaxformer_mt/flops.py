@@ -128,7 +128,7 @@ def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
     # Multiply-adds of the two projections of a token (query and output, or key and value), and of a pair.
     projection = model.model_dim * model.num_heads * (key_dim + value_dim)
     pair = model.num_heads * (key_dim + value_dim)
-    maps = 3 if model.activation == "swiglu" else 2
+    maps = 3 if model.activation in ("swiglu", "geglu_tanh") else 2
     block = 2 * projection + maps * model.model_dim * model.ffn_dim
     source, target = work.source_tokens, work.target_tokens
     if model.architecture == "decoder_only":

@@ -137,9 +137,12 @@ for split in valid test; do
 done
 
 # 5. The student, on these pairs alone, with the teacher's vocabulary.
+models=$work/teacher/vocab
+vocabulary=(--config.vocab.source_model="$models/source.model" --config.vocab.target_model="$models/target.model")
+[ ! -e "$models/joint.model" ] || vocabulary=(--config.vocab.source_model="$models/joint.model")
 step "$work/student/report.json" train --config="$CONFIG" "${languages[@]}" \
     --config.data.dataset="$dataset" --config.data.text_dir="$work/distilled" \
-    --config.vocab.source_model="$work/teacher/vocab/joint.model" \
+    "${vocabulary[@]}" \
     "${learned[@]}" "${train[@]}" "${student[@]}" --run="$work/student"
 
 # 6. The student for CTranslate2, and the scores of all models on the test set.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
-from flaxformer_mt.object_store import filesystem, lease, working_copies
+from flaxformer_mt.object_store import owner_lock, working_copies
 from flaxformer_mt.object_store.filesystem import ObjectStore
 
 _numbers = itertools.count()
@@ -23,10 +23,28 @@ def new_bucket() -> str:
     return f"memory://bucket{next(_numbers)}"
 
 
+@contextmanager
+def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty bucket of moto's server, which speaks S3; skips the test without its packages."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install s3fs 'moto[server]'")
+    server_kind = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer
+    server = server_kind(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    values = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in (values | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of an earlier server
+    bucket = f"bucket{next(_numbers)}"  # all servers of a process have the same buckets
+    fsspec.filesystem("s3").mkdir(bucket)
+    yield f"s3://{bucket}"
+    server.stop()
+
+
 def objects(url: str) -> dict[str, bytes]:
-    """All objects below a URL, but for leases."""
+    """All objects below a URL, but for locks."""
     store = ObjectStore(url)
-    return {name: store.read(name) for name in sorted(store.list()) if not name.startswith(".lease/")}
+    return {name: store.read(name) for name in sorted(store.list()) if name != ".lock"}
 
 
 @contextmanager
@@ -40,17 +58,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[list[str
             original = getattr(kind, name)
 
             def change(self, path, *arguments, original=original, name=name, **options):
-                if "/.lease/" not in str(path):
+                if not str(path).endswith("/.lock"):
                     if len(done) == number:
                         raise Killed(f"{name} {path}")
                     done.append(f"{name} {path}")
                 return original(self, path, *arguments, **options)
 
             patch.setattr(kind, name, change)
-        # Several objects at a time would be changed in any order.
-        patch.setattr(
-            filesystem, "_in_parallel", lambda work, tasks: [work(*task) for task in tasks] and None
-        )
         yield done
 
 
@@ -61,8 +75,6 @@ def move_to_machine(monkeypatch: pytest.MonkeyPatch, cache) -> None:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, silence: float = 0.2) -> None:
-    """Leases end after this silence, in seconds; failures are not waited for."""
-    monkeypatch.setattr(lease, "BEAT", silence / 10)
-    monkeypatch.setattr(lease, "SILENCE", silence)
-    monkeypatch.setattr(lease, "_LOOK", silence / 20)
-    monkeypatch.setattr(filesystem, "_DELAYS", (0.0, 0.0))
+    """Owners count as dead after this silence, in seconds."""
+    monkeypatch.setattr(owner_lock, "BEAT", silence / 10)
+    monkeypatch.setattr(owner_lock, "SILENCE", silence)

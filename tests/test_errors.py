@@ -15,6 +15,7 @@ from flaxformer_mt.commands.doctor import EXTRAS
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.errors import (
     FlaxformerWarning,
     UserError,
@@ -166,3 +167,16 @@ def test_messages_name_the_url_of_a_local_copy(tmp_path, monkeypatch):
     assert command_line("translate", f"--run={tmp_path / 'copy'}").endswith(" translate --run=gs://bucket/x")
     with pytest.warns(FlaxformerWarning, match="^gs://bucket/x: no$"):
         warn_user(f"{tmp_path / 'copy'}: no")
+
+
+def test_folders_of_runs_and_caches_are_named_in_utf8(tmp_path, capsys):
+    """The libraries below orbax and TFDS take no other names."""
+    run = os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")
+    os.mkdir(run)
+    for command in (["translate", "--input=x"], ["average", "--last=1"], ["evaluate"], ["train"]):
+        assert main([command[0], f"--run={run}", *command[1:]]) == 2
+        told = f"error: the name of {tmp_path}/r\\xff is not UTF-8; rename it, or give another folder\n"
+        assert capsys.readouterr().err == told
+    with pytest.raises(UserError, match=r"r\\xff/cache is not UTF-8"):
+        cache_dir(DataConfig(cache_dir=f"{run}/cache"))
+    assert local_path(run) == Path(run), "inputs and outputs may be named in any way"

@@ -26,7 +26,8 @@ class CorpusOptions(WorkerOptions, SearchOptions):
     max_characters: int = 1000
     # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
     max_length_ratio: float = 4.0
-    # Leave out pairs with a side that repeats the same one to four words more than this many times in a row.
+    # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
+    # letters) more than this many times in a row.
     max_repetitions: int = 3
     # Keep pairs whose sides are equal, apart from case.
     copies: bool = False
@@ -38,6 +39,9 @@ class CorpusOptions(WorkerOptions, SearchOptions):
     ensemble_mean: Literal["log_probs", "probs"] | None = None
     # ---- lines and interruptions ----
 
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
     window: int | None = None
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.

@@ -21,6 +21,7 @@ from flaxformer_mt.text_io.lines import count_lines, open_input, partial_of, rea
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.annotation import NO_NOTES
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 
 if TYPE_CHECKING:
     from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
@@ -44,7 +45,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
         ) from error
     changes = _search_changes(options)
     run = options.run.expanduser()
-    batches = LiveBatches(run, **changes)
+    batches = LiveBatches(run, split_sentences=options.split_sentences, **changes)
     threads = core_count()
     window = WINDOW if options.window is None else options.window
     origin = {
@@ -52,6 +53,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
         "model": _digest(run / "model.bin"),
         "config": _digest(run / "config.json"),
         "search": changes,
+        "split_sentences": options.split_sentences,
         "invalid_utf8": options.invalid_utf8,
         "threads": threads,
         "versions": {"flaxformer_mt": flaxformer_mt.__version__, "ctranslate2": version("ctranslate2")},
@@ -77,8 +79,13 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
 
 def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]:
     """Returns the translation of each line; sentences of similar lengths share a batch."""
+    data = batches.config.data
+    # Lines for models with tags of this package's own style bring their tags along.
+    tags = LineTags("") if data.tag_style == "opus" else choose_line_tags(data)
+    added = tags.find(lines)
     for number in sorted(range(len(lines)), key=lambda number: len(lines[number])):
-        batches.submit(number, lines[number], n_best=1, notes=NO_NOTES)
+        own = added[number] if added else ""
+        batches.submit(number, lines[number], n_best=1, notes=NO_NOTES, tags=own, lead=tags.target)
     texts: dict[Hashable, str] = {}
     while len(batches):
         texts |= {number: batches.finish(found).text for number, found in batches.advance()}

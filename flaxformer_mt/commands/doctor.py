@@ -31,11 +31,14 @@ REQUIRED = {
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
     "sentencepiece": "sentencepiece",
+    "sentencex": "sentencex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
+    "filelock": "filelock",
+    "jinja2": "jinja2",
     "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",
     "beartype": "beartype",
@@ -47,6 +50,7 @@ EXTRAS = {
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
     "tpu": ("Google TPUs", ("libtpu",)),
     "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
+    "huggingface": ("models of Hugging Face's Hub", ("huggingface_hub", "tokenizers")),
     "ctranslate2": ("export to CTranslate2", ("ctranslate2",)),
     "gs": ("runs and text in Google Cloud Storage", ("gcsfs",)),
     "s3": ("runs and text in S3", ("s3fs",)),
@@ -89,6 +93,39 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
         "problems": problems + found,
         **({} if run is None else {"programs": _list_programs(run)}),
     }
+
+
+def summarize_doctor(report: dict[str, Any]) -> str:
+    """Return the report as a person reads it: what works, then what is missing and how to get it."""
+    devices, host, cache = report["devices"], report["host"], report["cache"]
+    memory = f", {devices['memory_gib']} GiB each" if devices.get("memory_gib") else ""
+    kinds = ", ".join(devices.get("kinds", ["none"]))
+    rows = {
+        "Python": f"{report['python']} ({report['executable']})",
+        "system": f"{report['platform']}, {host['cores']} cores, {host['memory_gib']} GiB",
+        "devices": f"{devices.get('count', 0)} x {kinds}{memory}",
+        "bfloat16": host["bfloat16"],
+        "cache": f"{cache['directory']}, {cache['gib']} GiB, {cache['free_gib']} GiB free",
+        "packages": ", ".join(f"{name} {version}" for name, version in report["packages"].items() if version),
+    }
+    installed = [name for name, extra in report["extras"].items() if extra["installed"]]
+    rows["extras"] = ", ".join(installed) or "none"
+    lines = [f"{name:<10} {text}" for name, text in rows.items()]
+    lines += ["", "not installed, and needed only for:"]
+    lines += [
+        f"  {extra['for']}: {extra['get']}" for extra in report["extras"].values() if not extra["installed"]
+    ]
+    for size in report.get("programs", ()):
+        if size is report["programs"][0]:
+            lines += ["", "programs of translate and serve, three for each size:"]
+        slots, source, target = (
+            size[name] for name in ("slots_of_a_device", "source_tokens", "target_tokens")
+        )
+        lines.append(
+            f"  {slots} sentences at a time on a device, of up to {source} source and {target} target tokens "
+            f"({size['sentences']})"
+        )
+    return "\n".join([*lines, "", *(report["problems"] or ["no problems found"])])
 
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ def evaluate(options: EvaluateOptions) -> object:
         allow_nonfinite=options.allow_nonfinite,
         shortlist=options.shortlist,
         quantization=options.quantization,
+        split_sentences=options.split_sentences,
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )
@@ -79,6 +80,7 @@ def _check_text_options(options: EvaluateOptions) -> None:
         *("bootstrap", "against", "paired", "trials", "comet", "shortlist", "quantization"),
     )
     given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
+    given += ["--split_sentences"] if options.split_sentences != "auto" else []
     if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
         raise UserError(
             f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 from flaxformer_mt.config import StageConfig
-from flaxformer_mt.config.files import LARGEST_INT
+from flaxformer_mt.config.field_values import LARGEST_INT
 
 _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}

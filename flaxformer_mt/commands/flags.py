@@ -7,19 +7,24 @@ command are defined in commands/options.py and commands/experiment_options.py.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import itertools
+import math
+import operator
 import re
 import sys
+import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 
 from flaxformer_mt.commands.experiment_options import ExperimentOptions
 from flaxformer_mt.commands.flag_values import describe_type, read_value
+from flaxformer_mt.commands.foreign_options import find_own_option
 from flaxformer_mt.commands.help_text import format_help
 from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.commands.store_paths import expand_path
@@ -28,6 +33,9 @@ from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.object_store.working_copies import open_copy
+
+# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
+_SIMILAR = 0.7
 
 _CONFIG_HELP = f"""
 
@@ -41,19 +49,30 @@ def takes_config(kind: type) -> bool:
     return issubclass(kind, ExperimentOptions)
 
 
-def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
+def parse_flags(
+    kind: type,
+    flags: list[str],
+    *,
+    prog: str,
+    words: Sequence[str] = (),
+    examples: Mapping[str, str] = types.MappingProxyType({}),
+) -> Any:
     """Parses the flags of a command into its options; --config.* flags override the values of its config.
 
-    With --help, prints the help and raises SystemExit(0).
+    With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
 
     Args:
       kind: the dataclass of the command's options.
       flags: the command line after the command's name.
       prog: the name of the command in its help.
+      words: the options that may be given as words without a flag, in this order.
+      examples: for the help: flags -> what the command does with them.
 
     Raises:
       UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type.
     """
+    flags, topic = _take_help(flags)
+    flags = _name_words(kind, flags, words)
     default: Any = tyro.MISSING_NONPROP
     description = kind.__doc__ or ""
     if takes_config(kind):
@@ -64,16 +83,15 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         config, run_dir = choose_config(config_name, run and str(open_copy(run)), init and _open_init(init))
         default = kind(run=run_dir, config=config)
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
-    if not {"-h", "--help"}.isdisjoint(flags):
+    if topic is not None:
         known = None if default is tyro.MISSING_NONPROP else default
-        print(
-            format_help(
-                kind, prog=prog, description=description, default=known, run_config=_find_run_config(flags)
-            )
-        )
+        usage = " ".join([prog, *(f"[{word.upper()}]" for word in words), "[FLAGS]"])
+        shown: dict[str, Any] = {"default": known, "run_config": _find_run_config(flags)}
+        shown |= {"topic": topic, "examples": {f"{prog} {line}": text for line, text in examples.items()}}
+        print(format_help(kind, usage=usage, description=description, **shown))
         raise SystemExit(0)
-    switches = {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
-    flags = [f"{flag}=True" if flag in switches else flag for flag in flags]
+    switches = _find_switches(kind)
+    flags = [f"{flag}=True" if "=" not in flag and _spell(flag) in switches else flag for flag in flags]
     flags = [
         f"{flag}={BARE_FLAGS[flag]}" if flag in BARE_FLAGS and following.startswith("--") else flag
         for flag, following in zip(flags, [*flags[1:], "--"], strict=False)
@@ -99,6 +117,83 @@ def parse_flags(kind: type, flags: list[str], *, prog: str) -> Any:
         _refuse_unknown(unknown[0], _flag_names(kind))
     values = ((f.name, getattr(options, f.name)) for f in dataclasses.fields(options))
     return dataclasses.replace(options, **{k: expand_path(k, v) for k, v in values if isinstance(v, Path)})
+
+
+def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
+    """Returns the script that completes commands, flags and choices in a shell.
+
+    Args:
+      shells: one of bash, zsh, tcsh and fish.
+      kinds: the dataclass of the options of each command.
+
+    Raises:
+      UserError: there is not one shell, or another one.
+    """
+    known = ("bash", "zsh", "tcsh", "fish")
+    if len(shells) != 1 or shells[0] not in known:
+        raise UserError(
+            f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(known)})"
+        )
+    script = io.StringIO()
+    commands: Any = functools.reduce(
+        operator.or_,
+        (Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)] for name, kind in kinds.items()),
+    )
+    with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
+        tyro.cli(
+            commands,
+            prog=prog,
+            args=["--tyro-print-completion", shells[0]],
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+    return script.getvalue()
+
+
+def _take_help(flags: list[str]) -> tuple[list[str], str | None]:
+    """The flags without those that ask for help, and its topic: "" for -h and --help, None without them."""
+    topic = None
+    for flag in flags:
+        if flag in ("-h", "--help") or flag.startswith("--help="):
+            topic = flag.partition("=")[2]
+    return [flag for flag in flags if flag not in ("-h", "--help") and not flag.startswith("--help=")], topic
+
+
+def _name_words(kind: type, flags: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Writes words as flags: with words=("run", "input"), ["runs/a", "--json", "x.de"] has --run and --input.
+
+    A word after a flag that takes a value is its value.
+    """
+    several = {f"--{f.name}" for f in dataclasses.fields(kind) if typing.get_origin(f.type) is tuple}
+    if takes_config(kind):
+        values = flatten(Config()).items()
+        several |= {f"--config.{name}" for name, value in values if isinstance(value, tuple | list)}
+    switches, names = _find_switches(kind), list(words)
+    found, takes = [], 0.0  # the number of words that belong to the flag before
+    for token in flags:
+        if token.startswith("--"):
+            flag = _spell(token)
+            takes = 0 if "=" in token or flag in switches else math.inf if flag in several else 1
+            found.append(token)
+        elif takes:
+            takes -= 1
+            found.append(token)
+        elif names:
+            found.append(f"--{names[0]}={token}")
+            names = names if f"--{names[0]}" in several else names[1:]
+        else:
+            what = f"after {' and '.join(map(str.upper, words))}" if words else "without a flag"
+            raise UserError(f"unexpected argument {token!r} {what}; write values as --flag=value")
+    return found
+
+
+def _find_switches(kind: type) -> set[str]:
+    return {f"--{f.name}" for f in dataclasses.fields(kind) if f.type in (bool, bool | None)}
+
+
+def _spell(flag: str) -> str:
+    """The name of a flag with underscores: --beam-size=4 gives --beam_size."""
+    return "--" + flag.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def _join_repeated(kind: type, flags: list[str]) -> list[str]:
@@ -162,8 +257,7 @@ def _find_mistake(kind: type, flags: list[str], box: str) -> UserError:
     # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
     known = _flag_names(kind)
     for flag in flags:
-        name = flag.partition("=")[0].replace("-", "_").replace("__", "--", 1)
-        if flag.startswith("--") and name not in known:
+        if flag.startswith("--") and _spell(flag) not in known:
             _refuse_unknown(flag, known)
     return UserError(_extract_message(box))
 
@@ -174,8 +268,9 @@ def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
     flag = token.partition("=")[0]
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    similar = same_field or difflib.get_close_matches(flag, known, n=1)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "--help lists all flags"
+    own = None if same_field else find_own_option(flag, set(known))
+    similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    hint = own or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
 
 
@@ -187,7 +282,8 @@ def _extract_message(box: str) -> str:
     if bad_value:
         return f"{bad_value[1]} {bad_value[2]}"
     if title.startswith("─ Required options"):
-        missing = [flag for flag in re.findall(r"--[a-z_0-9]+", box) if flag != "--help"]
+        found = dict.fromkeys(re.findall(r"--[a-z_0-9]+", box))
+        missing = [flag for flag in found if flag != "--help"]
         return f"{' and '.join(missing)} must be given; see --help"
     no_value = re.match(r"Missing value for argument '(\S+)'", body)
     return f"{no_value[1]} has no value; give {no_value[1]}=VALUE" if no_value else body or box

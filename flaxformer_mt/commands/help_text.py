@@ -10,17 +10,28 @@ import inspect
 import re
 import shutil
 import textwrap
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.flag_values import describe_type
 from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.config import Config
+from flaxformer_mt.errors import UserError
 
 # Columns: the most that a line takes, the indentation of explanations, and the least that they get.
 _MAX_WIDTH = 100
 _INDENT = 26
 _GENERAL = "general"
+
+# Fields of the config that most experiments set.
+_USUAL = (
+    *("data.dataset", "data.text_dir", "data.source_language", "data.target_language", "data.batch_tokens"),
+    *("vocab.size", "model.num_encoder_layers", "model.num_decoder_layers", "model.model_dim"),
+    *("model.num_heads", "model.ffn_dim", "model.dropout_rate", "optim.learning_rate"),
+    *("optim.warmup_steps", "train.steps", "train.evaluate_every", "train.checkpoint_every"),
+    *("parallel.data", "parallel.fsdp", "search.beam_size"),
+)
 
 # The last sentence of a comment that says what None, or an empty value, stands for.
 _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)\.$")
@@ -38,26 +49,39 @@ class FieldComment(NamedTuple):
 def format_help(
     kind: type,
     *,
-    prog: str,
+    usage: str,
     description: str,
+    examples: Mapping[str, str] = types.MappingProxyType({}),
+    topic: str = "all",
     default: Any = None,
     run_config: Config | None = None,
     width: int | None = None,
 ) -> str:
-    """The help of a command: usage, description, and all flags in groups.
+    """The help of a command: usage, description, examples, and its flags in groups.
 
     Args:
       kind: the dataclass of the command's options.
-      prog: the command line without flags.
+      usage: the command line.
       description: paragraphs, separated by empty lines.
+      examples: command line -> what it does.
+      topic: what is shown of the config: "" the fields that most experiments set, a section such as model, or
+        all.
       default: an instance of `kind` whose values are the defaults; None: the defaults of the class.
       run_config: the config of the run that --run names, whose values are the defaults of some flags.
       width: the number of columns. None: those of the terminal, at most 100.
     """
     width = width or min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
-    lines = [f"usage: {prog} [FLAGS]"]
+    config = getattr(default, "config", None)
+    if topic not in ("", "all"):
+        return "\n".join(_format_topic(config, topic, width)).lstrip("\n")
+    lines = [f"usage: {usage}"]
     for paragraph in description.split("\n\n"):
         lines += ["", *textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)]
+    if examples:
+        lines += ["", "examples:"]
+    for example, text in examples.items():
+        rows = textwrap.wrap(f"  {example}", width, subsequent_indent="      ", break_on_hyphens=False)
+        lines += [*rows, *textwrap.wrap(text, width, initial_indent="      ", subsequent_indent="      ")]
     groups: dict[str, list[str]] = {_GENERAL: []}
     for field, comment in _list_fields(kind):
         if field.type is not Config:
@@ -76,10 +100,11 @@ def format_help(
                 )
             )
     groups[_GENERAL] += _format_flag("-h, --help", "Show this help.", width)
+    groups[_GENERAL] += _format_flag("--quiet", "Say nothing but warnings and errors.", width)
     for name, rows in groups.items():
         lines += ["", f"{name}:", *rows]
-    if default is not None and hasattr(default, "config"):
-        lines += _format_config(default.config, width)
+    if config is not None:
+        lines += _format_config(config, width) if topic else _format_usual(config, width)
     return "\n".join(lines)
 
 
@@ -87,7 +112,13 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
     """The comment of each field of a dataclass, those of its base classes included, by name."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base):
+        if section := base.__dict__.get("DECLARED_IN"):
+            declared = read_comments(section)
+            unset = "None: as in the run's config."
+            comments |= {
+                name: FieldComment(f"{one.text} {unset}", one.group) for name, one in declared.items()
+            }
+        elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
     return comments
 
@@ -195,6 +226,30 @@ def _format_config(config: Config, width: int) -> list[str]:
     return lines
 
 
+def _format_usual(config: Config, width: int) -> list[str]:
+    """The fields that most experiments set, and where the others are."""
+    lines = ["", "settings of the experiment that are usually changed:"]
+    for path in _USUAL:
+        section, _, name = path.rpartition(".")
+        lines += _format_field(getattr(config, section), name, f"config.{section}", width)
+    names = ", ".join(f"--help={name}" for name, _ in _sections(config) if "." not in name)
+    return [*lines, "", *textwrap.wrap(f"All settings: --help=all, or one section: {names}.", width)]
+
+
+def _format_topic(config: Config | None, topic: str, width: int) -> list[str]:
+    """The fields of one section of the config, and of the sections in it."""
+    sections = {} if config is None else dict(_sections(config))
+    if topic not in sections:
+        known = ", ".join(["all", *sections])
+        raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
+    lines = []
+    for name, section in sections.items():
+        if f"{name}.".startswith(f"{topic}."):
+            title = " ".join((type(section).__doc__ or "").split())
+            lines += _format_section(section, f"config.{name}", title, width)
+    return lines
+
+
 def _sections(values: Any) -> Sequence[tuple[str, Any]]:
     """The sections of the config by name, and sections within sections as data.clean."""
     found = []
@@ -207,11 +262,15 @@ def _sections(values: Any) -> Sequence[tuple[str, Any]]:
 
 
 def _format_section(section: Any, path: str, title: str, width: int) -> list[str]:
-    comments = read_comments(type(section))
     lines = ["", *textwrap.wrap(f"--{path}.*: {title}", width, break_on_hyphens=False)]
     for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if not dataclasses.is_dataclass(value):
-            flag = f"--{path}.{field.name}={describe_type(field.type)}"
-            lines += _format_flag(flag, _explain(comments[field.name].text, value), width)
+        if not dataclasses.is_dataclass(getattr(section, field.name)):
+            lines += _format_field(section, field.name, path, width)
     return lines
+
+
+def _format_field(section: Any, name: str, path: str, width: int) -> list[str]:
+    field = next(field for field in dataclasses.fields(section) if field.name == name)
+    flag = f"--{path}.{name}={describe_type(field.type)}"
+    text = read_comments(type(section))[name].text
+    return _format_flag(flag, _explain(text, getattr(section, name)), width)

@@ -22,8 +22,10 @@ def read_languages(options: _Options) -> dict[str, str]:
       UserError: the model of the run does not have a language.
     """
     from flaxformer_mt.translation.language_tags import choose_line_tags
+    from flaxformer_mt.vocab.pretrained import read_tags
 
     names = ("source_language", "target_language")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    choose_line_tags(read_config(options.run / "config.json").data, **given)
+    known = read_tags(options.run / "vocab")
+    choose_line_tags(read_config(options.run / "config.json").data, **given, vocab_tags=known)
     return given

@@ -6,15 +6,15 @@ that `--help` is fast.
 """
 
 import contextlib
-import dataclasses
 import difflib
 import errno
-import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from json import dumps
+from pathlib import Path
 from typing import Any
 
 import flaxformer_mt
@@ -29,8 +29,9 @@ from flaxformer_mt.commands.experiment_options import (
     ShowOptions,
     TrainOptions,
 )
-from flaxformer_mt.commands.flags import parse_flags, takes_config
+from flaxformer_mt.commands.flags import format_completion, parse_flags, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
+from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
     AverageOptions,
     DoctorOptions,
@@ -92,25 +93,34 @@ def _train(options: TrainOptions) -> object:
     return report
 
 
+def _say_nothing_more(result: dict[str, Any]) -> str:
+    """The summary of a command that has told a person its result on standard error."""
+    return ""
+
+
 def _show(options: ShowOptions) -> object:
     from flaxformer_mt.commands.show import show
+
+    if options.target is None:
+        return show(options.config, options.run)
+    from flaxformer_mt.commands.targets.target_report import show_for_target
+
+    return show_for_target(options.config, options.run, options.target, say=_say)
+
+
+def _summarize_experiment(result: dict[str, Any]) -> str:
     from flaxformer_mt.commands.summaries import summarize_experiment
 
-    if options.target is not None:
-        from flaxformer_mt.commands.targets.target_report import show_for_target, summarize_target
+    if "target" not in result:
+        return summarize_experiment(result)
+    from flaxformer_mt.commands.targets.target_report import summarize_target
 
-        result = show_for_target(options.config, options.run, options.target, say=_say)
-
-        def summarize(result: Any) -> str:
-            return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
-
-        return _for_reader(result, summarize, json=options.json)
-    return _for_reader(show(options.config, options.run), summarize_experiment, json=options.json)
+    return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
 
 
 def _prepare(options: PrepareOptions) -> object:
-    from flaxformer_mt.commands.summaries import summarize_preparation
     from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.workers.open_crew import choose_hands
@@ -121,17 +131,15 @@ def _prepare(options: PrepareOptions) -> object:
     report = prepare(
         options.config, options.run, say=_say, overlap=True, shortlist=shortlist, hands=hands
     ).report
-    for warning in describe_overlap(report["overlap"]):
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
-    return _for_reader(report, summarize_preparation, json=options.json)
+    return report
 
 
-def _for_reader(result: dict[str, Any], summarize: Callable[[Any], str], *, json: bool) -> object:
-    """The result for a program, or None once a person has been shown its summary on the terminal."""
-    if json or not sys.stdout.isatty():
-        return result
-    print(summarize(result))
-    return None
+def _summarize_preparation(report: dict[str, Any]) -> str:
+    from flaxformer_mt.commands.summaries import summarize_preparation
+
+    return summarize_preparation(report)
 
 
 def _say(text: str) -> None:
@@ -151,6 +159,12 @@ def _generate(options: GenerateOptions) -> None:
     )
     lines = "".join(f"{text.text}\n" for text in texts)
     sys.stdout.buffer.write(lines.encode("utf-8"))  # regardless of the terminal's encoding
+
+
+def _summarize_scores(result: dict[str, Any]) -> str:
+    if "by_length" in result or "directions" in result:
+        return ""  # the tables on standard error have said it
+    return _summarize_values(result)
 
 
 def _average(options: AverageOptions) -> object:
@@ -187,6 +201,7 @@ def _export(options: ExportOptions) -> object:
         quantization=options.quantization,
         tolerance=options.tolerance,
         shortlist=options.shortlist,
+        push=options.push,
     )
 
 
@@ -200,6 +215,8 @@ def _import(options: ImportOptions) -> object:
         config=None if options.config is None else load_config(options.config),
         vocab=options.vocab,
         tolerance=options.tolerance,
+        languages=None if options.languages is None else options.languages.split(","),
+        vocab_text=() if options.vocab_text is None else options.vocab_text.split(","),
     )
 
 
@@ -209,34 +226,135 @@ def _doctor(options: DoctorOptions) -> object:
     return doctor(options.run)
 
 
+def _summarize_doctor(report: dict[str, Any]) -> str:
+    from flaxformer_mt.commands.doctor import summarize_doctor
+
+    return summarize_doctor(report)
+
+
+def _summarize_values(result: dict[str, Any]) -> str:
+    from flaxformer_mt.commands.summaries import summarize_values
+
+    return summarize_values(result)
+
+
 @dataclass(frozen=True)
 class _Command:
     options: type
     run: Callable[[Any], object]
+    # The options that may be given as words without a flag.
+    words: tuple[str, ...] = ()
+    # Flags -> what the command does with them.
+    examples: Mapping[str, str] = field(default_factory=dict)
+    # The result as a person reads it on a terminal.
+    summarize: Callable[[dict[str, Any]], str] = _summarize_values
 
     @property
     def summary(self) -> str:
         return (self.options.__doc__ or "").split("\n")[0]
 
 
+def _new(options: NewOptions) -> object:
+    from flaxformer_mt.commands.new.new_config import write_new_config
+
+    return write_new_config(options)
+
+
 COMMANDS = {
-    "train": _Command(TrainOptions, _train),
-    "show": _Command(ShowOptions, _show),
-    "prepare": _Command(PrepareOptions, _prepare),
-    "align": _Command(AlignOptions, align_training_pairs),
-    "evaluate": _Command(EvaluateOptions, evaluate),
-    "translate": _Command(TranslateOptions, translate_file),
-    "score": _Command(ScoreOptions, score_file),
-    "backtranslate": _Command(BacktranslateOptions, backtranslate),
-    "distil": _Command(DistilOptions, distil),
-    "generate": _Command(GenerateOptions, _generate),
-    "average": _Command(AverageOptions, _average),
-    "export": _Command(ExportOptions, _export),
-    "import": _Command(ImportOptions, _import),
-    "plot": _Command(PlotOptions, _plot),
-    "report": _Command(ReportOptions, report),
-    "serve": _Command(ServeOptions, serve),
-    "doctor": _Command(DoctorOptions, _doctor),
+    "new": _Command(
+        NewOptions,
+        _new,
+        words=("files",),
+        examples={"corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py"},
+    ),
+    "train": _Command(
+        TrainOptions,
+        _train,
+        words=("config",),
+        examples={
+            "--config.train.steps=300": "the toy corpus, into runs/toy_de_en; again: it goes on",
+            "--init=runs/a --run=runs/b --config.data.dataset=parallel_text@my_text": "start from a run",
+        },
+        summarize=_say_nothing_more,
+    ),
+    "show": _Command(
+        ShowOptions,
+        _show,
+        words=("config",),
+        examples={
+            "wmt14_en_de_base": "its size, and what an update costs",
+            "wmt14_en_de_base --target=h100:8": "whether it fits into eight H100, without having them",
+        },
+        summarize=_summarize_experiment,
+    ),
+    "prepare": _Command(
+        PrepareOptions,
+        _prepare,
+        words=("config",),
+        examples={
+            "parallel_text --config.data.text_dir=my_text": "what there is to say of train.de, train.en, ..."
+        },
+        summarize=_summarize_preparation,
+    ),
+    "align": _Command(AlignOptions, align_training_pairs, words=("config",)),
+    "evaluate": _Command(
+        EvaluateOptions,
+        evaluate,
+        words=("run",),
+        examples={
+            "runs/a": "the test set of the run's data",
+            "runs/a --source=new.de --reference=new.en --against=runs/b": "other text; is runs/b better?",
+        },
+        summarize=_summarize_scores,
+    ),
+    "translate": _Command(
+        TranslateOptions,
+        translate_file,
+        words=("run", "input"),
+        examples={
+            "runs/a in.de --output=out.en": "a file",
+            "runs/a --beam_size=8 --n_best=8 --scores < in.de": "the eight best of each line",
+        },
+    ),
+    "score": _Command(
+        ScoreOptions,
+        score_file,
+        words=("run",),
+        examples={"runs/a --source=in.de --target=out.en": "how probable each line of out.en is"},
+    ),
+    "backtranslate": _Command(BacktranslateOptions, backtranslate, words=("run",)),
+    "distil": _Command(DistilOptions, distil, words=("run",)),
+    "generate": _Command(GenerateOptions, _generate, words=("run",)),
+    "average": _Command(
+        AverageOptions,
+        _average,
+        words=("run",),
+        examples={"runs/a --last=5": "then: translate runs/a --checkpoint=average"},
+    ),
+    "export": _Command(
+        ExportOptions,
+        _export,
+        words=("run",),
+        examples={
+            "runs/a --format=marian --output=exported": "for transformers",
+            "runs/a --format=ctranslate2 --output=exported --quantization=int8": "for CTranslate2",
+        },
+    ),
+    "import": _Command(
+        ImportOptions,
+        _import,
+        words=("input",),
+        examples={"opus-mt-de-en --format=marian --run=runs/opus": "a model of OPUS-MT"},
+    ),
+    "plot": _Command(PlotOptions, _plot, words=("run",)),
+    "report": _Command(ReportOptions, report, words=("run",)),
+    "serve": _Command(
+        ServeOptions,
+        serve,
+        words=("run",),
+        examples={"runs/a --port=5000": "a page and LibreTranslate's interface at http://127.0.0.1:5000"},
+    ),
+    "doctor": _Command(DoctorOptions, _doctor, words=("run",), summarize=_summarize_doctor),
 }
 
 
@@ -248,9 +366,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _warnings_as_lines():
+        arguments, quiet = _take_quiet(arguments)
+        with _warnings_as_lines(), _less_said(quiet):
             try:
-                _print_json(_run(arguments))
+                _run(arguments)
             finally:
                 sys.stdout.flush()  # a closed pipe raises BrokenPipeError here instead of at exit
     except UserError as error:
@@ -274,10 +393,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Prints every warning of the package as `warning: MESSAGE` on standard error, repeated ones included."""
+    stream = sys.stderr
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
-            print(f"warning: {message}", file=sys.stderr)
+            print(f"warning: {message}", file=stream)
         else:
             previous(message, category, *place, **more)
 
@@ -287,40 +407,77 @@ def _warnings_as_lines() -> Iterator[None]:
         yield
 
 
+def _take_quiet(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without --quiet, and whether it was among them."""
+    return [argument for argument in arguments if argument != "--quiet"], "--quiet" in arguments
+
+
+@contextlib.contextmanager
+def _less_said(quiet: bool) -> Iterator[None]:
+    """Within it, --quiet leaves nothing of standard error but what was there before: warnings and errors."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
+
+
 def _fail(message: str) -> int:
     print("error: " + message.replace("\n", "\n       "), file=sys.stderr)
     return 2
 
 
-def _print_json(result: object) -> None:
+def _print_result(result: object, summarize: Callable[[dict[str, Any]], str], *, json: bool) -> None:
+    """Prints a result as JSON; on a terminal, unless `json`, as a person reads it."""
     if result is None:
         return
-    text = name_urls(json.dumps(result, indent=2, ensure_ascii=False)) + "\n"
+    if sys.stdout.isatty() and not json and isinstance(result, dict):
+        text = summarize(result)
+    else:
+        text = dumps(result, indent=2, ensure_ascii=False)
     # UTF-8 regardless of the terminal's encoding; a path that is not UTF-8 gets the escapes of JSON.
-    sys.stdout.buffer.write(text.encode("utf-8", errors="backslashreplace"))
+    if text:
+        sys.stdout.buffer.write((name_urls(text) + "\n").encode("utf-8", errors="backslashreplace"))
 
 
-def _run(arguments: list[str]) -> object:
-    name, *flags = arguments or [""]
+def _run(arguments: list[str]) -> None:
+    name, *flags = arguments or ["help"]
     if name in ("-h", "--help", "help"):
         print(_overview())
-        return None
+        return
     if name == "--version":
         print(f"{PROGRAM} {flaxformer_mt.__version__}")
-        return None
+        return
+    if name == "--print-completion":
+        kinds = {name: command.options for name, command in COMMANDS.items()}
+        print(format_completion(flags, kinds, prog=PROGRAM))
+        return
     if name not in COMMANDS:
         similar = difflib.get_close_matches(name, COMMANDS, n=1)
-        what = f"unknown command {name!r}" if name else "no command given"
         hint = f"; did you mean {similar[0]}?" if similar else ""
-        raise UserError(f"{what}{hint} (commands: {', '.join(COMMANDS)})")
+        raise UserError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
     command = COMMANDS[name]
-    options = parse_flags(command.options, flags, prog=f"{PROGRAM} {name}")
+    options = parse_flags(
+        command.options, flags, prog=_program(name), words=command.words, examples=command.examples
+    )
     if takes_config(command.options):
         validate(options.config)
-    if not isinstance(options, ProcessOptions):
-        return run_locally(command.run, options)
-    process_flags = {field.name: getattr(options, field.name) for field in dataclasses.fields(ProcessOptions)}
-    return _run_in_processes(command, options, **process_flags)
+    if isinstance(options, ProcessOptions):
+        process_flags = {one.name: getattr(options, one.name) for one in fields(ProcessOptions)}
+        result = _run_in_processes(command, options, **process_flags)
+    else:
+        result = run_locally(command.run, options)
+    _print_result(result, command.summarize, json=getattr(options, "json", False))
+
+
+def _program(command: str = "") -> str:
+    """How this program was started, as help and examples write it."""
+    script = Path(sys.argv[0]).name
+    if script == "train.py" and command in ("", "train"):
+        return "python train.py"
+    return " ".join(
+        filter(None, ("python -m flaxformer_mt" if script == "__main__.py" else PROGRAM, command))
+    )
 
 
 def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
@@ -339,10 +496,11 @@ def _overview() -> str:
     rows = [f"  {name:<13} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
-            f"usage: {PROGRAM} COMMAND [FLAGS]",
+            f"usage: {_program()} COMMAND [FLAGS]",
             "",
             *rows,
             "",
-            f"{PROGRAM} COMMAND --help explains every flag, {PROGRAM} --version names the version.",
+            f"{_program()} COMMAND --help explains the flags of a command, --help=all every setting as well,",
+            "--version names the version, --print-completion bash (zsh, fish) writes completion for a shell.",
         ]
     )

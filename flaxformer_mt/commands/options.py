@@ -6,115 +6,38 @@ conversion_options.py.
 The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
+from flaxformer_mt.commands.section_flags import make_flags
+from flaxformer_mt.config import SearchConfig
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
 
 
+# Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
+_SearchFlags: Any = make_flags(
+    SearchConfig, *(field.name for field in fields(SearchConfig) if field.name != "ensemble_mean")
+)
+_ScoreFlags: Any = make_flags(
+    SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty", "coverage_layer"
+)
+_GenerateFlags: Any = make_flags(
+    SearchConfig, "beam_size", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram"
+)
+
+
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(_SearchFlags):
     """Options of all commands that search for translations."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
-    # ---- search ----
-
-    # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
-    # minimum Bayes risk (mbr): of several candidates, the one that is most like the others. None: as in the
-    # run's config.
-    method: Literal["beam", "greedy", "sample", "mbr"] | None = None
-    # Beam search: number of hypotheses kept for each sentence, usually 4 or 5. None: as in the run's config.
-    beam_size: int | None = None
-    # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
-    # translations. 0: none. None: as in the run's config.
-    length_penalty: float | None = None
-    # Length penalty: gnmt is ((5 + length) / 6) ** alpha, length is length ** alpha. None: as in the run's
-    # config.
-    length_penalty_kind: Literal["gnmt", "length"] | None = None
-    # ---- beam search ----
-
-    # Beam search: weight of the penalty for source tokens that receive little attention. 0: none. None: as in
-    # the run's config.
-    coverage_penalty: float | None = None
-    # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
-    # None: as in the run's config.
-    coverage_layer: int | None = None
-    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact also when
-    # patience * beam_size hypotheses are finished. None: as in the run's config.
-    stopping: Literal["exact", "inexact"] | None = None
-    # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
-    # None: as in the run's config.
-    patience: float | None = None
-    # Number of groups of diverse beam search, a divisor of beam_size. 1: off. None: as in the run's config.
-    diversity_groups: int | None = None
-    # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
-    # that chose that token at the same step. None: as in the run's config.
-    diversity_strength: float | None = None
-    # ---- sampling ----
-
-    # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
-    # None: as in the run's config.
-    temperature: float | None = None
-    # Sampling: keep only the k most probable tokens. 0: all. None: as in the run's config.
-    top_k: int | None = None
-    # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all. None:
-    # as in the run's config.
-    top_p: float | None = None
-    # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all. None:
-    # as in the run's config.
-    min_p: float | None = None
-    # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
-    # None: as in the run's config.
-    seed: int | None = None
-    # ---- minimum Bayes risk ----
-
-    # Minimum Bayes risk: candidates are random samples, or the beam_size hypotheses of beam search. None: as
-    # in the run's config.
-    mbr_candidates: Literal["samples", "beam"] | None = None
-    # Minimum Bayes risk: number of samples of each sentence, of which one is chosen. None: as in the run's
-    # config.
-    mbr_samples: int | None = None
-    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references.
-    # None: as in the run's config.
-    mbr_utility: Literal["chrf", "bleu"] | None = None
-    # ---- content and length of translations ----
-
-    # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed. None: as in the
-    # run's config.
-    no_repeat_ngram: int | None = None
-    # Pieces of the target vocabulary, or token ids, that translations never contain, separated by commas; a
-    # comma itself is given by its id. None: as in the run's config.
-    suppress: tuple[str, ...] | None = None
-    # Whether a translation may contain the unknown symbol. None: as in the run's config.
-    allow_unknown: bool | None = None
-    # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset. None: as in
-    # the run's config.
-    min_length_ratio: float | None = None
-    # Number of tokens added to min_length_ratio * source length to give the minimum translation length. None:
-    # as in the run's config.
-    min_length_offset: int | None = None
-    # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset. None: as in
-    # the run's config.
-    max_length_ratio: float | None = None
-    # Number of tokens added to max_length_ratio * source length to give the maximum translation length. None:
-    # as in the run's config.
-    max_length_offset: int | None = None
-    # Length up to which beam search expects a better translation, and that memory is reserved for.
-    # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
-    # maximum. None: as in the run's config.
-    length_bound: Literal["learned", "limit"] | None = None
-    # ---- memory ----
-
-    # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # Halved automatically if the device runs out of memory. None: as in the run's config.
-    batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,17 +83,20 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
     # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
     shortlist: Path | None = None
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Use a checkpoint although parameters of it are NaN or infinite.
     allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
 class TranslateOptions(WorkerOptions, SearchOptions):
-    """Translates text, one sentence a line, and writes one line for each input line in the same order."""
+    """Translates text line by line, and writes one line for each input line in the same order."""
 
     # ---- input and output ----
 
-    # UTF-8 text file to translate, one sentence a line. `-`: standard input.
+    # UTF-8 text file to translate. `-`: standard input.
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
@@ -226,12 +152,12 @@ class TranslateOptions(WorkerOptions, SearchOptions):
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: int | None = None
-    # Lines longer than data.max_source_length tokens: split translates them in parts and joins the results,
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
+    # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
-    # Translate each sentence of a line by itself, and join the translations. auto: if the model was trained
-    # on single sentences, as its run says.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
@@ -253,7 +179,7 @@ class TranslateOptions(WorkerOptions, SearchOptions):
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class ScoreOptions(_ScoreFlags):
     """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
@@ -280,20 +206,6 @@ class ScoreOptions:
     tokens: bool = False
     # Write one JSON object a line: source, target, score, token log-probabilities, pieces and more.
     json: bool = False
-    # ---- score ----
-
-    # Exponent alpha of the length penalty that log-probabilities are divided by. 0: none. None: as in the
-    # run's config.
-    length_penalty: float | None = None
-    # Length penalty: gnmt is ((5 + length) / 6) ** alpha, length is length ** alpha. None: as in the run's
-    # config.
-    length_penalty_kind: Literal["gnmt", "length"] | None = None
-    # Weight of the penalty for source tokens that receive little attention. 0: none. None: as in the run's
-    # config.
-    coverage_penalty: float | None = None
-    # Decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last. None: as in the
-    # run's config.
-    coverage_layer: int | None = None
     # ---- lines and memory ----
 
     # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
@@ -310,7 +222,7 @@ class ScoreOptions:
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(_GenerateFlags):
     """Writes texts by a language model (a run without data.source_language), one a line."""
 
     # Run directory of a trained language model.
@@ -325,18 +237,6 @@ class GenerateOptions:
     checkpoint: str | None = None
     # Random sampling, greedy search or beam search.
     method: Literal["sample", "greedy", "beam"] = "sample"
-    # Beam search: number of hypotheses. None: as in the run's config; and so for all options below.
-    beam_size: int | None = None
-    # Sampling: temperature that divides the logits.
-    temperature: float | None = None
-    # Sampling: keep only the k most probable tokens. 0: all.
-    top_k: int | None = None
-    # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all.
-    top_p: float | None = None
-    # Sampling: random seed; the same seed and prompt give the same texts.
-    seed: int | None = None
-    # No sequence of this many tokens occurs twice in a text. 0: repetition is allowed.
-    no_repeat_ngram: int | None = None
 
 
 @dataclass(frozen=True)

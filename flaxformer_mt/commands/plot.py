@@ -27,7 +27,7 @@ from flaxformer_mt.figures import (
     draw_training,
     save_figure,
 )
-from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
+from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -35,8 +35,10 @@ from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.translation.language_tags import choose_line_tags
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.writing_systems import is_blank
 
 # The number of positions to draw, from the first position on.
 _POSITIONS = 100
@@ -147,6 +149,9 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
             "model.positions is rotary, which rotates queries and keys instead of adding to embeddings: the "
             "figures show the cosine of the rotation angle of each pair of dimensions"
         )
+    if model.positions == "relative":
+        _note("model.positions is relative, which adds nothing to embeddings: there are no figures of it")
+        return {}
     tables = position_tables(model, params)
     curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
     options: Any = {"first_position": model.first_position, "column": column}
@@ -171,6 +176,9 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     positions = config.first_position + np.arange(count)
     if config.positions == "sinusoidal":
         return {"model": sinusoidal_table(config.first_position + count, config.model_dim)[positions]}
+    if config.positions == "sinusoidal_halves":
+        table = sinusoidal_half_table(config.first_position + count, config.model_dim)
+        return {"model": table[positions]}
     if config.positions == "rotary":
         half = (config.key_dim or config.model_dim // config.num_heads) // 2
         # (1, 0) rotated by an angle is (cosine of the angle, sine of the angle).
@@ -237,18 +245,20 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
             f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
             "translation models; leave out --source"
         )
-    if not source.strip():
+    if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
     """The attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
-    source_ids = vocabs.source.tokenize(source)
+    added = choose_line_tags(config.data).find([source])
+    source_ids = vocabs.source.tokenize("".join(added or []) + source)
     if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(compiled_dir())
-    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, long_lines="cut")
+    whole: dict[str, Any] = {"long_lines": "cut", "split_sentences": "never"}
+    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, **whole)
     (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(

@@ -18,6 +18,19 @@ _PROBLEMS = {
 _MORE = "All values: --json."
 
 
+def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
+    """Formats values as lines, those within others indented: {"a": {"b": 1}} is `a` and `  b  1`."""
+    width = max(map(len, values), default=0)
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}", summarize_values(value, f"{indent}  ")]
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            lines.append(f"{indent}{name:<{width}}  {text}")
+    return "\n".join(lines)
+
+
 def summarize_preparation(report: Mapping[str, Any]) -> str:
     """The report of `prepare`: what became of the pairs of each split, the vocabulary, and the batches."""
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
@@ -40,6 +53,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
         *_describe_stages(report.get("stages")),
         *_describe_overlap(report.get("overlap")),
         f"Vocabulary: {vocabulary['kind']} pieces, {size}",
+        *_describe_lost(report.get("lost_text")),
         "",
         *_describe_lengths(report.get("target_lengths")),
         *_describe_batches(report["batches"]),
@@ -107,6 +121,15 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         [_PROBLEMS.get(name, name), f"{found['count']:,}", _ACTIONS[found["action"]], _first(found)]
         for name, found in part["problems"].items()
     ]
+    if held := part.get("held_out"):
+        parts = {
+            "held out for validation": "valid",
+            "held out for test": "test",
+            "shared with these": "aside",
+        }
+        problems += [
+            [words, f"{held[name]:,}", "left out", ""] for words, name in parts.items() if held[name]
+        ]
     problems = problems or [[""] * 4]
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
 
@@ -170,6 +193,13 @@ def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
         for name, found in overlap.items()
     ]
     return ["Overlap", *align(rows), ""]
+
+
+def _describe_lost(found: Mapping[str, Any] | None) -> list[str]:
+    if not found:
+        return []
+    produced = found["lines"] - found["lost"]
+    return [f"  It can produce {produced:,} of {found['lines']:,} targets of the validation set exactly"]
 
 
 def _describe_batches(plan: Mapping[str, Any]) -> list[str]:

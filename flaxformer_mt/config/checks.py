@@ -70,9 +70,31 @@ def _model_problems(model: ModelConfig) -> Iterator[str]:
     key_dim = model.key_dim or model.model_dim // model.num_heads
     if model.positions == "rotary" and key_dim % 2:
         yield f"model.positions rotary needs an even key size per head, not {key_dim}; set model.key_dim"
-    if model.max_positions is not None and model.longest_input is None and model.positions == "rotary":
-        yield f"model.max_positions {model.max_positions} has no effect with rotary positions; set it to none"
+    if model.max_positions is not None and model.positions in ("rotary", "relative"):
+        yield (
+            f"model.max_positions {model.max_positions} has no effect with {model.positions} positions; set "
+            "it to none"
+        )
+    if model.positions == "relative":
+        yield from _relative_problems(model)
     yield from _attention_problems(model)
+
+
+def _relative_problems(model: ModelConfig) -> Iterator[str]:
+    if _decoder_only(model) or model.decoder_self_attention != "attention":
+        where = "architecture" if _decoder_only(model) else "decoder_self_attention"
+        yield (
+            f"model.positions relative needs an encoder_decoder with self-attention, but model.{where} is "
+            f"{getattr(model, where)}; use other positions"
+        )
+    # The exact half of the buckets of a direction: wider buckets begin after it.
+    exact = model.relative_buckets // 2
+    if model.relative_buckets % 4 or model.relative_distance <= exact:
+        yield (
+            f"model.relative_buckets {model.relative_buckets} must be a multiple of 4, and "
+            f"model.relative_distance {model.relative_distance} more than half of it ({exact}); the usual "
+            "numbers are 32 and 128"
+        )
 
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
@@ -139,8 +161,14 @@ def _data_problems(config: Config) -> Iterator[str]:
             yield f"vocab.{name} 0 means all words or characters, but vocab.kind is {vocab.kind}; give a size"
     if vocab.joint and vocab.source_size is not None:
         yield f"vocab.source_size {vocab.source_size} has no effect with vocab.joint=True; set it to none"
+    if vocab.kind == "pretrained" and (vocab.symbols or not vocab.joint):
+        yield (
+            "vocab.kind pretrained is one vocabulary for both languages, without symbols of its own; set "
+            "vocab.joint=True and leave out vocab.symbols"
+        )
     least = min((size for size in sizes.values() if size > 0), default=4)
-    if len(set(ids.values())) < 4 or not all(0 <= i < least for i in ids.values()):
+    distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
+    if not distinct or not all(0 <= i < least for i in ids.values()):
         yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
     for symbol in vocab.symbols:
         if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:

@@ -22,7 +22,8 @@ class CleanConfig:
     unequal_lines: Literal["refuse", "drop"] = "refuse"
     # Training pairs that are not valid UTF-8: refuse (error with file and line), or drop the pair.
     invalid_utf8: Literal["refuse", "drop"] = "refuse"
-    # Training pairs with an empty or blank side: refuse (error), drop, or keep and report.
+    # Training pairs with a side that is empty or shows nothing (white space, byte order marks, marks of
+    # direction): refuse (error), drop, or keep and report.
     empty: Literal["refuse", "drop", "keep"] = "drop"
     # Training pairs with a side of more than max_characters: refuse (error), drop, or keep and report.
     too_long: Literal["refuse", "drop", "keep"] = "drop"

@@ -1,13 +1,16 @@
 """Directions of translation: the members of `data.dataset`, their languages, and the tags of their sources.
 
 A member of a mixture may name its direction, as in parallel_text@DIR:de-en. A tag before the source tells a
-model of several languages which one to write (>>fr<<), or which one it reads (<from:de>).
+model of several languages which one to write (>>fr<<), or which one it reads (<from:de>); other families of
+models spell their tags in other ways (tag_styles.py), and some begin targets with one too.
 """
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from flaxformer_mt.config.schema import DataConfig
+from flaxformer_mt.config.tag_styles import BOTH_SIDES, spell_tag, spell_task
 from flaxformer_mt.errors import UserError
 
 # Code of a language in a tag.
@@ -63,10 +66,27 @@ def find_directions(data: DataConfig) -> list[Direction]:
     return list(dict.fromkeys(member.direction for member in read_members(data)))
 
 
+def common_languages(directions: Iterable[Direction]) -> Direction:
+    """Returns the source and the target language that all directions have; "" where they differ."""
+    sides = (set(side) for side in zip(*directions, strict=True))
+    return Direction(*(languages.pop() if len(languages) == 1 else "" for languages in sides))
+
+
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
-    """Returns the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>")."""
+    """Returns the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
+
+    Raises:
+      UserError: the style of tags has no code for a language.
+    """
     if not direction.source:
         return ()
+    if data.tag_style != "opus":
+        if data.target_tags == "never":
+            return ()
+        if data.tag_style == "t5":
+            return (spell_task(*direction),)
+        named = direction.source if data.tag_style in BOTH_SIDES else direction.target
+        return (spell_tag(data.tag_style, named),)
     several = len({one.target for one in find_directions(data)}) > 1
     tags = []
     if data.target_tags == "always" or (data.target_tags == "auto" and several):
@@ -74,6 +94,17 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
     if data.source_tags:
         tags.append(f"<from:{direction.source}>")
     return tuple(tags)
+
+
+def choose_target_tag(data: DataConfig, direction: Direction) -> str:
+    """Returns the tag that the targets of a direction begin with; "" if they begin with none.
+
+    Raises:
+      UserError: the style of tags has no code for the language.
+    """
+    if data.tag_style not in BOTH_SIDES or data.target_tags == "never":
+        return ""
+    return spell_tag(data.tag_style, direction.target)
 
 
 def find_direction_problems(data: DataConfig) -> list[str]:
@@ -98,6 +129,13 @@ def find_direction_problems(data: DataConfig) -> list[str]:
             "(data.source_language is empty); leave it out"
         )
     for direction in dict.fromkeys(member.direction for member in members):
+        if data.tag_style != "opus":
+            try:
+                choose_tags(data, direction)
+                choose_target_tag(data, direction)
+            except UserError as error:
+                problems.append(str(error))
+            continue
         for tag in choose_tags(data, direction):
             code = tag.strip("<>").removeprefix("from:")
             if not re.fullmatch(LANGUAGE_CODE, code):

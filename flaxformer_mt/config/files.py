@@ -6,30 +6,23 @@ import errno
 import hashlib
 import importlib.util
 import json
-import math
 import os
 import reprlib
 import stat
 import sys
-import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.field_values import make_section
 from flaxformer_mt.errors import UserError, local_path, name_full_disk
-
-# Larger whole numbers overflow arithmetic with floats and arrays.
-LARGEST_INT = (1 << 63) - 1
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
 
 # The entry of config.json with the digest of all others.
 _DIGEST = "blake2b"
-
-# Fields of earlier versions, which their runs and exports still have.
-_REMOVED = ("config.train.prng",)
 
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
@@ -73,58 +66,9 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(values: dict[str, Any], *, kind: type = Config, where: str = "config") -> Any:
-    """Builds a config, or a section of one, from nested dicts; missing fields take their defaults.
-
-    Args:
-      values: the dict of a config or section, as `to_dict` gives it.
-      kind: the dataclass to build.
-      where: dotted name of the section in messages, "config.model".
-
-    Raises:
-      UserError: an unknown field (the message suggests the most similar one) or a value of the wrong type.
-    """
-    hints = typing.get_type_hints(kind)
-    built = {}
-    for name, value in values.items():
-        if f"{where}.{name}" in _REMOVED:
-            continue
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
-            raise UserError(f"unknown config field {where}.{name}{hint}")
-        built[name] = _read_value(value, hints[name], f"{where}.{name}")
-    return kind(**built)
-
-
-def _read_value(value: Any, hint: Any, where: str) -> Any:
-    shown = _SHORT.repr(value)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise UserError(f"{where} should be an object, got {shown}")
-        return from_dict(value, kind=typing.cast(type, hint), where=where)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{where} is {shown}; allowed: {', '.join(map(str, args))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{where} should be a list, got {shown}")
-        return tuple(_read_value(item, args[0], where) for item in value)
-    if origin is types.UnionType:
-        if value is None and type(None) in args:
-            return None
-        return _read_value(value, next(a for a in args if a is not type(None)), where)
-    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
-    if type(value) is not hint:
-        raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
-    if hint is int and abs(value) > LARGEST_INT:
-        raise UserError(f"{where} is {shown}; the largest accepted value is {LARGEST_INT}")
-    if hint is float and not math.isfinite(value):
-        raise UserError(f"{where} is {value}; it must be a finite number")
-    return value
+def from_dict(values: dict[str, Any]) -> Config:
+    """Builds a config from nested dicts, as `to_dict` gives them; see `make_section`."""
+    return make_section(Config, values, "config")
 
 
 def save_config(config: Config, path: Path) -> None:

@@ -13,6 +13,8 @@ from flaxformer_mt.config.bounds import between
 class LengthConfig:
     """Minimum and maximum lengths of translations, and the length that is expected of them."""
 
+    # ---- content and length of translations ----
+
     # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset.
     min_length_ratio: Annotated[float, between(0, 1000)] = 0.0
     # Number of tokens added to min_length_ratio * source length to give the minimum translation length.

@@ -13,6 +13,8 @@ from flaxformer_mt.config.bounds import between
 class MbrConfig:
     """Minimum Bayes risk: the candidate that is most like the others is chosen."""
 
+    # ---- minimum Bayes risk ----
+
     # Minimum Bayes risk: candidates are random samples, or the beam_size hypotheses of beam search.
     mbr_candidates: Literal["samples", "beam"] = "samples"
     # Minimum Bayes risk: number of samples of each sentence, of which one is chosen.

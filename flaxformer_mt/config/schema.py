@@ -4,11 +4,13 @@ A field's comment is its `--help` text, and its annotation bounds it (config/bou
 fields are in config/checks.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
+from flaxformer_mt.config.field_values import replace_fields
 from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
 from flaxformer_mt.config.length_options import LengthConfig
 from flaxformer_mt.config.low_rank import LoraConfig
@@ -16,6 +18,7 @@ from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.stages import StageConfig
 from flaxformer_mt.config.subword_vocabulary import VocabConfig
+from flaxformer_mt.config.tag_styles import TagStyle
 
 # Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]
@@ -43,9 +46,14 @@ class DataConfig:
     # Noise in training text: case, typos, punctuation and spaces.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
+    # With a tag_style other than opus, text begins with its tags (auto, always) or with none (never).
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
     source_tags: bool = False
+    # How tags are written and where they stand, as the family of a pretrained model has them: opus (>>fr<<),
+    # madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb (fra_Latn)
+    # and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
+    tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns; each also as .gz. It may be a URL, gs:// or
     # s3://.
@@ -72,6 +80,12 @@ class DataConfig:
     valid_split: str = "valid"
     # Name of the test split, evaluated when training ends.
     test_split: str = "test"
+    # Number of validation pairs that are held out from the training set of each direction, where there is no
+    # validation split. 0: none.
+    valid_pairs: Annotated[int, at_least(0)] = 0
+    # Number of test pairs that are held out from the training set of each direction, where there is no test
+    # split. 0: none.
+    test_pairs: Annotated[int, at_least(0)] = 0
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
@@ -123,8 +137,8 @@ class ModelConfig:
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
     ffn_dim: Annotated[int, at_least(1)] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
-    # swiglu adds a gate with a third weight matrix.
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
+    # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Feed-forward layers as dense layers, or as convolutions of kernel size 1 that compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
@@ -141,14 +155,26 @@ class ModelConfig:
     embedding_norm: bool = False
     # Position encoding: sinusoidal or learned vectors added to embeddings, or rotary. one_vector adds one at
     # all positions: the sum of a learned table's rows, each times its index (see configs/decoder_only.py).
-    positions: Literal["sinusoidal", "learned", "rotary", "one_vector"] = "sinusoidal"
+    # sinusoidal_halves: all sines, then all cosines, as in fairseq (M2M100, NLLB). relative: each head learns
+    # what to add to attention scores at each distance, as in T5; encoder_decoder only.
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "one_vector", "relative"] = (
+        "sinusoidal"
+    )
+    # With positions=relative, number of buckets of distances, such as 32; the encoder has half of them in
+    # each direction.
+    relative_buckets: Annotated[int, between(4, 65536)] = 32
+    # With positions=relative, distance in tokens from which on all distances share a bucket, such as 128.
+    relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, at_least(0)] = 0
     # Maximum input length in tokens. None: 5000 for sinusoidal, 512 for learned positions (the size of their
-    # table). rotary and one_vector have no limit; for one_vector this is the size of the table, None: 512.
+    # table). rotary, relative and one_vector have no limit; for one_vector this is the size of the table,
+    # None: 512.
     max_positions: Annotated[int | None, at_least(1)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
+    # Whether to divide attention scores by the square root of key_dim (Vaswani et al. 2017); T5 does not.
+    attention_scale: bool = True
     # Whether to divide the decoder output by sqrt(model_dim) before it becomes logits.
     logit_scale: bool = False
     # Whether to add a learned bias vector to token embeddings and to learned positions.
@@ -202,9 +228,9 @@ class ModelConfig:
     @property
     def longest_input(self) -> int | None:
         """Maximum input length in tokens that the positions allow; None: unlimited."""
-        if self.positions in ("rotary", "one_vector"):
+        if self.positions in ("rotary", "one_vector", "relative"):
             return None
-        return self.max_positions or {"sinusoidal": 5000, "learned": 512}[self.positions]
+        return self.max_positions or (512 if self.positions == "learned" else 5000)
 
 
 @dataclass(frozen=True)
@@ -291,7 +317,7 @@ class TrainConfig:
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
     peak_flops: Annotated[float, at_least(0)] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
-    # Korean, char for Thai, Lao, Khmer and Burmese, else 13a; none: text that is tokenized already.
+    # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
@@ -326,6 +352,8 @@ class ParallelConfig:
 class SearchConfig(MbrConfig, LengthConfig):
     """Decoding: search method, scoring and limits of translations."""
 
+    # ---- search ----
+
     # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
     # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
@@ -336,6 +364,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     length_penalty: Annotated[float, between(0, 100)] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
+    # ---- beam search ----
+
     # Beam search: weight beta of the penalty for source tokens that receive little attention (coverage
     # penalty, Wu et al. 2016, equation 14). 0: none.
     coverage_penalty: Annotated[float, at_least(0)] = 0.0
@@ -351,6 +381,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Diverse beam search: amount subtracted from a token's log-probability for each beam of an earlier group
     # that chose that token at the same step.
     diversity_strength: Annotated[float, at_least(0)] = 0.5
+    # ---- sampling ----
+
     # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
     temperature: Annotated[float, above(0)] = 1.0
     # Sampling: keep only the k most probable tokens. 0: all.
@@ -361,14 +393,21 @@ class SearchConfig(MbrConfig, LengthConfig):
     min_p: Annotated[float, between(0, 1)] = 0.0
     # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
+    # ---- content and length of translations ----
+
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
-    # Pieces of the target vocabulary, or token ids, that translations never contain.
+    # Pieces of the target vocabulary, or token ids, that translations never contain; on the command line, a
+    # comma itself is given by its id.
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.
     allow_unknown: bool = True
+    # ---- ensemble ----
+
     # Ensembles: mean of the models' log-probabilities (geometric mean) or of their probabilities.
     ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
+    # ---- memory ----
+
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory.
     batch_tokens: Annotated[int, at_least(1)] = 8192
@@ -394,3 +433,12 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     # Decoding: search method, scoring and limits of translations.
     search: SearchConfig = field(default_factory=SearchConfig)
+
+    def replace(self, changes: Mapping[str, Any]) -> "Config":
+        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}.
+
+        Raises:
+          UserError: a field is unknown (the message suggests the most similar one), or a value has the wrong
+            type.
+        """
+        return replace_fields(self, changes, "config")

@@ -8,13 +8,16 @@ from typing import Annotated, Literal
 
 from flaxformer_mt.config.bounds import at_least, between
 
+Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"]
+
 
 @dataclass(frozen=True)
 class VocabConfig:
     """SentencePiece vocabularies, trained on the training split unless model files are given."""
 
-    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
-    kind: Literal["bpe", "unigram", "char", "word"] = "bpe"
+    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words; or
+    # pretrained: the tokenizer of an imported model, as import sets it.
+    kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
     size: Annotated[int, at_least(0)] = 8000
@@ -24,16 +27,20 @@ class VocabConfig:
     joint: bool = True
     # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
     source_model: str = ""
-    # Existing SentencePiece .model file for the target language, with joint=False. Empty: train one.
+    # Existing SentencePiece .model file for the target language. Empty: with joint=True that of source_model,
+    # else train one.
     target_model: str = ""
     # Whether to encode characters outside the vocabulary as UTF-8 bytes (256 pieces) instead of unknown.
     byte_fallback: bool = True
     # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
     # thousands of characters, such as Chinese.
     character_coverage: Annotated[float, between(0.98, 1)] = 1.0
-    # SentencePiece's Unicode normalization of text, which also removes characters that nobody sees (soft
+    # SentencePiece's Unicode normalization of sources, which also removes characters that nobody sees (soft
     # hyphens, zero-width spaces, marks of direction); identity: none; nmt_nfkc_cf: also case folding.
-    normalization: Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"] = "nmt_nfkc"
+    normalization: Normalization = "nmt_nfkc"
+    # The same of targets. identity: a model can produce every character of its training text; any other
+    # normalization replaces characters, which translations then lack, and costs BLEU in many languages.
+    target_normalization: Normalization = "identity"
     # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
     # vocab.size includes them. Given models must have them.
     symbols: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ import numpy as np
 
 from flaxformer_mt.convert.format_interface import Format, Weights
 from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.hub_store import find_hub_name, make_card, push_model
 from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.transfers import open_output, publish_output
@@ -23,6 +24,8 @@ from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 TOLERANCE = 1e-4
+# The formats whose folders are models on Hugging Face's Hub.
+_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 def export_run(
@@ -34,6 +37,7 @@ def export_run(
     quantization: str = "none",
     tolerance: float = TOLERANCE,
     shortlist: str | Path | None = None,
+    push: str | None = None,
     warn: Callable[[str], None] = warn_user,
 ) -> dict[str, Any]:
     """Writes a trained model in a foreign format; returns the written files and the measured difference.
@@ -42,7 +46,9 @@ def export_run(
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
       quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
       shortlist: file of the pieces that may translate each source piece, for format ctranslate2.
-      tolerance: largest accepted absolute difference of a logit (or log-probability).
+      tolerance: largest accepted absolute difference of a logit (or log-probability), where these are up to
+        1; in proportion where they are larger.
+      push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files and a model card are uploaded.
 
     Raises:
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
@@ -51,7 +57,12 @@ def export_run(
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
-    target = find_format(format_name)
+    target, hub_name = find_format(format_name), None if push is None else find_hub_name(push)
+    if push is not None and (hub_name is None or format_name not in _ON_HUB):
+        raise UserError(
+            f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
+            f"{', '.join(_ON_HUB)}"
+        )
     check_output(output)
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
@@ -79,6 +90,8 @@ def export_run(
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    if hub_name is not None:
+        result["pushed"] = push_model(output, hub_name, make_card(weights.config, result))
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
     publish_output(output)
     return result
@@ -89,6 +102,7 @@ def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, A
         "checkpoint": weights.checkpoint,
         "step": weights.step,
         "largest_difference": parity.largest_difference,
+        "largest_output": parity.largest_output,
         "tolerance": tolerance,
         "quantity": parity.quantity,
         "target_tokens": parity.tokens,
@@ -140,7 +154,7 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
     _clear(folder)
     target.write(weights, folder, "none")
     parity = measure(weights, target.open(folder), quantity=target.quantity)
-    if not parity.largest_difference <= tolerance:
+    if not parity.is_within(tolerance):
         raise UserError(
             f"the {target.name} model differs from the Flax model by {parity.largest_difference:.3g} in "
             f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written. This is a bug of "

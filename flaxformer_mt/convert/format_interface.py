@@ -231,11 +231,11 @@ def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> l
     """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 
     Args:
-      allowed: supported values by the dotted name of the field.
+      allowed: supported values by the dotted name of the field; of model.attention_scale, True if absent.
     """
     fields = flatten(config)
     return [
         f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
-        for name, values in allowed.items()
+        for name, values in ({"model.attention_scale": (True,)} | allowed).items()
         if fields[name] not in values
     ]

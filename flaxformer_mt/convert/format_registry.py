@@ -18,13 +18,21 @@ _MODULES = {
     "decoder-only": "documents.decoder_only_format",
     "aiayn": "documents.aiayn_format",
     "embeddings": "documents.embeddings_format",
+    "hf": "huggingface.hub_models",
     "marian": "huggingface.marian",
     "hf-pre-norm": "huggingface.pegasus",
     "ctranslate2": "ctranslate2.model_folder",
 }
 NAMES = tuple(_MODULES)
 # Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
-EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "ctranslate2": "ctranslate2"}
+EXTRAS = {
+    "torch": "torch",
+    "transformers": "torch",
+    "safetensors": "torch",
+    "ctranslate2": "ctranslate2",
+    "tokenizers": "huggingface",
+    "huggingface_hub": "huggingface",
+}
 
 
 def find_format(name: str) -> Format:

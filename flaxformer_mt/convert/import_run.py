@@ -1,11 +1,14 @@
 """Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
-Contains the order of the steps and the clean-up after a failed import. Formats are found by name in
-format_registry.py.
+Contains the order of the steps and the clean-up after a failed import. Formats are found from the files in
+format_of_files.py, and by name in format_registry.py.
 """
 
 import dataclasses
+import itertools
+import os
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +16,170 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
+from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
-from flaxformer_mt.convert.parity_check import Parity, measure
+from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
+from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, compare, compute_own
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
 from flaxformer_mt.object_store.working_copies import open_copy, publish_run
 from flaxformer_mt.runs.new_run import write_new_run
+from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.trees import nest_leaves
+from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 
 def import_run(
     path: str | Path,
     *,
-    format_name: str,
+    format_name: str | None = None,
     run_dir: str | Path,
     config: Config | None = None,
     vocab: str | Path | None = None,
     tolerance: float = TOLERANCE,
+    languages: Sequence[str] | None = None,
+    vocab_text: Sequence[str | Path] = (),
 ) -> dict[str, Any]:
     """Writes a foreign model as checkpoint 0 of a new run directory; returns a summary of the import.
 
     Args:
-      path: the folder that `export` or the foreign system wrote, or the weights file in it.
+      path: the folder that `export` or the foreign system wrote, or the weights file in it; or hf:OWNER/NAME,
+        a model of Hugging Face's Hub, which is downloaded.
+      format_name: None: found from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
       vocab: for files without vocabularies: a folder with joint.model, or with source.model and target.model;
         or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
         file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
+      vocab_text: files of text in the languages in use, to which the vocabulary of a pretrained model is cut.
+      languages: those that a pretrained model of many is to translate between. None: those of its files.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,
         damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
         behind.
     """
-    path, run_dir = fetch_input(path), open_copy(run_dir)
-    source = find_format(format_name)
-    if source.read is None:
-        raise UserError(f"format {format_name} is export-only: its files do not contain the complete model")
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give the folder of the {format_name} model as --input=PATH")
+    origin, run_dir = str(path), open_copy(run_dir)
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
+    hub_name = find_hub_name(path)
+    path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
+    source = find_format(format_name or find_format_name(path))
+    if source.read is None:
+        raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
     if given.vocabs is not None:
         weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
+    if languages is not None:
+        weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
     _check_finite(weights)
-    parity = _measure(source, weights, path, given)
-    if not parity.largest_difference <= tolerance:
-        raise UserError(
-            f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
-            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
-        )
-    _write_run(weights, run_dir, origin={"format": source.name, "path": str(path)})
-    return {
-        "format": source.name,
-        "run": str(run_dir),
-        "parameters": sum(leaf.size for leaf in weights.leaves.values()),
-        "arrays": len(weights.leaves),
-        **dataclasses.asdict(parity),
-    }
-
-
-def _measure(source: Format, weights: Weights, path: Path, given: Given) -> Parity:
+    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
+        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
+    if run_dir.is_symlink():
+        run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
+    partial = run_dir.with_name(f".{run_dir.name}.importing")
+    shutil.rmtree(partial, ignore_errors=True)
     try:
-        return measure(weights, source.open(path, given), quantity=source.quantity, read_data=False)
+        own = compute_own(weights, quantity=source.quantity, read_data=False)
+        if vocab_text:
+            weights = cut_vocabulary(weights, vocab_text, languages)
+        leaves = nest_leaves(weights.leaves)
+        facts = {"format": source.name, "path": origin}
+        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=facts)
+        counts = {
+            "parameters": sum(leaf.size for leaf in weights.leaves.values()),
+            "arrays": len(weights.leaves),
+            "pieces": weights.vocabs.target.size,
+        }
+        del weights, leaves  # memory holds one of the two models at a time
+        parity = _compare(source, own, path, given)
+        if not parity.is_within(tolerance):
+            raise UserError(
+                f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
+                f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
+            )
+        os.replace(partial, run_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    publish_run(run_dir)
+    return {"format": source.name, "run": str(run_dir)} | counts | dataclasses.asdict(parity)
+
+
+def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
+    """Returns the config of a model of many languages for the directions between some of them.
+
+    Raises:
+      UserError: fewer than two languages, or the model does not have one.
+    """
+    data, tags = weights.config.data, weights.vocabs.target.tags
+    if len(set(languages)) < 2 or len(set(languages)) < len(languages):
+        raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
+    if data.tag_style == "opus":
+        raise UserError(
+            f"--languages is {','.join(languages)}, but this model has no tags of languages; leave it out, "
+            "and set data.source_language and data.target_language when you train"
+        )
+    source, target = languages[:2]
+    data = dataclasses.replace(data, source_language=source, target_language=target)
+    if len(languages) > 2:
+        pairs = itertools.permutations(languages, 2)
+        data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
+    for direction in find_directions(data):
+        for tag in (*choose_tags(data, direction), choose_target_tag(data, direction)):
+            if tag and tags and tag not in tags:
+                raise UserError(
+                    f"--languages is {','.join(languages)}, but this model has no language tag {tag}; it has "
+                    f"{len(tags)}, such as {', '.join(list(tags)[:5])}"
+                )
+    return dataclasses.replace(weights.config, data=data)
+
+
+def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
+    """Returns a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
+
+    Raises:
+      UserError: a file cannot be read.
+    """
+    vocab, data = weights.vocabs.target, weights.config.data
+    assert isinstance(vocab, PretrainedVocab)
+    tags = None
+    if languages is not None:
+        directions = find_directions(data)
+        tags = {tag for one in directions for tag in (*choose_tags(data, one), choose_target_tag(data, one))}
+    cut = vocab.cut(_read_texts(texts), tags=tags)
+    kept = np.asarray(cut.facts.kept)
+    leaves = dict(weights.leaves)
+    for path, leaf in leaves.items():
+        if path.endswith("_embedding/embedding") or path == "output_bias":
+            leaves[path] = leaf[kept]
+        elif path == "output_kernel":
+            leaves[path] = leaf[:, kept]
+    section = dataclasses.replace(
+        weights.config.vocab,
+        size=cut.size,
+        **{name: getattr(cut, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")},
+    )
+    config = dataclasses.replace(weights.config, vocab=section)
+    return dataclasses.replace(weights, config=config, vocabs=Vocabs(cut, cut, joint=True), leaves=leaves)
+
+
+def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
+    for path in paths:
+        with open_input(str(path)) as stream:
+            yield from read_lines(stream, name=str(path), invalid_utf8="replace")
+
+
+def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:
+    try:
+        return compare(own, source.open(path, given))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
@@ -95,12 +193,3 @@ def _check_finite(weights: Weights) -> None:
     bad = [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]
     if bad:
         raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
-
-
-def _write_run(weights: Weights, run_dir: Path, *, origin: dict[str, str]) -> None:
-    try:
-        write_new_run(run_dir, weights.config, weights.vocabs, nest_leaves(weights.leaves), origin=origin)
-        publish_run(run_dir)
-    except BaseException:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        raise

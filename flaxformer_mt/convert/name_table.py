@@ -10,6 +10,7 @@ with several paths), the slice of one head (`head_axis`), or a value without a F
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ TABLE_TOLERANCE = 1e-3
 
 # Number of differing entries that a message lists.
 _LISTED = 10
+# Bytes.
+_ALIGNMENT = 64
 _NO_SIZES: Mapping[str, int] = {}
 
 
@@ -149,7 +152,7 @@ class Table:
 
     def to_flax(
         self,
-        tensors: Tensors,
+        tensors: Mapping[str, Any],
         *,
         tied: Sequence[str] = (),
         origin: str = "the file",
@@ -158,6 +161,8 @@ class Table:
         """Converts foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
         Args:
+          tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
+            is asked for once.
           tied: names that a file may omit because another name holds the same array.
           sizes: fields of the config that are sizes, so that the message can name the one that differs.
 
@@ -168,14 +173,15 @@ class Table:
         """
         problems = self._compare(tensors, tied)
         if problems:
-            shapes = {name: np.shape(tensors[name]) for name in self._entries if name in tensors}
-            wrong = [(self.shape_of(name), shape) for name, shape in shapes.items()]
+            # Tables of positions have the length of a line, which is no size of the model.
+            learnt = [name for name, entry in self._entries.items() if entry.constant is None]
+            wrong = [(self.shape_of(name), np.shape(tensors[name])) for name in learnt if name in tensors]
             more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
             raise UserError(
                 f"{origin} is not a {self._what} model of this config{_explain_shapes(wrong, sizes)}; "
                 f"{len(problems)} entries differ:\n  " + "\n  ".join(problems[:_LISTED]) + more
             )
-        leaves: Leaves = {path: np.full(shape, np.nan, np.float32) for path, shape in self._shapes.items()}
+        leaves: Leaves = {path: _make_leaf(shape) for path, shape in self._shapes.items()}
         filled: dict[tuple[str, Any], str] = {}
         unequal = []
         for name, entry in self._entries.items():
@@ -199,7 +205,7 @@ class Table:
             )
         return leaves
 
-    def _compare(self, tensors: Tensors, tied: Sequence[str]) -> list[str]:
+    def _compare(self, tensors: Mapping[str, Any], tied: Sequence[str]) -> list[str]:
         problems = []
         found = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():
@@ -223,13 +229,18 @@ class Table:
 
 
 def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, int]) -> str:
-    """Names the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`."""
+    """Names the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`.
+
+    A size of another array that has the expected shape is no cause: nothing is named instead of it.
+    """
+    pairs = list(pairs)
+    right = {size for one, other in pairs if one == other for size in one}
     differing = Counter(
         (expected, found)
         for one, other in pairs
         if len(one) == len(other)
         for expected, found in zip(one, other, strict=True)
-        if expected != found
+        if expected != found and expected not in right
     )
     for (expected, found), _ in differing.most_common():
         if names := [name for name, size in sizes.items() if size == expected]:
@@ -257,6 +268,16 @@ def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:
 
 def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
     return part.layout.to_foreign(part.select(array))
+
+
+def _make_leaf(shape: Shape) -> np.ndarray:
+    """An array of NaN that begins at a multiple of 64 bytes: on CPUs, JAX uses such arrays without a copy."""
+    size = math.prod(shape) * 4
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    leaf = memory[start : start + size].view(np.float32).reshape(shape)
+    leaf.fill(np.nan)
+    return leaf
 
 
 def _broadcast_zeros(shape: Shape) -> np.ndarray:

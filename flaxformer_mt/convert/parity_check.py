@@ -6,7 +6,7 @@ Contains the choice of the batches and the comparison. Each format provides the 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,28 +31,57 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest absolute difference at any real target token, and what was compared."""
+    """The largest absolute difference at any real target token, and what was compared.
+
+    largest_output: the largest number that the foreign model computes, to which rounding is proportional.
+    """
 
     largest_difference: float
+    largest_output: float
     quantity: str
     tokens: int
     checked_on: str
 
+    def is_within(self, tolerance: float) -> bool:
+        """Whether the difference is within a tolerance, which grows with outputs that are larger than 1."""
+        return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
-def measure(weights: Weights, theirs: Outputs, *, quantity: str, read_data: bool = True) -> Parity:
-    """Computes the outputs of both systems for the same batches in float32, and compares them.
+
+class OwnOutputs(NamedTuple):
+    """Batches, the outputs of the Flax model for each, what they are, and where the batches come from."""
+
+    batches: list[Batch]
+    outputs: list[np.ndarray]
+    quantity: str
+    checked_on: str
+
+
+def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
+    """Computes the outputs of both systems for the same batches in float32, and compares them."""
+    return compare(compute_own(weights, quantity=quantity), theirs)
+
+
+def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> OwnOutputs:
+    """Computes the outputs of the Flax model; then its parameters are no longer needed.
 
     read_data: whether the data set that the config names may be opened; see `make_batches`.
     """
     batches, checked_on = make_batches(weights, read_data=read_data)
-    largest, tokens = 0.0, 0
-    for batch in batches:
-        ours = flax_outputs(weights, batch, quantity=quantity)
-        difference = np.abs(ours - theirs(batch))[batch.target_mask]
+    outputs = [flax_outputs(weights, batch, quantity=quantity) for batch in batches]
+    return OwnOutputs(batches, outputs, quantity, checked_on)
+
+
+def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
+    """Computes the outputs of the foreign system, and compares them."""
+    largest, output, tokens = 0.0, 0.0, 0
+    for batch, ours in zip(own.batches, own.outputs, strict=True):
+        found = theirs(batch)
+        difference = np.abs(ours - found)[batch.target_mask]
+        output = max(output, float(np.abs(found[batch.target_mask]).max(initial=0.0)))
         # NaN in either output counts as an infinite difference.
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
         tokens += int(batch.target_mask.sum())
-    return Parity(largest, quantity, tokens, checked_on)
+    return Parity(largest, output, own.quantity, tokens, own.checked_on)
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:

@@ -15,6 +15,12 @@ def digest(values: Any) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def digest_file(path: Path) -> str:
+    """Hex digest of the bytes of a file, 32 digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def read_cached(path: Path) -> dict[str, Any] | None:
     """The values that `write_cached` wrote; None if the file is absent, damaged, or of an older version."""
     try:

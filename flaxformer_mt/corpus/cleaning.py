@@ -5,7 +5,6 @@ source it checks the target alone. Blocks of pairs are checked by workers (pair_
 """
 
 import functools
-import hashlib
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
@@ -34,7 +33,7 @@ _PROBLEMS = {
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Cleaned(NamedTuple):
@@ -110,7 +109,7 @@ def load_or_clean(
         known = record["arrays"]
         arrays = {name: folder / f"{key}.{name}.npy" for name in known}
         if all(
-            path.is_file() and _digest_file(path) == record["arrays"][name] for name, path in arrays.items()
+            path.is_file() and digest_file(path) == record["arrays"][name] for name, path in arrays.items()
         ):
             loaded = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in arrays.items()}
             return Cleaned(loaded.get("rows"), loaded["hashes"], record["report"])
@@ -121,15 +120,10 @@ def load_or_clean(
             content = io.BytesIO()
             np.save(content, array)
             write_atomically(folder / f"{key}.{name}.npy", content.getbuffer())
-            digests[name] = _digest_file(folder / f"{key}.{name}.npy")
+            digests[name] = digest_file(folder / f"{key}.{name}.npy")
     # The report is written last, with the digests of the arrays: without rows all of them are kept.
     write_cached(folder / f"{key}.json", {"report": cleaned.report, "arrays": digests})
     return cleaned
-
-
-def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:

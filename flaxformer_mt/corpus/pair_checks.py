@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.writing_systems import is_blank
 
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384
@@ -126,16 +127,13 @@ def _longest_side(block: TextBlock, problems: np.ndarray) -> np.ndarray:
 
 
 def _find_blank(block: TextBlock) -> np.ndarray:
-    blank = np.stack(
-        [np.fromiter((not text or text.isspace() for text in side), bool, len(side)) for side in block.texts],
-        axis=1,
-    )
+    blank = np.stack([np.fromiter(map(is_blank, side), bool, len(side)) for side in block.texts], axis=1)
     blank[:, : block.first_side] = False
     return blank
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """A side without text, or of white space alone."""
+    """A side of which nothing can be seen: no text, white space, byte order marks, marks of direction."""
     return _first_side(_find_blank(block))
 
 

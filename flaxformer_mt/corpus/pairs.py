@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.writing_systems import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
@@ -87,7 +88,8 @@ class RawSplit:
     `rows` are pairs of bytes; `identity` changes whenever the text does; `sides`
     and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
     report. `languages` are ("", "en") where there is no source. `tags`, such as (">>fr<<",), are put before
-    each source that is not blank. `weights`: of the rows in the loss, float32; None: all count alike.
+    each source that is not blank, and `target_tag` before each target, but only to tokenize it. `weights`: of
+    the rows in the loss, float32; None: all count alike.
     """
 
     name: str
@@ -99,6 +101,7 @@ class RawSplit:
     facts: dict[str, Any] = field(default_factory=dict)
     weights: np.ndarray | None = None
     tags: tuple[str, ...] = ()
+    target_tag: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,7 +130,8 @@ class Pairs:
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
     rules, tags. parts: the data sets of a mixture, concatenated in order. languages: the source and target
-    language of each part. tags: all tags that sources begin with. has_source: False for a language model,
+    language of each part. tags, target_tags: all tags that sources, and targets as they are tokenized, begin
+    with. has_source: False for a language model,
     whose pairs are target sentences alone. report: JSON values: for each part the number of pairs read and
     kept, and the problems with their locations. weights: of the pairs in the loss, float32; None: all are 1.
     """
@@ -161,6 +165,7 @@ class Pairs:
         self.has_source = all(split.has_source for split in splits)
         self.languages = tuple(split.languages for split in splits)
         self.tags = tuple(dict.fromkeys(tag for split in splits for tag in split.tags))
+        self.target_tags = tuple(dict.fromkeys(split.target_tag for split in splits if split.target_tag))
         self.fingerprint = fingerprint
         self.report = report
         self.weights = self._gather_weights() if any(s.weights is not None for s in splits) else None
@@ -192,13 +197,19 @@ class Pairs:
         for split, kept, links in zip(
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
         ):
-            # Tags are words before those of the source.
-            shift = np.array([len(split.tags), 0], np.int32)
+            # Tags are words before those of the text.
+            tag_words = len(" ".join(split.tags).split()), len(split.target_tag.split())
+            shift = np.array(tag_words, np.int32)
             for row in range(len(split)) if kept is None else kept:
                 if links is None:
                     yield nothing
                 else:
                     yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
+
+    def read_target_tags(self) -> Iterator[str]:
+        """Yields what is put before each target when it is tokenized, in order: a tag and a space, or ""."""
+        for split, part in zip(self._splits, self.parts, strict=True):
+            yield from itertools.repeat(f"{split.target_tag} " if split.target_tag else "", part.size)
 
     def select(self, numbers: np.ndarray) -> "Pairs":
         """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
@@ -244,6 +255,10 @@ class Pairs:
             for start in range(0, facts.size, _CHUNK):
                 yield from self._read(part, range(start, min(start + _CHUNK, facts.size)))
 
+    def read_range(self, part: int, positions: range) -> list[Pair]:
+        """The pairs at these positions of a data set, which is `parts[part]`."""
+        return self._read(part, positions)
+
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
@@ -255,7 +270,7 @@ class Pairs:
         if not split.tags:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
-        return [pair._replace(source=tags + pair.source) if pair.source.strip() else pair for pair in pairs]
+        return [pair if is_blank(pair.source) else pair._replace(source=tags + pair.source) for pair in pairs]
 
 
 def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import Member, choose_tags, find_directions, read_members
+from flaxformer_mt.config.directions import (
+    Member,
+    choose_tags,
+    choose_target_tag,
+    find_directions,
+    read_members,
+)
 from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.held_out import hold_out
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pair_weights import drop_weightless
@@ -36,7 +43,8 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
     splits of the first set alone, so that scores of a mixture are comparable with scores of that set; of
     several directions, of the first set of each direction that has the split. With an empty
-    `data.source_language` every source is "", and only the target side of the sets is read.
+    `data.source_language` every source is "", and only the target side of the sets is read. With
+    `data.valid_pairs` or `data.test_pairs`, these are held out from the training split, after cleaning.
 
     Args:
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
@@ -51,10 +59,13 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
             f"data.weights has {len(weights)} numbers for {len(members)} data sets ({config.dataset}); "
             "give one number for each data set, or none"
         )
-    may_drop = split == "train"
+    stored: Split = split
+    if any(_is_held_out(member, config, split) for member in members):
+        stored = "train"
+    may_drop = stored == "train"
     splits, kept, hashes, reports, identities = [], [], [], [], []
     for member in members:
-        raw = _open(member, config, split)
+        raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
@@ -68,14 +79,21 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
                 f"({found or 'the split is empty'}); check the text and data.clean"
             )
         tags = choose_tags(config, member.direction) if tagged else ()
-        splits.append(dataclasses.replace(raw, name=member.name, tags=tags))
+        own_weights = raw.weights if split == "train" else None
+        target_tag = choose_target_tag(config, member.direction)
+        added_facts: dict[str, Any] = {"tags": tags, "target_tag": target_tag, "weights": own_weights}
+        splits.append(dataclasses.replace(raw, name=member.name, **added_facts))
         kept.append(rows)
         hashes.append(cleaned.hashes)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
-        identities.append([set_name, raw.identity, raw.languages, *([tags] if tags else [])])
+        added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
+        identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
+    if may_drop and (held_out := _held_out_identity(config)):
+        kept, reports = _hold_out(splits, kept, reports, config, split)
+        identities += held_out
     sizes = [report["pairs"] for report in reports]
     rules = config.clean.describe() if may_drop else None
     return Pairs(
@@ -200,7 +218,46 @@ def has_split(config: DataConfig, split: Split) -> bool:
     return bool(members) if several else _has_split(members[0], config, split)
 
 
+def _held_out_identity(config: DataConfig) -> list[Any]:
+    """What changes with the numbers of pairs that are held out; [] if there are none."""
+    sizes = [config.valid_pairs, config.test_pairs]
+    return [["held_out", sizes]] if any(sizes) else []
+
+
+def _hold_out(
+    splits: list[RawSplit], kept: list[Any], reports: list[dict[str, Any]], config: DataConfig, split: Split
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Returns the rows of a split, where some training pairs are held out, and the reports of the sets."""
+    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
+    found = hold_out(splits, kept, sizes, folder=cache_dir(config) / "sentences")
+    rows = getattr(found, split)
+    described = []
+    for number, report in enumerate(reports):
+        held = {name: len(getattr(found, name)[number]) for name in sizes} | {"aside": found.aside[number]}
+        described.append(report | {"pairs": len(rows[number]), "held_out": held})
+    return rows, described
+
+
+def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:
+    """Whether the pairs of a split are held out from the training split of a set.
+
+    Raises:
+      UserError: they are to be held out, but the set has the split as well.
+    """
+    size = {"train": 0, "valid": config.valid_pairs, "test": config.test_pairs}[split]
+    if size and _stores_split(member, config, split):
+        raise UserError(
+            f"data.{split}_pairs is {size}, but {member.name} has a {split} split of its own "
+            f"({getattr(config, f'{split}_split')}); set data.{split}_pairs=0 to use that"
+        )
+    return size > 0
+
+
 def _has_split(member: Member, config: DataConfig, split: Split) -> bool:
+    return _is_held_out(member, config, split) or _stores_split(member, config, split)
+
+
+def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     if name.partition("@")[0] == "parallel_text":
         return _match_files(_text_folder(name, config), wanted, member.direction) is not None

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_encoding import BEGINNING, check_encoding
 
 _BOM = b"\xef\xbb\xbf"
 # Names of tables, which have both sides of a pair in a line.
@@ -160,6 +161,7 @@ def _raw_blocks(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]
     """Yields the position of each block of lines and its lines, with what ends them."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            check_encoding(file.peek(BEGINNING), str(path))
             file.seek(start)
             while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
                 yield start, block
@@ -224,6 +226,9 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, time of change in nanoseconds and inode of a file: one of them changes whenever the file does."""
+    """Size, times in nanoseconds and inode of a file: one of them changes whenever the file does.
+
+    Programs that copy files can set the time of modification (`cp -p`), but not that of change.
+    """
     facts = path.stat()
-    return (facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)

@@ -20,7 +20,7 @@ from typing import Any
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.user_cache import user_cache_dir
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
-from flaxformer_mt.errors import DISK_FULL, UserError, local_path, warn_user
+from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
 
 # The files that describe a set have some kilobytes.
 _DESCRIPTION_BYTES = 1 << 26
@@ -28,7 +28,7 @@ _DESCRIPTION_BYTES = 1 << 26
 
 def cache_dir(config: DataConfig) -> Path:
     """The folder of prepared data: data.cache_dir, else the user's own cache folder."""
-    return Path(config.cache_dir).expanduser() if config.cache_dir else user_cache_dir()
+    return folder_of_arrays(config.cache_dir) if config.cache_dir else user_cache_dir()
 
 
 def compiled_dir() -> Path:
@@ -39,7 +39,12 @@ def compiled_dir() -> Path:
 def tfds_dir(config: DataConfig) -> Path:
     """The folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
-    return local_path(given) if given else Path.home() / "tensorflow_datasets"
+    if given:
+        return local_path(given)
+    try:
+        return Path.home() / "tensorflow_datasets"
+    except RuntimeError:  # no home folder
+        return user_cache_dir() / "tensorflow_datasets"
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:

@@ -1,8 +1,8 @@
-"""Word alignment of sentence pairs without a trained translator: IBM model 1, then an HMM, by EM.
+"""Word translation probabilities and word alignments of sentence pairs: IBM model 1, then an HMM, by EM.
 
-Both models (Brown et al. 1993; Vogel et al. 1996, with the empty word of Och and Ney 2003) are trained in
-both directions, and the two alignments are joined by grow-diag-final-and (Koehn et al. 2003). Pure numpy;
-memory grows with the number of word pairs that occur in the same sentence pair.
+Both models (Brown et al. 1993; Vogel et al. 1996, with the empty word of Och and Ney 2003) take sentences as
+numbers: words for `align`, pieces for a shortlist. Two directions are joined by grow-diag-final-and (Koehn et
+al. 2003). Pairs are read in blocks, and if combinations of words are too many, the rarest are given up.
 """
 
 import itertools
@@ -12,44 +12,126 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A sentence pair as words.
-WordPair = tuple[Sequence[str], Sequence[str]]
-
+# Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
+_BLOCK, _KEPT = 1 << 17, 1 << 28
+# Different combinations of a source and a target word that are kept in memory.
+_MOST_KEYS = 30_000_000
 # Probability that a target word has no source word.
 _EMPTY = 0.1
 # Jumps longer than this share one probability.
 _LONGEST_JUMP = 15
-# Word pairs of a block, the unit of the computation, at most.
-_BLOCK = 1 << 20
-# Weight of one occurrence of every jump and of a hundredth of one of every word pair, so that no probability
-# becomes 0.
+# Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
 _SMOOTHING = 0.01
 # Marks that are no part of the word that they stand beside.
 _MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
 _NEIGHBOURS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
-class _Block(NamedTuple):
-    """Sentence pairs whose targets have one length T; sources are padded to S words.
+class Sentences(NamedTuple):
+    """Sentences as numbers: `tokens[offsets[i]:offsets[i] + lengths[i]]` are those of sentence i."""
 
-    pairs: their indices [N]. entries: index [N, T, S + 1] of each word pair in the lexicon; the last column
-    is the empty word, and padding has the entry after the last. lengths: source lengths [N].
-    """
-
-    pairs: np.ndarray
-    entries: np.ndarray
+    tokens: np.ndarray
+    offsets: np.ndarray
     lengths: np.ndarray
 
 
-class _Lexicon(NamedTuple):
-    """The word pairs of a corpus: the source word of each, and the probability of its target word."""
+class _Block(NamedTuple):
+    """Pairs of similar lengths: indices [N], places of combinations in the lexicon [N, T, S], lengths [N]."""
 
-    sources: np.ndarray
-    probabilities: np.ndarray
+    pairs: np.ndarray
+    places: np.ndarray
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
+
+
+class Lexicon:
+    """Probabilities of target words given source words, learned by IBM model 1.
+
+    keys: the combinations that occur in a pair, as source * width + target, ascending. probabilities: of each
+    key, and then of a combination that was given up, and of padding.
+    """
+
+    def __init__(
+        self, source: Sentences, target: Sentences, rows: np.ndarray, *, empty: bool, passes: int
+    ) -> None:
+        """Learns from the pairs `rows`; `empty` adds word 0 to the end of each source."""
+        self._sides, self._empty = (source, target), empty
+        self._width = int(target.tokens.max(initial=0)) + 1
+        lengths = np.stack([target.lengths[rows], source.lengths[rows]]).astype(np.int64)
+        order = np.lexsort(lengths[::-1])
+        order = order[lengths[:, order].all(axis=0)]
+        cells = np.cumsum(lengths[0, order] * (lengths[1, order] + empty))
+        self._groups = (
+            np.split(rows[order], np.flatnonzero(np.diff(cells // _BLOCK)) + 1) if len(order) else []
+        )
+        self.keys = self._find_keys()
+        self._blocks = [self._read(group) for group in self._groups] if cells[-1:].sum() <= _KEPT else None
+        self.probabilities = np.append(np.ones(len(self.keys)), (1e-9, 0.0))
+        for _ in range(passes):
+            counts = np.zeros(len(self.probabilities))
+            for block in self.blocks():
+                likely = self.probabilities[block.places]
+                likely /= np.maximum(likely.sum(axis=2, keepdims=True), 1e-300)
+                counts += self.count(block, likely)
+            self.update(counts)
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target word of each key."""
+        return np.divmod(self.keys, self._width)
+
+    def blocks(self) -> Iterator[_Block]:
+        """Yields the pairs, read anew if they are too many to keep."""
+        yield from self._blocks or map(self._read, self._groups)
+
+    def count(self, block: _Block, weights: np.ndarray) -> np.ndarray:
+        """Sums weights [N, T, S] of the places of a block by combination."""
+        return np.bincount(block.places.ravel(), weights.ravel(), minlength=len(self.probabilities))
+
+    def update(self, counts: np.ndarray) -> None:
+        """Sets the probabilities from expected counts, which are given by `count`."""
+        counts = counts[: len(self.keys)] + _SMOOTHING / 100
+        sources = self.pairs[0]
+        self.probabilities[: len(self.keys)] = counts / np.bincount(sources, counts)[sources]
+
+    def _find_keys(self) -> np.ndarray:
+        keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for group in self._groups:
+            new, new_counts = np.unique(self._code(group), return_counts=True)
+            keys, places = np.unique(np.append(keys, new[new >= 0]), return_inverse=True)
+            counts = np.bincount(places, np.append(counts, new_counts[new >= 0])).astype(np.int64)
+            least = 1
+            while len(keys) > _MOST_KEYS:
+                kept = counts > least
+                keys, counts, least = keys[kept], counts[kept], least + 1
+        return keys
+
+    def _code(self, group: np.ndarray) -> np.ndarray:
+        """Codes the combinations of pairs [N, T, S] as source * width + target, -1 for padding."""
+        sources, targets = (_pad(side, group) for side in self._sides)
+        if self._empty:
+            sources = np.pad(sources, ((0, 0), (0, 1)))
+        codes = sources[:, None, :] * self._width + targets[:, :, None]
+        return np.where((sources < 0)[:, None, :] | (targets < 0)[:, :, None], -1, codes)
+
+    def _read(self, group: np.ndarray) -> _Block:
+        codes, size = self._code(group), len(self.keys)
+        places = np.minimum(np.searchsorted(self.keys, codes), max(size - 1, 0))
+        places[self.keys[places] != codes] = size
+        places[codes < 0] = size + 1
+        return _Block(group, places.astype(np.int32), *(side.lengths[group] for side in self._sides))
+
+
+def _pad(side: Sentences, rows: np.ndarray) -> np.ndarray:
+    columns, lengths = np.arange(int(side.lengths[rows].max())), side.lengths[rows][:, None]
+    inside = columns < lengths
+    return np.where(
+        inside, side.tokens[np.where(inside, side.offsets[rows][:, None] + columns, 0)], np.int64(-1)
+    )
 
 
 def align_corpus(
-    pairs: Iterable[WordPair],
+    pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
     *,
     iterations: tuple[int, int] = (5, 5),
     intersect: bool = False,
@@ -66,28 +148,19 @@ def align_corpus(
         instead of joining them by grow-diag-final-and.
       say: receives a line about each step.
     """
-    sides = [_number(side) for side in _split_sides(pairs)]
+    source, target = map(_number, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (_number([]),) * 2
     links = []
-    for name, (source, target) in (("forward", sides), ("backward", sides[::-1])):
-        say(f"{name} alignment of {len(source):,} pairs")
-        links.append(_align_direction(source, target, iterations))
+    for name, sides in (("forward", (source, target)), ("backward", (target, source))):
+        say(f"{name} alignment of {len(source.lengths):,} pairs")
+        links.append(_align_direction(*sides, iterations))
+    sizes = zip(source.lengths.tolist(), target.lengths.tolist(), strict=True)
     return [
-        _intersect(forward, backward)
-        if intersect
-        else symmetrize(forward, backward, (len(source), len(target)))
-        for forward, backward, source, target in zip(*links, *sides, strict=True)
+        _intersect(forward, backward) if intersect else symmetrize(forward, backward, size)
+        for forward, backward, size in zip(*links, sizes, strict=True)
     ]
 
 
-def _split_sides(pairs: Iterable[WordPair]) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
-    sources, targets = [], []
-    for source, target in pairs:
-        sources.append(source)
-        targets.append(target)
-    return sources, targets
-
-
-def _number(sentences: Iterable[Sequence[str]]) -> list[np.ndarray]:
+def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
     """Numbers the different words from 1, without case and the marks around them; 0 is the empty word."""
     numbers: dict[str, int] = {}
 
@@ -95,139 +168,78 @@ def _number(sentences: Iterable[Sequence[str]]) -> list[np.ndarray]:
         folded = word.casefold()
         return numbers.setdefault(folded.strip(_MARKS) or folded, len(numbers) + 1)
 
-    return [np.array([number(word) for word in words], np.int64) for words in sentences]
+    lengths = np.array([len(words) for words in sentences], np.int64)
+    tokens = np.array([number(word) for words in sentences for word in words], np.int64)
+    return Sentences(tokens, np.cumsum(lengths) - lengths, lengths)
 
 
-def _align_direction(
-    sources: list[np.ndarray], targets: list[np.ndarray], iterations: tuple[int, int]
-) -> list[np.ndarray]:
+def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int, int]) -> list[np.ndarray]:
     """Returns the source position of each target word, -1 for none, of each pair."""
-    width = max((int(words.max(initial=0)) for words in targets), default=0) + 1
-    blocks, lexicon = _make_blocks(sources, targets, width)
-    for _ in range(iterations[0]):
-        counts = np.zeros(len(lexicon.sources) + 1)
-        for block in blocks:
-            likely = lexicon.probabilities[block.entries]
-            _count(counts, block, likely / likely.sum(axis=2, keepdims=True))
-        lexicon = _normalize(lexicon, counts)
+    rows = np.arange(len(source.lengths))
+    lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])
     jumps = np.ones(2 * _LONGEST_JUMP + 1) / (2 * _LONGEST_JUMP + 1)
-    found = [np.full(len(words), -1, np.int64) for words in targets]
+    found = [np.full(length, -1, np.int64) for length in target.lengths]
     for iteration in range(iterations[1] + 1):
-        counts, new_jumps = np.zeros(len(lexicon.sources) + 1), np.full(len(jumps), _SMOOTHING)
-        for block in blocks:
-            posteriors, block_jumps = _read_hmm(block, lexicon, jumps)
-            _count(counts, block, posteriors)
+        counts, new_jumps = np.zeros(len(lexicon.probabilities)), np.full(len(jumps), _SMOOTHING)
+        for block in lexicon.blocks():
+            posteriors, block_jumps = _read_hmm(block, lexicon.probabilities[block.places], jumps)
+            counts += lexicon.count(block, posteriors)
             new_jumps += block_jumps
             if iteration == iterations[1]:
                 best = posteriors.argmax(axis=2)
                 best[best == posteriors.shape[2] - 1] = -1
                 for pair, positions in zip(block.pairs.tolist(), best, strict=True):
-                    found[pair] = positions
-        lexicon, jumps = _normalize(lexicon, counts), new_jumps / new_jumps.sum()
+                    found[pair] = positions[: target.lengths[pair]]
+        lexicon.update(counts)
+        jumps = new_jumps / new_jumps.sum()
     return found
 
 
-def _make_blocks(
-    sources: list[np.ndarray], targets: list[np.ndarray], width: int
-) -> tuple[list[_Block], _Lexicon]:
-    """Groups the pairs by target length, and numbers the word pairs that occur together."""
-    lengths = np.array([(len(t), len(s)) for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
-    order = [int(i) for i in np.lexsort((lengths[:, 1], lengths[:, 0])) if lengths[i].all()]
-    groups = list(_group(order, lengths))
-    codes = [_code(group, sources, targets, width) for group in groups]
-    known = np.unique(np.concatenate([np.unique(code) for code in codes])) if codes else np.zeros(0, np.int64)
-    known = known[known >= 0]
-    blocks = [
-        _Block(
-            np.array(group),
-            np.where(code < 0, len(known), np.searchsorted(known, code)).astype(np.int32),
-            lengths[group, 1],
-        )
-        for group, code in zip(groups, codes, strict=True)
-    ]
-    # All target words are equally likely at first; only ratios count.
-    return blocks, _Lexicon(known // width, np.append(np.ones(len(known)), 0.0))
-
-
-def _group(order: list[int], lengths: np.ndarray) -> Iterator[list[int]]:
-    for _, same in itertools.groupby(order, key=lambda i: lengths[i, 0]):
-        group: list[int] = []
-        for index in same:  # sources get longer
-            if group and (len(group) + 1) * lengths[index, 0] * (lengths[index, 1] + 1) > _BLOCK:
-                yield group
-                group = []
-            group.append(index)
-        yield group
-
-
-def _code(group: list[int], sources: list[np.ndarray], targets: list[np.ndarray], width: int) -> np.ndarray:
-    """Codes each word pair [N, T, S + 1] as source * width + target, with -1 for padding."""
-    longest = max(len(sources[index]) for index in group)
-    rows = np.full((len(group), longest + 1), -1, np.int64)
-    rows[:, -1] = 0
-    for row, index in zip(rows, group, strict=True):
-        row[: len(sources[index])] = sources[index]
-    columns = np.stack([targets[index] for index in group])
-    codes = rows[:, None, :] * width + columns[:, :, None]
-    return np.where(rows[:, None, :] < 0, -1, codes)
-
-
-def _count(counts: np.ndarray, block: _Block, weights: np.ndarray) -> None:
-    counts += np.bincount(block.entries.ravel(), weights.ravel(), minlength=len(counts))
-
-
-def _normalize(lexicon: _Lexicon, counts: np.ndarray) -> _Lexicon:
-    counts = counts[:-1] + _SMOOTHING / 100
-    totals = np.bincount(lexicon.sources, counts)
-    return lexicon._replace(probabilities=np.append(counts / totals[lexicon.sources], 0.0))
-
-
-def _read_hmm(block: _Block, lexicon: _Lexicon, jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Runs the forward-backward algorithm over a block.
 
     A state is a source position, and whether the target word has that source word or the empty one; a jump
     starts from the position of the last state.
 
+    Args:
+      likely: probabilities [N, T, S + 1] of the target words given the source words, at last the empty one.
+      jumps: probability of each width.
+
     Returns:
       The probabilities [N, T, S + 1] of the source words of each target word, and the expected number of
       jumps of each width.
     """
-    emissions = lexicon.probabilities[block.entries]
-    words, empty = emissions[..., :-1], emissions[..., -1:]
-    steps, size = words.shape[1:]
+    steps, size = likely.shape[1], likely.shape[2] - 1
+    real = np.arange(steps) < block.target_lengths[:, None]  # [N, T]
+    emissions = np.stack(
+        [likely[..., :-1], np.repeat(likely[..., -1:], size, axis=2)], axis=2
+    )  # [N, T, 2, S]
+    emissions[~real] = 1
     positions = np.arange(size)
     widths = np.clip(positions[None] - positions[:, None], -_LONGEST_JUMP, _LONGEST_JUMP) + _LONGEST_JUMP
-    matrix = jumps[widths]
-    inside = positions[None] < block.lengths[:, None]
+    matrix, inside = jumps[widths], positions[None] < block.source_lengths[:, None]
     leave = (1 - _EMPTY) / np.maximum(inside @ matrix.T, 1e-300)  # [N, S], divides by the reachable positions
-    forward, forward_empty = np.empty_like(words), np.empty_like(words)
-    start = before = inside / block.lengths[:, None]
+    start = before = inside / block.source_lengths[:, None]
+    forward = np.empty_like(emissions)
     for step in range(steps):
-        arrive = start * (1 - _EMPTY) if step == 0 else (before * leave) @ matrix
-        forward[:, step] = arrive * words[:, step]
-        forward_empty[:, step] = _EMPTY * before * empty[:, step]
-        total = (forward[:, step] + forward_empty[:, step]).sum(axis=1, keepdims=True)
-        forward[:, step] /= total
-        forward_empty[:, step] /= total
-        before = forward[:, step] + forward_empty[:, step]
-    posteriors = np.empty_like(emissions)
-    counts = np.zeros(len(jumps))
-    after = np.ones_like(start)  # of both states at a position alike
+        arrive = before * (1 - _EMPTY) if step == 0 else (before * leave) @ matrix * inside
+        forward[:, step] = np.stack([arrive, _EMPTY * before], axis=1) * emissions[:, step]
+        forward[:, step] /= forward[:, step].sum(axis=(1, 2), keepdims=True)
+        before = forward[:, step].sum(axis=1)
+    posteriors, counts, after = np.empty_like(likely), np.zeros(len(jumps)), np.ones_like(start)
     for step in reversed(range(steps)):
-        chosen, unchosen = forward[:, step] * after, forward_empty[:, step] * after
-        total = chosen.sum(axis=1, keepdims=True) + unchosen.sum(axis=1, keepdims=True)
-        posteriors[:, step, :-1] = chosen / total
-        posteriors[:, step, -1] = (unchosen / total).sum(axis=1)
+        chosen = forward[:, step] * after[:, None]
+        chosen /= chosen.sum(axis=(1, 2), keepdims=True)
+        posteriors[:, step, :-1], posteriors[:, step, -1] = chosen[:, 0], chosen[:, 1].sum(axis=1)
         if step == 0:
             break
-        ahead = words[:, step] * after
-        before = forward[:, step - 1] + forward_empty[:, step - 1]
-        moved = (before * leave) * (ahead @ matrix.T)
-        rest = _EMPTY * empty[:, step] * after
-        scale = (moved + before * rest).sum(axis=1, keepdims=True)
-        expected = ((before * leave) / scale).T @ ahead * matrix
+        before = forward[:, step - 1].sum(axis=1)
+        ahead = emissions[:, step] * after[:, None]
+        after = leave * (ahead[:, 0] * inside @ matrix.T) + _EMPTY * ahead[:, 1]
+        scale = (before * after).sum(axis=1, keepdims=True)
+        expected = (real[:, step, None] * before * leave / scale).T @ (ahead[:, 0] * inside) * matrix
         counts += np.bincount(widths.ravel(), expected.ravel(), minlength=len(jumps))
-        after = (leave * (ahead @ matrix.T) + rest) / scale
+        after /= scale
     return posteriors, counts
 
 

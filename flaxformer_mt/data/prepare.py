@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
+from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
+from flaxformer_mt.data.lost_text import find_lost_text
 from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
@@ -28,7 +31,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.parallel.processes import is_first
-from flaxformer_mt.runs.run_directory import check_run, open_run
+from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
 from flaxformer_mt.tracking import Rate, announce_if_slow
@@ -52,6 +55,8 @@ class Prepared(NamedTuple):
     report: dict[str, Any]
     # The length that few targets of the training set exceed; None: too few pairs, or no sources.
     target_lengths: TargetLengths | None
+    # The share of its source lines that have several sentences; None: unknown.
+    several_sentences: float | None
 
 
 def prepare(
@@ -84,6 +89,7 @@ def prepare(
     if run_dir is not None:
         run_dir = open_copy(run_dir)
         check_run(run_dir, config)
+        forget_preparation(run_dir, config)
     root = cache_dir(config.data)
     with _stage(f"reading and checking {config.data.dataset}", say):
         train_pairs = read_pairs(config.data, "train", hands=hands)
@@ -97,15 +103,18 @@ def prepare(
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, say)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
-    lengths = _learn_lengths(train, vocabs, run_dir)
+    language = common_languages(find_directions(config.data)).source
+    lengths = _learn_lengths(train, vocabs, run_dir, language=language)
     report = {
         "train": train_pairs.report,
         "valid": valid_pairs.report if valid_pairs is not None else None,
         "test": test_pairs.report if test_pairs is not None else None,
         "vocabulary": _describe_vocabs(config, vocabs),
         "target_lengths": lengths,
+        "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
+    report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
     if overlap:
         with _stage("comparing the sets", say):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs)
@@ -113,25 +122,32 @@ def prepare(
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
-    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line)
+    several = None if lengths is None else lengths["several_sentences"]
+    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line, several)
 
 
-def _learn_lengths(train: EpochStores, vocabs: Vocabs, run_dir: Path | None) -> dict[str, Any] | None:
-    """What there is to know of the training lines; it is written into the run directory, if there is one."""
+def _learn_lengths(
+    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
+) -> dict[str, Any] | None:
+    """What there is to know of the training lines; it is written into the run directory, if there is one.
+
+    Args:
+      language: of the sources; "" if they are of several.
+    """
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths["several_sentences"] = _count_several_sentences(train, vocabs)
+        lengths["several_sentences"] = _count_several_sentences(train, vocabs, language)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish_files(run_dir)
     return lengths
 
 
-def _count_several_sentences(train: EpochStores, vocabs: Vocabs) -> float:
+def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) -> float:
     """The share of source lines with more than one sentence, of some lines all over the training set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
-    return sum(len(split_sentences(text)) > 1 for text in texts) / len(numbers)
+    return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
 
 
 def _tokenize_train(
@@ -172,7 +188,18 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
 
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_language_tags(vocabs.source, pairs.tags)
+    check_language_tags(vocabs.target, pairs.target_tags)
     check_tags(vocabs.source, pairs.report["parts"])
+
+
+def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+    """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
+    present = {"train": train, "valid": valid, "test": test}
+    findings = find_side_problems({name: pairs for name, pairs in present.items() if pairs is not None})
+    if is_first():
+        for warning in describe_side_problems(findings):
+            warn_user(warning)
+    return [dataclasses.asdict(finding) for finding in findings]
 
 
 def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None) -> Any:

@@ -36,7 +36,8 @@ class TeacherScores:
                 raise UserError(
                     f"{file.path} has scores of the target vocabulary {file.vocabulary[:12]}, but this "
                     f"training has {vocab.fingerprint[:12]}; train with the vocabulary of the teacher, with "
-                    "--config.vocab.source_model=RUN/vocab/joint.model (or vocab.target_model)"
+                    "--config.vocab.source_model=RUN/vocab/source.model "
+                    "--config.vocab.target_model=RUN/vocab/target.model, or both as RUN/vocab/joint.model"
                 )
         self.top_k = max(file.top_k for file in present)
         self._part, rows = pairs.find_scores()

@@ -1,32 +1,33 @@
 """Noise in the text of training pairs, as a function of the seed and the number of the line.
 
-Row 2 of the data path, before the vocabulary. Contains which lines are changed and on which side; `typos` and
-`letter_case` contain the changes.
+Row 2 of the data path, before the vocabulary. The nine typos have OpusTrainer's names and rates; its own code
+needs SentencePiece 0.1.99, and draws from the random numbers that all threads of a process share.
 """
 
 import dataclasses
 import itertools
 import random
+import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.config import NoiseConfig
+from flaxformer_mt.config import NoiseConfig, TypoConfig
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.data.letter_case import to_lower, to_title, to_upper
-from flaxformer_mt.data.typos import TYPOS, change_mark, change_space
 
 # Part of the key of a token store: raise it when the same seed gives other text.
-_FORMAT = 1
+_FORMAT = 2
 # The kinds, in the order in which they are applied. The draws of a line are in this order, too.
 _KINDS = ("end_punctuation", "punctuation", "lower_case", "title_case", "upper_case", "typos", "whitespace")
 # Marks at the end of a sentence by kind, as OpusTrainer pairs them, in many scripts.
-_END_MARKS = (".．｡。﹒।॥۔။።։", "!！﹗‼՜", "?？﹖؟\u037e՞፧", ",，､、،၊՝", ":：﹕፥፦", ";；﹔؛፤", "…⋯")
-_KIND_OF_MARK = {mark: kind for kind, marks in reversed([*enumerate(_END_MARKS)]) for mark in marks}
+_END_MARKS = (".．｡。﹒।॥۔။։።", "!！﹗‼՜", "?？﹖؟\u037e՞፧", ",，､、،၊՝", ":：﹕፥፦", ";；﹔؛፤", "…⋯")
+_KIND_OF_MARK = {mark: kind for kind, marks in enumerate(_END_MARKS) for mark in marks}
 # First of the private characters that stand for symbols while a text is changed.
 _PRIVATE = 0x10F000
+# Languages with i and ı: Turkish, Azerbaijani, Crimean Tatar, Kazakh and Tatar in Latin script.
+_DOTTED = re.compile("(?:tr|tur|az|aze|crh|tt|tat|kk|kaz)(?:[_-].*)?", re.IGNORECASE)
 
 
 class TextNoise(NamedTuple):
@@ -51,43 +52,45 @@ class TextNoise(NamedTuple):
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
         found = list(pairs)
-        changed = np.any(draws, axis=1)
-        for index, (any_drawn, spoken) in enumerate(zip(changed, languages, strict=False)):
-            if any_drawn:
-                kinds = [kind for kind, drawn in zip(_KINDS, draws[index], strict=True) if drawn]
+        for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
+            if draws[index].any():
+                kinds = itertools.compress(_KINDS, draws[index])
                 found[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
         return found
 
     def _change(
-        self, pair: Pair, kinds: Sequence[str], chance: random.Random, languages: tuple[str, str]
+        self, pair: Pair, kinds: Iterable[str], chance: random.Random, languages: tuple[str, str]
     ) -> Pair:
         source, held = hold(pair.source, self.symbols)
         target, held_target = hold(pair.target, self.symbols)
         for kind in kinds:
-            source, target = self._apply_kind(kind, source, target, chance, languages)
-        return Pair(release(source, held), release(target, held_target))
+            if kind == "end_punctuation":
+                source, target = drop_end_mark(source, target)
+            elif kind == "typos":
+                for typo in TYPOS:
+                    if chance.random() < getattr(self.rates.typo_kinds, typo):
+                        source = edit(source, typo, chance)
+            elif kind in _CHOICES:
+                source = _edit_one_of(source, _CHOICES[kind], chance)
+            else:
+                source = change_case(source, kind, languages[0])
+                target = target if kind == "lower_case" else change_case(target, kind, languages[1])
+        return Pair(source.translate(held), target.translate(held_target))
 
-    def _apply_kind(
-        self, kind: str, source: str, target: str, chance: random.Random, languages: tuple[str, str]
-    ) -> tuple[str, str]:
-        if kind == "end_punctuation":
-            return drop_end_mark(source, target)
-        if kind == "upper_case":
-            return to_upper(source, languages[0]), to_upper(target, languages[1])
-        if kind == "title_case":
-            return to_title(source, languages[0]), to_title(target, languages[1])
-        if kind == "lower_case":
-            return to_lower(source, languages[0]), target
-        if kind == "typos":
-            return self._misspell(source, chance), target
-        changed = (change_mark if kind == "punctuation" else change_space)(source, chance)
-        return (changed if has_text(changed) else source), target
 
-    def _misspell(self, text: str, chance: random.Random) -> str:
-        for name, slip in TYPOS.items():
-            if chance.random() < getattr(self.rates.typo_kinds, name):
-                text = slip(text, chance)
-        return text
+def change_case(text: str, kind: str, language: str) -> str:
+    """Changes a text to upper_case, lower_case or title_case, in which other letters stay, by Unicode.
+
+    `language` is a code such as tr or tr_TR.
+    """
+    dotted = _DOTTED.fullmatch(language) is not None
+    if kind == "lower_case":
+        text = text.replace("İ", "i").replace("I", "ı") if dotted else text
+        return text.lower().replace("i̇", "i")  # without the dot that Unicode keeps as a mark after the i of İ
+    if kind == "upper_case":
+        return (text.replace("i", "İ") if dotted else text).upper()
+    first = re.compile(r"(?<!\S)([^\w\s]*)(\w)")
+    return first.sub(lambda word: word[1] + ("İ" if dotted and word[2] == "i" else word[2].title()), text)
 
 
 def drop_end_mark(source: str, target: str) -> tuple[str, str]:
@@ -98,38 +101,28 @@ def drop_end_mark(source: str, target: str) -> tuple[str, str]:
     sides = [side.rstrip() for side in (source, target) if side]
     kinds = {_KIND_OF_MARK.get(side[-1:], -1) for side in sides}
     shorter = [side[:-1].rstrip() for side in sides]
-    if len(kinds) != 1 or -1 in kinds or not all(map(has_text, shorter)):
+    if len(kinds) != 1 or -1 in kinds or not all(map(_has_text, shorter)):
         return source, target
     return (shorter[0], shorter[1]) if source else ("", shorter[0])
 
 
-def has_text(text: str) -> bool:
+def _has_text(text: str) -> bool:
     """Whether a text has more than spaces, punctuation and symbols that are held."""
-    return any(unicodedata.category(character)[0] in "LNS" for character in text)
+    return any(map(str.isalnum, text))
 
 
-def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Puts a private character in the place of each symbol, so that noise leaves it alone.
+def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
+    """Puts a private character in the place of each symbol; returns the text, and what puts them back.
 
-    Returns:
-      The text, and the symbol of each of these characters.
+    hold(text, symbols)[0].translate(hold(text, symbols)[1]) is the text.
     """
-    held: dict[str, str] = {}
-    code = _PRIVATE
+    free = (code for code in itertools.count(_PRIVATE) if chr(code) not in text)
+    held: dict[int, str] = {}
     for symbol in sorted(symbols, key=len, reverse=True):
         if symbol in text:
-            while chr(code) in text:
-                code += 1
-            text = text.replace(symbol, chr(code))
-            held[chr(code)] = symbol
+            code = next(free)
+            held[code], text = symbol, text.replace(symbol, chr(code))
     return text, held
-
-
-def release(text: str, held: dict[str, str]) -> str:
-    """Puts the symbols back that `hold` has replaced."""
-    for mark, symbol in held.items():
-        text = text.replace(mark, symbol)
-    return text
 
 
 def spread_languages(
@@ -138,3 +131,103 @@ def spread_languages(
     """Yields source and target language of each pair, in order."""
     for part, spoken in zip(parts, languages, strict=True):
         yield from itertools.repeat(spoken, part.size)
+
+
+# Rows of keyboards, each row half a key to the right of the one above: QWERTY, the Russian and the Greek one.
+_KEYBOARDS = (
+    ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"),
+    ("1234567890", "йцукенгшщзхъ", "фывапролджэ", "ячсмитьбю"),
+    ("1234567890", "ςερτυθιοπ", "ασδφγηξκλ", "ζχψωβνμ"),
+)
+# Letters that look alike, and styles of a punctuation mark.
+_ALIKE = "o0 1li s5 z2 b6 g9q uv nm ce".split()
+_LATIN = dict(zip("ßıłøæđςαοаеорсхуі", "Biloedsaoaeopcxyi", strict=True))  # the others are Greek and Cyrillic
+_STYLES = "'’ \"“”„«» -–— .,;: !?. 。、，".split()
+
+
+def _others(groups: Iterable[str]) -> dict[str, str]:
+    """Maps each character to the others of its groups."""
+    pairs = [pair for group in groups for pair in itertools.permutations(group, 2)]
+    return {one: "".join(other for first, other in pairs if first == one) for one, _ in pairs}
+
+
+def _find_neighbours() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for rows in _KEYBOARDS:
+        for above, row, below in zip(("", *rows), rows, (*rows[1:], ""), strict=False):
+            for at, key in enumerate(row):
+                left = max(at - 1, 0)
+                near = above[at : at + 2] + row[left : at + 2] + below[left : at + 1]
+                found.setdefault(key, near.replace(key, ""))
+    return found
+
+
+_NEIGHBOURS, _SIMILAR, _STYLED = _find_neighbours(), _LATIN | _others(_ALIKE), _others(_STYLES)
+
+
+def _like(letter: str, found: str) -> list[str]:
+    """The characters found, in upper case if the letter is."""
+    return [one.upper() if letter.isupper() and len(one.upper()) == 1 else one for one in found]
+
+
+def _near(letter: str) -> list[str]:
+    return _like(letter, _NEIGHBOURS.get(letter.lower(), ""))
+
+
+def _similar(letter: str) -> list[str]:
+    """Letters that look like one: without its accent, or by the table; Hangul is not taken apart."""
+    plain = unicodedata.normalize("NFD", letter)
+    accented = len(plain) > 1 and unicodedata.category(plain[1])[0] == "M"
+    return _like(letter, plain[0] if accented else _SIMILAR.get(letter.lower(), ""))
+
+
+def _class_of(category: str) -> str:
+    """Makes a regular expression of one character of a category of Unicode."""
+    found = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == category)
+    return f"[{''.join(map(re.escape, found))}]"
+
+
+_P, _M = _class_of("P"), _class_of("M")
+_L = rf"[^\W\d_](?!{_M})"  # a letter that no combining mark follows
+_WORD = r"[^\s\U000F0000-\U0010FFFF]"
+# What each edit replaces, and by which strings: one of them, at one random place. Only those of spaces and of
+# marks that are words of their own change the number of words.
+_EDITS: dict[str, tuple[str, Callable[[str], Sequence[str]]]] = {
+    "char_swap": (rf"({_L})(?!\2){_L}", lambda two: [two[::-1]]),
+    "missing_char": (rf"(?<=[^\W\d_]){_L}|{_L}(?=[^\W\d_])", lambda letter: [""]),
+    "extra_char": (_L, lambda letter: [new for key in _near(letter) for new in (key + letter, letter + key)]),
+    "nearby_char": (_L, _near),
+    "similar_char": (_L, _similar),
+    "skipped_space": (rf"(?<={_WORD}) (?={_WORD})", lambda space: [""]),
+    "random_space": (rf"{_L}(?=[^\W\d_])", lambda letter: [f"{letter} "]),
+    "repeated_char": (_L, lambda letter: [letter * 2]),
+    "unichar": (rf"({_L})\2(?!{_M})", lambda two: [two[0]]),
+    "space_before_mark": (r"(?<=\w)[.,;:!?]", lambda mark: [f" {mark}"]),
+    "drop_mark": (rf"(?:^|(?<=\s)){_P}\s|\s{_P}$|(?<=\S){_P}|{_P}(?=\S)", lambda mark: [""]),
+    "double_mark": ("[.,!?。！？…]", lambda mark: [mark * 2, mark * 3]),
+    "restyle_mark": (f"[{re.escape(''.join(_STYLED))}]", lambda mark: _STYLED[mark]),
+}
+_PATTERNS = {name: re.compile(f"(?=({pattern}))") for name, (pattern, _) in _EDITS.items()}
+TYPOS = tuple(TypoConfig.__dataclass_fields__)
+_CHOICES = {"whitespace": ("skipped_space", "random_space", "space_before_mark")}
+_CHOICES |= {"punctuation": ("drop_mark", "double_mark", "restyle_mark")}
+
+
+def edit(text: str, name: str, chance: random.Random) -> str:
+    """Makes one edit at a random place, as in edit("Hund", "char_swap", ...) -> "Hnud", if there is one."""
+    places = list(_PATTERNS[name].finditer(text))
+    while places:
+        match = places.pop(int(chance.random() * len(places)))
+        if strings := _EDITS[name][1](match[1]):
+            string = strings[int(chance.random() * len(strings))]
+            return text[: match.start(1)] + string + text[match.end(1) :]
+    return text
+
+
+def _edit_one_of(text: str, names: Sequence[str], chance: random.Random) -> str:
+    """Makes the first possible edit of a random order; a text of nothing but spaces and marks stays."""
+    first = int(chance.random() * len(names))
+    for name in (*names[first:], *names[:first]):
+        if (changed := edit(text, name, chance)) != text:
+            return changed if _has_text(changed) else text
+    return text

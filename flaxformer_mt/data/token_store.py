@@ -273,6 +273,7 @@ class _TokenizedChunks:
     def _read_texts(self, first: int) -> Iterator[TextChunk]:
         pairs, links = self._pairs, self._pairs.read_links() if self._pairs.links_identity else None
         iterator: Iterator[Pair] = iter(pairs)
+        tags = pairs.read_target_tags() if pairs.target_tags else None
         languages = iter(spread_languages(pairs.parts, pairs.languages)) if self._noisy else None
         for number in itertools.count():
             chunk = []
@@ -283,6 +284,7 @@ class _TokenizedChunks:
             if not chunk:
                 return
             own_links = None if links is None else list(itertools.islice(links, len(chunk)))
+            own_tags = None if tags is None else list(itertools.islice(tags, len(chunk)))
             own_languages = None if languages is None else list(itertools.islice(languages, len(chunk)))
             if number >= first:
                 yield TextChunk(
@@ -290,6 +292,7 @@ class _TokenizedChunks:
                     [pair.source for pair in chunk],
                     [pair.target for pair in chunk],
                     own_languages,
+                    own_tags,
                     own_links,
                 )
 

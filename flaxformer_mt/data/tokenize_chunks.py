@@ -27,13 +27,15 @@ class Drawing(NamedTuple):
 class TextChunk(NamedTuple):
     """Consecutive pairs: the number of the chunk, the texts, and for each pair its languages and alignment.
 
-    languages: only with noise. links: positions of source and target words [K, 2], if there are alignments.
+    languages: only with noise. target_tags: what is put before each target after the noise; None: nothing.
+    links: positions of source and target words [K, 2], if there are alignments.
     """
 
     number: int
     sources: list[str]
     targets: list[str]
     languages: Sequence[tuple[str, str]] | None
+    target_tags: list[str] | None
     links: list[np.ndarray] | None
 
 
@@ -72,6 +74,9 @@ class TokenizeChunks:
             # Sides have the numbers 0 and 1 in the seeds of their segmentations.
             pairs = noise.apply(pairs, seed=fold(seed, block.number, 2), languages=block.languages)
             texts = ([pair.source for pair in pairs], [pair.target for pair in pairs])
+        if block.target_tags is not None:
+            targets = map("".join, zip(block.target_tags, texts[1], strict=True))
+            texts = (texts[0], list(targets))
         sides, ids = [], []
         for which, vocab in enumerate((self.vocabs.source, self.vocabs.target)):
             if which == 0 and not self.has_source:

@@ -122,7 +122,7 @@ class SearchEngine:
         Each size searches a sentence: what a program needs only at its first step is loaded now as well.
         """
         sizes = self.sizes(n_best)
-        sentence = Sentence(np.zeros(1, np.int32))
+        sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)
         form = self.arrays.find_form([sentence])
         slots = [
             self.make_slots(tuple(params), size, form, n_best=n_best)

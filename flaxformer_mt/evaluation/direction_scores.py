@@ -14,6 +14,9 @@ from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_translations
 from flaxformer_mt.evaluation.translation_files import Translations
 
+# References whose script is looked at.
+_SAMPLE = 200
+
 
 class _Rows(NamedTuple):
     """The sentences of one direction, and the tokenizer of its BLEU."""
@@ -32,7 +35,10 @@ class DirectionScorer:
         self._lowercase, self._rows, start = config.lowercase, list[_Rows](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
             direction = Direction(*languages)
-            tokenize = choose_tokenizer(direction.target, config.bleu_tokenize, warn=warn_user)
+            first = [pairs[number].target for number in range(start, start + min(part.size, _SAMPLE))]
+            tokenize = choose_tokenizer(
+                direction.target, config.bleu_tokenize, references=first, warn=warn_user
+            )
             self._rows.append(_Rows(direction, start, start + part.size, tokenize))
             start += part.size
 

@@ -40,7 +40,9 @@ from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.segmentation import SplitSentences
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.vocab.pretrained import read_tags
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def evaluate_run(
     allow_nonfinite: bool = False,
     shortlist: str | Path | None = None,
     quantization: Quantization | None = None,
+    split_sentences: SplitSentences = "auto",
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
     """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
@@ -163,7 +166,8 @@ def evaluate_run(
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype, allow_nonfinite: of the other runs, too; these, shortlist, quantization: see `Translator.load`.
+      dtype, allow_nonfinite, split_sentences: of the other runs, too; these, shortlist and quantization: see
+        `Translator.load`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
@@ -176,14 +180,16 @@ def evaluate_run(
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
         return _evaluate_language_model(run_dir, config, split, reference, options | shared)
+    options["split_sentences"] = split_sentences
     languages = {"source_language": source_language, "target_language": target_language}
     shared |= {"compared": compared, "loading": options, "own_split": None if source else split}
     shared["own"] = {"search": search, "shortlist": shortlist, "quantization": quantization}
     shared["comet_model"] = check_comet(comet) if comet else None
     shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
     reports = {}
-    for scored in read_sets(config, split, source=source, reference=reference, languages=languages):
-        scoring = _choose_score_options(config, scored.direction.target, lowercase, tokenize)
+    named: dict[str, Any] = {"languages": languages, "vocab_tags": read_tags(run_dir / "vocab")}
+    for scored in read_sets(config, split, source=source, reference=reference, **named):
+        scoring = _choose_score_options(config, scored, lowercase, tokenize)
         reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
@@ -218,13 +224,15 @@ def _evaluate_set(
 
 
 def _choose_score_options(
-    config: Config, language: str, lowercase: bool | None, tokenize: str | None
+    config: Config, scored: ScoredSet, lowercase: bool | None, tokenize: str | None
 ) -> dict[str, Any]:
     """Returns the options of `score_translations`: those that are given, else those of the run's config."""
-    train = config.train
+    train, text = config.train, {"references": scored.references}
     return {
         "lowercase": train.lowercase if lowercase is None else lowercase,
-        "tokenize": choose_tokenizer(language, tokenize or train.bleu_tokenize, warn=warn_user),
+        "tokenize": choose_tokenizer(
+            scored.direction.target, tokenize or train.bleu_tokenize, **text, warn=warn_user
+        ),
     }
 
 

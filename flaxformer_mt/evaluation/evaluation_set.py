@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from flaxformer_mt.config import Config, DataConfig
@@ -43,10 +44,12 @@ def read_sets(
     source: str | None,
     reference: str | None,
     languages: Mapping[str, str | None],
+    vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ScoredSet]:
     """Reads the split of the config's data set in each direction, unless files are given.
 
     Args:
+      vocab_tags: see `choose_line_tags`.
       languages: `source_language` and `target_language`, which choose among the directions; None: all.
 
     Raises:
@@ -54,7 +57,7 @@ def read_sets(
         model does not have a language, or it is not said into which language files are to be translated.
     """
     given = {name: language for name, language in languages.items() if language is not None}
-    tags = choose_line_tags(config.data, **given)
+    tags = choose_line_tags(config.data, **given, vocab_tags=vocab_tags)
     chosen = [
         one
         for one in find_directions(config.data)

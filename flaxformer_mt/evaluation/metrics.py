@@ -16,14 +16,22 @@ import numpy as np
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.shapes import Array
+from flaxformer_mt.writing_systems import lacks_spaces
 
-# sacreBLEU's tokenizers, and the codes of the languages that need them.
+# sacreBLEU's tokenizers, and the codes of the languages (ISO 639) and scripts (ISO 15924) that need them.
+# char is for languages that are written without spaces between words and have no tokenizer of their own.
 _TOKENIZERS = {
-    "zh": ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh"),
-    "ja-mecab": ("ja", "jpn", "jp"),
-    "ko-mecab": ("ko", "kor"),
-    "char": ("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"),  # no spaces, no tokenizer of its own
+    "zh": "zh zho chi cmn yue wuu lzh gan hak hsn cdo hans hant hani",
+    "ja-mecab": "ja jpn jp jpan",
+    "ko-mecab": "ko kor kore hang",
+    "char": (
+        "th tha tts nod sou lo lao km khm kxm my mya bur rki shn mnw ksw pwo kjp blk kht khb tdd blt ahm "
+        "bo bod tib dz dzo adx khg lbj sip ii iii thai laoo khmr mymr tale talu lana tavt ahom tibt "
+        "java bali yiii"
+    ),
 }
+# Texts whose script is looked at.
+_SAMPLE = 200
 
 
 @dataclass(frozen=True)
@@ -128,10 +136,13 @@ def score_sentences_chrf(
 
 
 def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none."""
+    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none.
+
+    The tokenizer is 13a, or char for references without spaces between words.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(effective_order=True)
+    bleu = BLEU(effective_order=True, tokenize="char" if lacks_spaces(references) else "13a")
     pairs = zip(hypotheses, references, strict=True)
     return [float(bleu.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
@@ -241,21 +252,33 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
-def choose_tokenizer(language: str, tokenize: str, *, warn: Callable[[str], None]) -> str:
+def choose_tokenizer(
+    language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
+) -> str:
     """Returns the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
 
     Args:
       language: code of the target language, of two or three letters, with or without a region or script.
       tokenize: train.bleu_tokenize; auto: 13a for languages that are written with spaces between words, else
         sacreBLEU's own for the language, or char if that is not installed.
-      warn: receives a warning if the tokenizer for the language is not installed, or if `tokenize` is one
-        that splits text at spaces while the language needs another.
+      references: text of the language, the first 200 lines of which show whether it has spaces between words
+        if the code does not.
+      warn: receives a warning if the tokenizer for the language is not installed, if the code of the language
+        is not known to need another than 13a while the references do, or if `tokenize` is one that splits
+        text at spaces while the language needs another.
 
     Raises:
       UserError: the tokenizer is unknown, or is requested by name and not installed.
     """
-    fitting = next((name for name, codes in _TOKENIZERS.items() if _base_of(language) in codes), "13a")
+    fitting = _find_fitting(language)
+    is_unknown = fitting == "13a" and lacks_spaces(references[:_SAMPLE])
+    fitting = "char" if is_unknown else fitting
     if tokenize == "auto":
+        if is_unknown:
+            warn(
+                f"BLEU of target language {language} compares characters (char), because the references have "
+                "no spaces between words; chrF does so for all languages"
+            )
         try:
             _make_bleu(False, fitting)
         except UserError as error:
@@ -271,8 +294,12 @@ def choose_tokenizer(language: str, tokenize: str, *, warn: Callable[[str], None
     return tokenize
 
 
-def _base_of(language: str) -> str:
-    return language.lower().replace("-", "_").split("_")[0]
+def _find_fitting(language: str) -> str:
+    """Returns the tokenizer by the script in a language's code, if there is one, else by the language."""
+    base, *rest = language.lower().replace("-", "_").split("_")
+    scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
+    found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
+    return next(found, "13a")
 
 
 def _make_bleu(lowercase: bool, tokenize: str) -> Any:

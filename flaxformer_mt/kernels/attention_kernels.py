@@ -48,14 +48,17 @@ def attend(
     values: Array,
     mask: MaskRule,
     *,
+    scale: float | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
     """Average the values under softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
 
     Args:
+      scale: factor of the products in place of 1 / sqrt(K).
       see_weights: gets the weights, and returns those to use, as dropout does.
     """
-    weights = attention_weights(product, query, keys, mask.dense(query.shape[1]))
+    bias = None if mask.bias is None else mask.bias.dense(query.shape[1], keys.shape[1])
+    weights = attention_weights(product, query, keys, mask.dense(query.shape[1]), scale=scale, bias=bias)
     if see_weights is not None:
         weights = see_weights(weights)
     return product("BHQM,BMHE->BQHE", weights, values).astype(values.dtype)
@@ -67,13 +70,18 @@ def attention_weights(
     query: Float[Array, "B Q H K"],
     keys: Float[Array, "B M H K"],
     mask: AttentionMask | None = None,
+    *,
+    scale: float | None = None,
+    bias: Float[Array, "1 H Q M"] | None = None,
 ) -> Float[Array, "B H Q M"]:
-    """Compute the softmax of scaled query-key products in float32.
+    """Compute the softmax of scaled query-key products, plus a bias, in float32.
 
     A query whose mask is False everywhere gets uniform weights instead of NaN.
     """
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    query = query * jnp.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
     scores = product("BQHK,BMHK->BHQM", query, keys)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(scores, axis=-1)
@@ -86,16 +94,18 @@ def attend_unpadded(
     values: Array,
     mask: MaskRule,
     *,
+    scale: float | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
     """Attend over the rows of sentences of a batch without padding; to others, apply `attention` as it is."""
     if not isinstance(mask.query_segments, Places):
-        return attention(query, keys, values, mask, see_weights=see_weights)
+        return attention(query, keys, values, mask, scale=scale, see_weights=see_weights)
     assert isinstance(mask.memory_segments, Places)
     own, memory = mask.query_segments, mask.memory_segments
-    rule = MaskRule(None, memory.is_token, mask.causal, padded_at_end=True)
+    rule = MaskRule(None, memory.is_token, mask.causal, padded_at_end=True, bias=mask.bias)
     keys, values = (restore_padding(heads, memory) for heads in (keys, values))
-    heads = attention(restore_padding(query, own), keys, values, rule, see_weights=see_weights)
+    options: dict[str, Any] = {"scale": scale, "see_weights": see_weights}
+    heads = attention(restore_padding(query, own), keys, values, rule, **options)
     return remove_padding(heads, own)
 
 
@@ -107,15 +117,17 @@ def attend_fused(
     values: Array,
     mask: MaskRule,
     *,
+    scale: float | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
     """Attend by a fused kernel on the heads of each device; by `plain` where the kernel cannot be used.
 
-    That is where somebody sees the weights, which a fused kernel does not keep, and for lengths, head sizes
-    or dtypes that it does not support.
+    That is where somebody sees the weights, which a fused kernel does not keep, where scores have another
+    scale or a bias, and for lengths, head sizes or dtypes that it does not support.
     """
-    if see_weights is not None or keys.shape[-1] != values.shape[-1]:
-        return plain(query, keys, values, mask, see_weights=see_weights)
+    changed = scale is not None or mask.bias is not None
+    if see_weights is not None or changed or keys.shape[-1] != values.shape[-1]:
+        return plain(query, keys, values, mask, scale=scale, see_weights=see_weights)
     segments = {
         name: given
         for name in ("query_segments", "memory_segments")
@@ -214,6 +226,8 @@ def explain_attention(
     rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
     preferred = resolve_attention(config.attention, platform)
     asked = f"model.attention={config.attention}"
+    if config.positions == "relative" or not config.attention_scale:
+        return "plain", f"{asked}, but fused kernels have neither relative positions nor unscaled scores"
     if preferred == "plain":
         return "plain", asked + ("" if config.attention == "plain" else f" has no fused kernel on {platform}")
     if rate > 0:

@@ -41,14 +41,18 @@ def write(cache: KeyValues, stored: KeyValues, slot: Array) -> KeyValues:
     }
 
 
-def score(kernels: Kernels, query: Array, cache: KeyValues, mask: Array | None) -> Array:
-    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] with the cached keys."""
+def score(
+    kernels: Kernels, query: Array, cache: KeyValues, mask: Array | None, bias: Array | None = None
+) -> Array:
+    """Compute float32 scores [B, H, W, M] of scaled queries [B, H, W, K] with cached keys, plus a bias."""
     if "key_scale" in cache:
         rows = quantize_rows(query)
         sums = kernels.integer_product("BHWK,BHKM->BHWM", rows.values, cache["keys"])
         scores = sums.astype(jnp.float32) * (rows.scale * cache["key_scale"])
     else:
         scores = kernels.product("BHWK,BHKM->BHWM", query, from_bits(cache["keys"]))
+    if bias is not None:
+        scores = scores + bias
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
+from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.shapes import Array, typed
 
 
@@ -56,7 +57,7 @@ def make_segment_mask(
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query_segments", "memory_segments"],
+    data_fields=["query_segments", "memory_segments", "bias"],
     meta_fields=["causal", "padded_at_end"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,15 @@ class MaskRule:
     query_segments: int [B, Q]; None: all queries belong to segment 1. memory_segments: int [B, M], 0 for
     padding, or bool, True for tokens; None: all positions belong to segment 1. Of batches without padding,
     both are `unpad.Places`. causal: a query attends to its own and to earlier positions only. padded_at_end:
-    the padding of each row follows all of its tokens.
+    the padding of each row follows all of its tokens. bias: what is added to the scores of positions that a
+    query may attend to; None: nothing.
     """
 
     query_segments: Any = None
     memory_segments: Any = None
     causal: bool = False
     padded_at_end: bool = False
+    bias: RelativeBias | None = None
 
     def dense(self, length: int) -> Array | None:
         """Make the mask of `length` queries; None if each of them may attend to all positions."""

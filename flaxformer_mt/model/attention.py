@@ -4,6 +4,7 @@ Axis letters are those of `shapes`.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,9 @@ class MultiHeadAttention(nn.Module):
         drops = not deterministic and self.dropout.rate > 0
         sees = drops or self.is_mutable_collection("intermediates")
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
-        heads = self.kernels.attention(query, keys, values, mask, see_weights=see_weights if sees else None)
+        options: dict[str, Any] = {} if self.config.attention_scale else {"scale": 1.0}
+        options["see_weights"] = see_weights if sees else None
+        heads = self.kernels.attention(query, keys, values, mask, **options)
         return self.output(heads)
 
     def store_head(self, x: Array, memory: Array) -> None:
@@ -110,7 +113,7 @@ class MultiHeadAttention(nn.Module):
 
     def attend_memory(self, x: Array, memory: KeyValues, *, mask: Array | None) -> Array:
         """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""
-        scores = score(self.kernels, _scale_query(self.query(x)), memory, mask)
+        scores = score(self.kernels, self._scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
         return self.output(average(self.kernels, weights, memory, self.config.dtype).swapaxes(1, 2))
@@ -132,12 +135,14 @@ class MultiHeadAttention(nn.Module):
         *,
         ancestry_mask: Array,
         positions: Array | None = None,
+        bias: Array | None = None,
         prefix: KeyValues | None = None,
         prefix_mask: Array | None = None,
     ) -> tuple[Array, KeyValues]:
         """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
 
-        `ancestry_mask` [B, W, T, W] marks the cached tokens of a hypothesis (`make_ancestry_mask`). `prefix`
+        `ancestry_mask` [B, W, T, W] marks the cached tokens of a hypothesis (`make_ancestry_mask`). `bias`
+        [1, H, W or 1, T] is added to their scores. `prefix`
         is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
         Returns the output [B, W, D] and the updated cache.
         """
@@ -145,13 +150,14 @@ class MultiHeadAttention(nn.Module):
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
         cache = write(cache, store(key, value, quantized=self._is_quantized), index * x.shape[1])
-        query = _scale_query(query)
+        query = self._scale_query(query)
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
         slots, dtype = cache["keys"].shape[3], self.config.dtype
-        scores = score(
-            self.kernels, query, cache, ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None]
-        )
+        mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None]
+        if bias is not None:
+            bias = jnp.repeat(bias, slots // bias.shape[-1], axis=-1)
+        scores = score(self.kernels, query, cache, mask, bias)
         if prefix is not None:
             scores = jnp.concatenate([scores, score(self.kernels, query, prefix, prefix_mask)], axis=-1)
         weights = jax.nn.softmax(scores, axis=-1)
@@ -160,10 +166,12 @@ class MultiHeadAttention(nn.Module):
             averaged = averaged + average(self.kernels, weights[..., slots:], prefix, dtype)
         return self.output(averaged.swapaxes(1, 2)), cache
 
-
-def _scale_query(query: Array) -> Array:
-    """Scale the queries [B, W, H, K] of one step and transpose them to [B, H, W, K]."""
-    return query.swapaxes(1, 2) * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    def _scale_query(self, query: Array) -> Array:
+        """Scale the queries [B, W, H, K] of one step and transpose them to [B, H, W, K]."""
+        query = query.swapaxes(1, 2)
+        if not self.config.attention_scale:
+            return query
+        return query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
 def make_ancestors(batch: int, beams: int, length: int) -> Array:

@@ -140,23 +140,33 @@ class DecoderBlock(Block):
         cross_mask: Array | None,
         positions: Array | None,
         ancestry: Array | Continuation,
+        bias: Array | None = None,
     ) -> tuple[Array, BlockCache]:
         """Run one token per beam, x [B, W, D]; return the output and the updated cache.
 
         Args:
           ancestry: which cached tokens belong to each hypothesis, as its first sublayer reads them.
+          bias: added to the scores of self-attention, see `MultiHeadAttention.step`.
         """
-        x, updated = self._read_one(x, cache, index, positions, ancestry)
+        x, updated = self._read_one(x, cache, index, positions, ancestry, bias)
         y = self.cross_attention_residual.before(x)
         y = self.cross_attention.attend_memory(y, memory, mask=cross_mask)
         return self._feed(self.cross_attention_residual.after(x, y, deterministic=True), True), updated
 
     def _read_one(
-        self, x: Array, cache: BlockCache, index: Array, positions: Array | None, ancestry: Any
+        self,
+        x: Array,
+        cache: BlockCache,
+        index: Array,
+        positions: Array | None,
+        ancestry: Any,
+        bias: Array | None,
     ) -> tuple[Array, BlockCache]:
         """Run the first sublayer on one token per beam."""
         y = self.self_attention_residual.before(x)
-        y, updated = self.self_attention.step(y, cache, index, positions=positions, ancestry_mask=ancestry)
+        y, updated = self.self_attention.step(
+            y, cache, index, positions=positions, ancestry_mask=ancestry, bias=bias
+        )
         return self.self_attention_residual.after(x, y, deterministic=True), updated
 
 
@@ -179,7 +189,13 @@ class RecurrentDecoderBlock(DecoderBlock):
         return self.recurrence.empty_cache(batch, beams)
 
     def _read_one(
-        self, x: Array, cache: BlockCache, index: Array, positions: Array | None, ancestry: Any
+        self,
+        x: Array,
+        cache: BlockCache,
+        index: Array,
+        positions: Array | None,
+        ancestry: Any,
+        bias: Array | None,
     ) -> tuple[Array, BlockCache]:
         y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, ancestry)
         return self.recurrence_residual.after(x, y, deterministic=True), updated

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
@@ -73,8 +74,10 @@ class CachedDecoder(nn.Module):
         ancestry_of = continue_beams if self._is_recurrent else make_ancestry_mask
         ancestry = ancestry_of(cache, beams=beams, length=length)
         slot = cache.index % length
+        # The ages of the tokens in the slots, which are a ring buffer.
+        ages = (cache.index - jnp.arange(length))[None] % length if self._is_relative else None
         hidden, per_beam = self._step(
-            tokens, cache, cache.prefix_lengths(), ancestry, slot=slot, length=length
+            tokens, cache, cache.prefix_lengths(), ancestry, slot=slot, length=length, ages=ages
         )
         if common is None:
             logits = self.logits(hidden)
@@ -92,8 +95,11 @@ class CachedDecoder(nn.Module):
         positions, ancestry = make_prefix_inputs(cache, length=length, capacity=capacity)
         if self._is_recurrent:
             ancestry = continue_prefix(cache, length=length)
+        ages = jnp.arange(length)[:, None] - jnp.arange(capacity) if self._is_relative else None
         # The slots of P tokens of one beam are those of one token of P beams: a single step writes them.
-        hidden, per_beam = self._step(tokens, cache, positions, ancestry, slot=cache.index, length=length)
+        hidden, per_beam = self._step(
+            tokens, cache, positions, ancestry, slot=cache.index, length=length, ages=ages
+        )
         return self.logits(hidden), cache._replace(per_beam=per_beam, index=cache.index + length)
 
     @property
@@ -110,14 +116,23 @@ class CachedDecoder(nn.Module):
         *,
         slot: Array,
         length: int,
+        ages: Array | None,
     ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
+        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches.
+
+        Args:
+          ages: of the tokens in the slots, [W or 1, T], with relative positions; None: they are not needed.
+        """
         raise AssertionError("a subclass defines it")
 
     def _finish(self, x: Array) -> Array:
         """Apply what follows the last block."""
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
+
+    @property
+    def _is_relative(self) -> bool:
+        return self.config.positions == "relative"
 
     @property
     def _is_recurrent(self) -> bool:

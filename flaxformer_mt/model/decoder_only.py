@@ -74,7 +74,15 @@ class DecoderOnly(CachedDecoder):
         return None if self.config.tying == "none" else self.token_embedding
 
     def _step(
-        self, tokens: Array, cache: Cache, positions: Array, ancestry: Any, *, slot: Array, length: int
+        self,
+        tokens: Array,
+        cache: Cache,
+        positions: Array,
+        ancestry: Any,
+        *,
+        slot: Array,
+        length: int,
+        ages: Array | None,
     ) -> tuple[Array, list[Any]]:
         """Run tokens [B, W] at their positions after the source, all < length; return states, caches."""
         source_mask = cache.shared["source_mask"]

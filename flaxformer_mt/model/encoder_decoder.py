@@ -4,6 +4,7 @@ Row 7 of the data path: token ids to logits. Padding arrives as masks or segment
 losses.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -131,8 +132,10 @@ class EncoderDecoder(CachedDecoder):
         *,
         slot: Array,
         length: int,
+        ages: Array | None,
     ) -> tuple[Array, list[Any]]:
         """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
+        bias = None if ages is None else self.decoder.relative_bias(bidirectional=False).of_ages(ages)
         x = self.decoder.start(self._embed_target(tokens), positions, length=length, deterministic=True)
         cross_mask = self._padding_rule(cache.shared["source_mask"]).dense(1)
         per_beam = []
@@ -147,12 +150,22 @@ class EncoderDecoder(CachedDecoder):
                 cross_mask=cross_mask,
                 positions=self.decoder.rotary(positions),
                 ancestry=ancestry,
+                bias=bias,
             )
             per_beam.append(updated)
         return self._finish(x), per_beam
 
     def _padding_rule(self, is_token: Array) -> MaskRule:
         return MaskRule(None, None if self.config.padding_mask == "none" else is_token, padded_at_end=True)
+
+    def _add_bias(self, rule: MaskRule, stack: Stack, *, bidirectional: bool) -> MaskRule:
+        """Add the biases of relative positions to a rule of self-attention, if the model has them.
+
+        Distances inside a sentence are those of its slots, wherever the sentence is in a packed row.
+        """
+        if not self._is_relative:
+            return rule
+        return dataclasses.replace(rule, bias=stack.relative_bias(bidirectional=bidirectional))
 
     def _embed_source(self, ids: Array, is_token: Array) -> Array:
         shared = self.config.tying in ("all", "embeddings")
@@ -174,6 +187,7 @@ class EncoderDecoder(CachedDecoder):
         positions = jnp.arange(length)[None] if positions is None else positions
         embedded = self._embed_source(source, is_token)
         x = self.encoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
+        rule = self._add_bias(rule, self.encoder, bidirectional=True)
         x = self.encoder.run(x, rule, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)
 
@@ -191,5 +205,6 @@ class EncoderDecoder(CachedDecoder):
         positions = jnp.arange(length)[None] if positions is None else positions
         embedded = self._embed_target(target_in)
         x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
+        self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
         x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
         return self._finish(x)

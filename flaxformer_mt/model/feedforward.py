@@ -22,12 +22,14 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
+# Activations of which the gate is a projection of its own -> the function of the gate.
+_GATED: dict[str, Callable[[Array], Array]] = {"swiglu": jax.nn.silu, "geglu_tanh": _ACTIVATIONS["gelu_tanh"]}
 
 
 class FeedForward(nn.Module):
     """Feed-forward network activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3).
 
-    With swiglu a second input projection gates the first one (Shazeer 2020).
+    With swiglu and geglu_tanh a second input projection gates the first one (Shazeer 2020).
     """
 
     config: ModelConfig
@@ -36,7 +38,7 @@ class FeedForward(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.input = self._make_layer(config.ffn_dim, fan_in=config.model_dim, axes="DF")
-        if config.activation == "swiglu":
+        if config.activation in _GATED:
             self.gate = self._make_layer(config.ffn_dim, fan_in=config.model_dim, axes="DF")
         self.output = self._make_layer(config.model_dim, fan_in=config.ffn_dim, axes="FD")
         rate = config.ffn_dropout_rate
@@ -67,8 +69,8 @@ class FeedForward(nn.Module):
             hidden = rectify(self.input.multiply(x), bias, key, self.dropout.rate, jnp.dtype(config.dtype))
             return self.output(constrain(checkpoint_name(hidden, PROJECTED), "BTF"))
         hidden = constrain(self.input(x), "BTF")
-        if config.activation == "swiglu":
-            hidden = hidden * jax.nn.silu(self.gate(x))
+        if config.activation in _GATED:
+            hidden = hidden * _GATED[config.activation](self.gate(x))
         else:
             hidden = _ACTIVATIONS[config.activation](hidden)
         return self.output(self.dropout(hidden, deterministic=deterministic))

@@ -1,4 +1,4 @@
-"""Position encodings: sinusoidal tables, learned tables, rotary embeddings.
+"""Position encodings: sinusoidal tables, learned tables, rotary embeddings, biases by distance.
 
 Positions arrive as integers; the models compute them from padding and segments.
 """
@@ -25,6 +25,25 @@ def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
     return both[:, :model_dim].astype(np.float32)
 
 
+def sinusoidal_half_table(length: int, model_dim: int) -> np.ndarray:
+    """Compute the table [length, D] of fairseq and tensor2tensor: all sines, then all cosines.
+
+    The last of H = D / 2 rates is exactly 1 / 10000: row p, column i is sin(p / 10000^(i / (H - 1))). An odd
+    D ends in a zero. Numbers are float32 throughout, as in the systems that have trained with the table.
+    """
+    half = model_dim // 2
+    step = np.float32(np.log(10000) / max(half - 1, 1))
+    angles = np.arange(length, dtype=np.float32)[:, None] * np.exp(np.arange(half, dtype=np.float32) * -step)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return np.pad(table, [(0, 0), (0, model_dim % 2)])
+
+
+def sinusoidal_half_positions(positions: Array, *, length: int, model_dim: int) -> Array:
+    """Look up the rows of `sinusoidal_half_table` at positions below `length`."""
+    table = sinusoidal_half_table(max(length, 1), model_dim)
+    return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
+
+
 @typed
 def sinusoidal_positions(positions: Int[Array, "*P"], *, length: int, model_dim: int) -> Float[Array, "*P D"]:
     """Look up the rows of `sinusoidal_table` at positions below `length`."""
@@ -47,6 +66,21 @@ def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -
         second * jnp.cos(angles) + first * jnp.sin(angles),
     ]
     return jnp.concatenate(rotated, axis=-1).astype(vectors.dtype)
+
+
+class RelativePositions(nn.Module):
+    """The biases [buckets, H] of distances between positions, which all layers of a stack share."""
+
+    buckets: int
+    num_heads: int
+    table_init: nn.initializers.Initializer
+
+    def setup(self) -> None:
+        self.embedding = self.param("embedding", self.table_init, (self.buckets, self.num_heads))
+
+    def __call__(self) -> Array:
+        """Return the whole table."""
+        return self.embedding
 
 
 class LearnedPositions(nn.Module):

@@ -14,10 +14,16 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
+from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare_matrix, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
-from flaxformer_mt.model.positions import LearnedPositions, sinusoidal_positions
+from flaxformer_mt.model.positions import (
+    LearnedPositions,
+    RelativePositions,
+    sinusoidal_half_positions,
+    sinusoidal_positions,
+)
 from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.parallel.sharding_constraints import constrain, gather
 from flaxformer_mt.shapes import Array
@@ -71,6 +77,10 @@ class Stack(nn.Module):
             rows = (config.longest_input or config.max_positions or 512) + config.first_position
             bias_init = initializers.bias(rows) if config.embedding_bias else None
             self.positions = LearnedPositions(rows, config.model_dim, initializers.positions, bias_init)
+        if config.positions == "relative":
+            self.relative_positions = RelativePositions(
+                config.relative_buckets, config.num_heads, make_initializers(config).positions
+            )
         rate = config.embedding_dropout_rate
         self.embedding_dropout = Dropout(config.dropout_rate if rate is None else rate)
         if config.embedding_norm:
@@ -114,6 +124,10 @@ class Stack(nn.Module):
         first = config.first_position
         if config.positions == "sinusoidal":
             x = x + sinusoidal_positions(positions + first, length=length + first, model_dim=config.model_dim)
+        elif config.positions == "sinusoidal_halves":
+            x = x + sinusoidal_half_positions(
+                positions + first, length=length + first, model_dim=config.model_dim
+            )
         elif config.positions == "learned":
             x = x + self.positions(positions + first)
         elif config.positions == "one_vector":
@@ -152,6 +166,10 @@ class Stack(nn.Module):
     def finish(self, x: Array) -> Array:
         """Apply the norm after the last block, if the config has one."""
         return constrain(self.final_norm(x), "BTD") if _has_final_norm(self.config) else x
+
+    def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
+        """Return what the self-attention of all blocks adds to its scores, with relative positions."""
+        return RelativeBias(self.relative_positions(), self.config.relative_distance, bidirectional)
 
     def rotary(self, positions: Array) -> Array | None:
         """Return the positions for rotary embeddings; None with other position encodings."""

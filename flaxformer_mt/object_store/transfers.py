@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from flaxformer_mt.config.user_cache import user_cache_dir
-from flaxformer_mt.errors import UserError, find_url, show_as
+from flaxformer_mt.errors import UserError, find_url, local_path, show_as
 from flaxformer_mt.object_store.filesystem import ObjectStore
 
 # The folders of outputs that are being made, and where they go.
@@ -23,9 +23,9 @@ def fetch_input(path: str | Path) -> Path:
       UserError: there is nothing at the URL, or the store cannot be read.
     """
     if not (url := find_url(path)):
-        return Path(path).expanduser()
+        return local_path(path)
     above, _, name = url.rpartition("/")
-    folder = _folder_of("inputs", above)
+    folder = cache_of(above) / "inputs"
     if not fetch_files(above, folder, below=name):
         raise UserError(f"{url} does not exist; correct the URL")
     show_as(folder, above)
@@ -43,26 +43,17 @@ def fetch_files(
     Args:
       below: the name of an object, or of a folder; "": all objects.
       wanted: the names of the objects to fetch; None: all of them.
-
-    Raises:
-      UserError: the store cannot be read.
     """
     store = ObjectStore(url)
     objects = store.list(below)
-    if not objects:
-        store.require_bucket()
     record = folder / _VERSIONS
     try:
         before = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
     versions = {name: version for name, version in objects.items() if wanted is None or name in wanted}
-    # The files that this call is about, of which some may no longer have an object.
-    for name in list(before):
-        inside = not below or name == below or name.startswith(f"{below}/")
-        if not (name in wanted if wanted is not None else inside):
-            continue
-        if versions.get(name) != before[name]:
+    for name in [name for name in before if name == below or name.startswith(f"{below}/" if below else "")]:
+        if versions.get(name) != before[name] and (wanted is None or name in wanted):
             (folder / name).unlink(missing_ok=True)
             del before[name]
     absent = [name for name in versions if name not in before or not (folder / name).is_file()]
@@ -87,15 +78,12 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
       UserError: there is something, or the store cannot be read.
     """
     if not (url := find_url(path)):
-        return Path(path).expanduser()
+        return local_path(path)
     above, _, name = url.rpartition("/")
     store = ObjectStore(above)
-    present = store.list(name)
-    if not present:
-        store.require_bucket()
-    if empty and present:
+    if (present := store.list(name)) and empty:
         raise UserError(f"{url} is not empty: it has {', '.join(sorted(present)[:3])}; give another --output")
-    folder = _folder_of("outputs", url)
+    folder = cache_of(url) / "outputs"
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, above)
     _outputs[folder / name] = (store, name)
@@ -104,18 +92,16 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
 
 def publish_output(path: Path) -> None:
     """Uploads what has been made at a path that `open_output` returned for a URL, and removes it here."""
-    if path not in _outputs:
-        return
-    store, name = _outputs.pop(path)
-    if path.is_file():
-        store.upload([(path, name)])
-        path.unlink()
-        return
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    store.upload([(file, f"{name}/{file.relative_to(path).as_posix()}") for file in files])
-    shutil.rmtree(path, ignore_errors=True)
+    if path in _outputs:
+        store, name = _outputs.pop(path)
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        store.upload(
+            (file, f"{name}/{file.relative_to(path).as_posix()}".removesuffix("/.")) for file in files
+        )
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _folder_of(kind: str, url: str) -> Path:
+def cache_of(url: str) -> Path:
+    """The folder for local copies of what is at a URL."""
     digest = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
-    return user_cache_dir().resolve() / "stores" / kind / digest
+    return user_cache_dir().resolve() / "stores" / digest

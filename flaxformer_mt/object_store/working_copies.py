@@ -1,28 +1,235 @@
 """Runs in object stores, for everything that reads and writes run directories: each is a local folder.
 
 `open_copy` turns the URL of a run into that folder. The other functions are called where runs are read and
-written: they do nothing for a folder that is no copy of a run in a store.
+written: they do nothing for a folder that is no copy of a run in a store. The store holds the same files.
+
+    Reading     Small files are fetched when the run is opened, the arrays of a checkpoint when they are read.
+    Publishing  An object appears at once, a folder does not. So the manifest of a checkpoint is written last,
+                and a checkpoint without one does not exist; nor does a run without config.json. What replaces
+                a checkpoint is first written to `checkpoints/.replacing-STEP/`, which counts once it has a
+                manifest.
+    Parts       The processes of a job have copies of their own. Each uploads its shards of a checkpoint to
+                `checkpoints/.writing-...`; the first one fetches those of the others, to seal all of them.
+
+A process that is killed leaves objects that nobody sees; the next owner of the run removes them.
 """
 
 import contextlib
-import fcntl
-import hashlib
 import itertools
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
-from flaxformer_mt.config.user_cache import user_cache_dir
-from flaxformer_mt.errors import TrainingInterrupted, UserError, find_url, name_urls, show_as
+from flaxformer_mt.errors import (
+    TrainingInterrupted,
+    UserError,
+    find_url,
+    folder_of_arrays,
+    name_urls,
+    show_as,
+)
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.object_store.lease import Lease
-from flaxformer_mt.object_store.mirror import Mirror
+from flaxformer_mt.object_store.owner_lock import OwnerLock
+from flaxformer_mt.object_store.transfers import cache_of
 
+P = ParamSpec("P")
+
+_CONFIG, _MANIFEST = "config.json", "/manifest.json"
+_CHECKPOINTS, _WRITING, _REPLACING = "checkpoints/", "checkpoints/.writing-", "checkpoints/.replacing-"
+# Folders that no command reads.
+_NOT_READ = ("tensorboard/", "profile/", "plots/")
+
+
+class _Copy:
+    """The copy of one run; `guard` is held while one of its methods runs."""
+
+    def __init__(self, url: str) -> None:
+        self.store, self.guard = ObjectStore(url), threading.RLock()
+        self.folder_lock, self.root = _take_folder(url)
+        self.owner_lock: OwnerLock | None = None
+        # All objects with their versions. Of files that equal their objects: these, and their own stamps.
+        self.objects: dict[str, str] = {}
+        self.equal: dict[str, tuple[str, str, tuple[int, int]]] = {}
+
+    def refresh(self, folder: Path) -> None:
+        """Makes the copy equal to the store, unless this process owns the run."""
+        if self.owner_lock is None:
+            self.objects = self.store.list()
+            sources = self.sources()
+            for path in map(self.root.joinpath, self.files()):
+                source = sources.get(self.name(path), "")
+                if self.equal.get(self.name(path)) != (source, self.objects.get(source), _stamp(path)):
+                    path.unlink()
+                    with contextlib.suppress(OSError):
+                        os.removedirs(path.parent)  # those that are empty
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.download(n for n in sources if not n.startswith(_CHECKPOINTS) or n.count("/") == 2)
+
+    def fetch(self, folder: Path, wanted: Callable[[str], bool]) -> None:
+        """Fetches the files of a folder that `wanted` selects by their names in it."""
+        prefix = f"{self.name(folder)}/"
+        self.download(n for n in self.sources() if n.startswith(prefix) and wanted(n[len(prefix) :]))
+
+    def publish_folder(self, folder: Path) -> None:
+        """Uploads a complete checkpoint, and the changed files of the run before, such as the log."""
+        if _CONFIG not in self.objects:
+            return  # a new run, of which `publish_run` uploads everything
+        self.publish_files(folder)
+        name = self.name(folder)
+        names, hidden = self.files(name), name.replace(_CHECKPOINTS, _REPLACING)
+        if name + _MANIFEST in self.objects:
+            self.remove(hidden)
+            self.upload({n: n.replace(name, hidden, 1) for n in names})
+            self.finish(hidden)
+        else:
+            self.remove(name)
+            parts = {part: n for part, n in self.parts(name).items() if n in names}
+            self.store.copy(parts)
+            self.upload({n: n for n in names if n not in parts.values()})
+        self.note({n: n for n in names})
+        self.sweep(_writing(name))  # a job may write other checkpoints meanwhile
+
+    def withdraw_folder(self, folder: Path) -> None:
+        """Removes a checkpoint from the store."""
+        self.check_owner()
+        self.remove(self.name(folder).replace(_CHECKPOINTS, _REPLACING))
+        self.remove(self.name(folder))
+
+    def publish_files(self, folder: Path) -> None:
+        """Uploads the changed files of a run outside of checkpoints; called by the first process of a job."""
+        if _CONFIG not in self.objects:
+            self.sweep(_CHECKPOINTS)  # those of a new run that was never complete
+        names = [n for n in self.files() if not n.startswith(_CHECKPOINTS) and not n.endswith(".tmp")]
+        self.upload({n: n for n in names if n not in self.equal or self.equal[n][2] != _stamp(self.root / n)})
+
+    def publish_run(self, folder: Path) -> None:
+        """Uploads all of a new run; of several processes, the first calls it."""
+        self.sweep(_CHECKPOINTS)
+        self.upload({n: n for n in self.files()})
+
+    def send_parts(self, folder: Path) -> None:
+        """Uploads what this process has written of a hidden folder."""
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        self.store.upload((path, self.name(path)) for path in paths)
+
+    def collect_parts(self, folder: Path) -> None:
+        """Fetches what the other processes of the job have uploaded of a hidden folder."""
+        parts = self.store.list(self.name(folder))
+        self.objects |= parts
+        self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
+
+    def check_owner(self) -> None:
+        """Raises UserError if this process has owned the run, and another one does now."""
+        if self.owner_lock is not None:
+            self.owner_lock.check()
+
+    def sweep(self, prefix: str) -> None:
+        """Removes what killed processes have left of checkpoints whose names begin so."""
+        for folder in {"/".join(n.split("/")[:2]) for n in self.objects if n.startswith(prefix)}:
+            if folder + _MANIFEST not in self.objects or _CONFIG not in self.objects:
+                self.remove(folder)
+            elif folder.startswith(_REPLACING):
+                self.finish(folder)
+
+    def finish(self, hidden: str) -> None:
+        """Makes a complete `.replacing-STEP` the checkpoint STEP."""
+        name = hidden.replace(_REPLACING, _CHECKPOINTS)
+        moved = {n: n.replace(hidden, name, 1) for n in self.objects if n.startswith(f"{hidden}/")}
+        self.store.copy(moved)
+        self.store.remove(n for n in self.objects if n.startswith(f"{name}/") and n not in moved.values())
+        self.remove(hidden)
+        self.objects = self.store.list()
+
+    def sources(self) -> dict[str, str]:
+        """The object of each file of the run."""
+        found: dict[str, str] = {}
+        for name in self.objects if _CONFIG in self.objects else ():
+            folder = "/".join(name.split("/")[:2])
+            if name.startswith(_CHECKPOINTS):
+                replaced = folder.replace(_CHECKPOINTS, _REPLACING) + _MANIFEST in self.objects
+                seen = folder + _MANIFEST in self.objects and not replaced
+            else:
+                seen = not _is_hidden(name) and not name.startswith(_NOT_READ)
+            if seen:
+                found[name.replace(_REPLACING, _CHECKPOINTS)] = name
+        return found
+
+    def parts(self, name: str) -> dict[str, str]:
+        """The objects that other processes have uploaded of a checkpoint, and what they become."""
+        names = [n for n in self.objects if n.startswith(_writing(name))]
+        return {n: f"{name}/{n.split('/', 2)[2]}" for n in names}
+
+    def files(self, below: str = "") -> list[str]:
+        """The names of the files that are here, without those that somebody is writing."""
+        names = (self.name(path) for path in (self.root / below).rglob("*") if path.is_file())
+        return [name for name in names if not _is_hidden(name)]
+
+    def download(self, names: Iterable[str]) -> None:
+        """Fetches files of the run that are not here."""
+        sources = self.sources()
+        absent = {n: sources[n] for n in names if not (self.root / n).exists()}
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # removed since: whoever needs it says that it is missing
+            self.store.download((source, self.root / n) for n, source in absent.items())
+        self.note(absent)
+
+    def upload(self, targets: dict[str, str]) -> None:
+        """Uploads files as these objects: a manifest after what it lists, config.json last."""
+        for rank in range(3):
+            names = [n for n in targets if (2 if n == _CONFIG else n.endswith(_MANIFEST)) == rank]
+            if names:
+                self.check_owner()
+                self.store.upload((self.root / n, targets[n]) for n in names)
+        self.objects = self.store.list()
+        self.note(targets)
+
+    def remove(self, folder: str) -> None:
+        """Removes the objects of a checkpoint: the manifest first, with which it ceases to exist."""
+        names = {n for n in self.objects if n.startswith(f"{folder}/")}
+        self.store.remove(sorted(names, key=lambda n: n != folder + _MANIFEST))
+        self.objects = {n: version for n, version in self.objects.items() if n not in names}
+
+    def note(self, sources: dict[str, str]) -> None:
+        """Records that files equal their objects."""
+        for name, source in sources.items():
+            if (self.root / name).is_file() and source in self.objects:
+                self.equal[name] = (source, self.objects[source], _stamp(self.root / name))
+
+    def name(self, path: Path) -> str:
+        return path.absolute().relative_to(self.root).as_posix()
+
+
+# The copies of this process, by URL.
+_copies: dict[str, _Copy] = {}
 _guard = threading.Lock()
-# The copies of this process, by URL, and the files whose locks it holds until it ends.
-_mirrors: dict[str, Mirror] = {}
-_locked: list[int] = []
+
+
+def _where_copied(
+    method: Callable[Concatenate[_Copy, Path, P], None],
+) -> Callable[Concatenate[Path, P], None]:
+    """A function that calls a method for the copy that a folder belongs to, if it belongs to one."""
+
+    def call(folder: Path, *arguments: P.args, **options: P.kwargs) -> None:
+        if (copy := _find(folder)) is not None:
+            with copy.guard:
+                method(copy, folder, *arguments, **options)
+
+    call.__doc__ = method.__doc__
+    return call
+
+
+refresh = _where_copied(_Copy.refresh)
+fetch = _where_copied(_Copy.fetch)
+publish_folder = _where_copied(_Copy.publish_folder)
+withdraw_folder = _where_copied(_Copy.withdraw_folder)
+publish_files = _where_copied(_Copy.publish_files)
+publish_run = _where_copied(_Copy.publish_run)
+send_parts = _where_copied(_Copy.send_parts)
+collect_parts = _where_copied(_Copy.collect_parts)
 
 
 def open_copy(run: str | Path) -> Path:
@@ -33,92 +240,48 @@ def open_copy(run: str | Path) -> Path:
     Raises:
       UserError: the store cannot be read.
     """
-    if not (url := find_url(run)):
-        folder = Path(run).expanduser()
-        refresh(folder)
-        return folder
-    with _guard:
-        if url not in _mirrors:
-            store = ObjectStore(url)
-            root = _take_folder(url)
-            show_as(root, url)
-            _mirrors[url] = Mirror(store, root)
-        mirror = _mirrors[url]
-    _pull(mirror)
-    return mirror.root
+    if url := find_url(run):
+        with _guard:
+            if url not in _copies:
+                _copies[url] = _Copy(url)
+                show_as(_copies[url].root, url)
+    folder = _copies[url].root if url else folder_of_arrays(run)
+    refresh(folder)
+    return folder
 
 
 def close_copies() -> None:
-    """Ends the use of all copies of this process; other processes may use their folders."""
+    """Ends the use of all copies of this process."""
     with _guard:
-        _mirrors.clear()
-        while _locked:
-            os.close(_locked.pop())
-
-
-def refresh(folder: Path) -> None:
-    """Makes the copy that this folder is equal to the store, unless this process owns the run."""
-    if (mirror := _find(folder)) is not None:
-        _pull(mirror)
-
-
-def fetch(folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Fetches the files of a folder that `wanted` selects by their names in it."""
-    if (mirror := _find(folder)) is not None:
-        mirror.fetch(folder, wanted)
-
-
-def publish_folder(folder: Path) -> None:
-    """Uploads a complete checkpoint."""
-    if (mirror := _find(folder)) is not None:
-        mirror.publish_folder(folder)
-
-
-def withdraw_folder(folder: Path) -> None:
-    """Removes a checkpoint from the store."""
-    if (mirror := _find(folder)) is not None:
-        mirror.withdraw_folder(folder)
-
-
-def publish_files(folder: Path) -> None:
-    """Uploads the changed files of a run, but for checkpoints; only the first process of a job calls it."""
-    if (mirror := _find(folder)) is not None:
-        mirror.publish_files()
-
-
-def publish_run(folder: Path) -> None:
-    """Uploads all of a new run; of several processes, only the first calls it."""
-    if (mirror := _find(folder)) is not None:
-        mirror.publish_run()
+        while _copies:
+            _copies.popitem()[1].folder_lock.release()
 
 
 @contextlib.contextmanager
 def own_run(folder: Path) -> Iterator[None]:
-    """Holds the lease of the run while the body runs; uploads its changed files at the end.
+    """Holds the lock of the run in its store while the body runs; uploads its changed files at the end.
 
     Raises:
       UserError: another process trains the run.
     """
-    mirror = _find(folder)
-    if mirror is None:
+    if (copy := _find(folder)) is None:
         yield
         return
-    lease = Lease(mirror.store)
-    lease.acquire()
+    lock = OwnerLock(copy.store)
     try:
-        mirror.pull()
-        mirror.sweep()
-        mirror.lease = lease
+        copy.refresh(folder)
+        copy.sweep(_CHECKPOINTS)
+        copy.owner_lock = lock
         try:
             yield
         except (UserError, TrainingInterrupted):  # the log tells what has happened
             with contextlib.suppress(UserError):
-                mirror.publish_files()
+                publish_files(folder)
             raise
-        mirror.publish_files()
+        publish_files(folder)
     finally:
-        mirror.lease = None
-        lease.release()
+        copy.owner_lock = None
+        lock.release()
 
 
 def to_url(folder: Path) -> str:
@@ -128,56 +291,47 @@ def to_url(folder: Path) -> str:
 
 def to_local(text: str) -> Path:
     """The folder that `to_url` has named in another process."""
-    for url, mirror in _mirrors.items():
-        if text == url or text.startswith(f"{url}/"):
-            return mirror.root / text[len(url) :].lstrip("/")
+    for url, copy in _copies.items():
+        if f"{text}/".startswith(f"{url}/"):
+            return copy.root / text[len(url) :].lstrip("/")
     return Path(text)
 
 
-def send_parts(folder: Path) -> None:
-    """Uploads what this process has written of a hidden folder."""
-    if (mirror := _find(folder)) is not None:
-        mirror.send_parts(folder)
-
-
-def collect_parts(folder: Path) -> None:
-    """Fetches what the other processes of the job have uploaded of a hidden folder."""
-    if (mirror := _find(folder)) is not None:
-        mirror.collect_parts(folder)
-
-
-def _find(folder: Path) -> Mirror | None:
-    """The copy that a folder belongs to; None for all others."""
-    if not _mirrors:
-        return None
+def _find(folder: Path) -> _Copy | None:
     folder = folder.absolute()
-    return next((mirror for mirror in _mirrors.values() if folder.is_relative_to(mirror.root)), None)
+    return next((copy for copy in _copies.values() if folder.is_relative_to(copy.root)), None)
 
 
-def _pull(mirror: Mirror) -> None:
-    if mirror.lease is None:
-        mirror.pull()
+def _writing(name: str) -> str:
+    return f"{name.replace(_CHECKPOINTS, _WRITING)}-"
 
 
-def _take_folder(url: str) -> Path:
-    """A folder for a copy that no other process uses; one that was used before still has its files."""
-    name = url.rpartition("/")[2]
-    digest = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
-    base = user_cache_dir().resolve() / "stores" / f"{name}-{digest}"
-    for number in itertools.count():
-        place = base / str(number)
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+def _take_folder(url: str) -> tuple[Any, Path]:
+    """An empty folder for a copy that no other process uses, and the lock that keeps it so."""
+    import filelock
+
+    for place in (cache_of(url) / str(number) for number in itertools.count()):
         try:
             place.mkdir(parents=True, exist_ok=True)
-            file = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
+            lock = filelock.FileLock(place / "lock", timeout=0)
+            lock.acquire()
+            root = place / url.rpartition("/")[2]
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+            return lock, root
+        except filelock.Timeout:
             continue
         except OSError as error:
+            remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
             raise UserError(
-                f"{url} needs a local copy in {base}, which cannot be made: {error.strerror}; set another "
-                "cache folder with FLAXFORMER_MT_CACHE"
+                f"{url} needs a copy in {place}, which cannot be made: {error}; {remedy}"
             ) from error
-        _locked.append(file)
-        return place / name
     raise AssertionError("numbers do not end")

@@ -169,7 +169,8 @@ class Parallel:
                 mesh=self.mesh,
                 in_specs=specs,
                 out_specs=results,
-                axis_names=set(_ROW_AXES),
+                # Pallas kernels for TPUs allow no axis that is left to XLA, even if it has one device.
+                axis_names=set(self.mesh.axis_names if self.layout.tensor == 1 else _ROW_AXES),
                 check_vma=False,
             )(*arguments)
             leaves = {path: leaf for group in groups for path, leaf in group.items()}

@@ -22,6 +22,7 @@ RULES: tuple[tuple[str, Axes], ...] = (
     (r"(shared|source|target|token)_embedding/embedding", ("tensor", "fsdp")),  # [V, D]
     (r"(shared|source|target|token)_embedding/bias", (None,)),  # [D]
     (r"positions/embedding", (None, "fsdp")),  # [positions, D]
+    (r"relative_positions/embedding", (None, "tensor")),  # [buckets, H]
     (r"positions/bias", (None,)),  # [D]
     (r"(self|cross)_attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),  # [D, H, K]
     (r"(self|cross)_attention/(query|key|value)/bias", ("tensor", None)),  # [H, K]

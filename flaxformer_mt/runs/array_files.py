@@ -29,15 +29,32 @@ from flaxformer_mt.trees import (
     shares_host_memory,
 )
 
+# Items from this size on are written with bounded memory, in bytes; and the bound, in GB.
+_LARGE, _BUFFERS = 1 << 30, 0.5
+
 
 def write_item(folder: Path, leaves: Leaves) -> None:
     """Writes host arrays as the item `folder`; other processes take no part.
 
+    Of numpy arrays, orbax holds two copies of all while it writes them; of arrays of a device, and be it the
+    CPU, it holds no more than it is allowed to.
+
     Raises:
       OSError: the disk is full or read-only.
     """
+    is_large = jax.process_count() == 1 and sum(np.asarray(leaf).nbytes for leaf in leaves.values()) >= _LARGE
+    options = {}
+    if is_large:
+        options = {"save_concurrent_gb": _BUFFERS}
+        leaves = {path: _place_on_cpu(leaf) for path, leaf in leaves.items()}
     with _raise_storage_errors(folder):
-        _make_checkpointer().save(folder, nest_leaves(leaves))
+        _make_checkpointer(**options).save(folder, nest_leaves(leaves))
+
+
+def _place_on_cpu(leaf: Any) -> Any:
+    """The array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it is."""
+    keeps_type = isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
+    return jax.device_put(leaf, jax.devices("cpu")[0]) if keeps_type else leaf
 
 
 def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
@@ -174,14 +191,15 @@ def _quieten() -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
-def _make_checkpointer() -> Any:
+def _make_checkpointer(**options: Any) -> Any:
     import orbax.checkpoint as ocp
 
     _quieten()
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, **options),
+        multiprocessing_options=alone,
     )
 
 

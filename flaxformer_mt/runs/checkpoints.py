@@ -25,6 +25,7 @@ from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_a
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs.checkpoint_folder import seal_checkpoint, without_empty, write_checkpoint
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.runs.shared_save import SharedSave
 from flaxformer_mt.runs.stored_arrays import read_stored_arrays
 from flaxformer_mt.trees import (
@@ -193,6 +194,8 @@ class Checkpoints:
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
+        The checkpoint of step 0, with which a run starts that was imported or given --init, is none of them.
+
         Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
         taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
         [...], "averaged_tree": "params" or "ema_params"}.
@@ -201,9 +204,11 @@ class Checkpoints:
           UserError: there are fewer checkpoints than `last`, or one of them is damaged, differs in shape, or
             has NaN or infinite parameters and not `allow_nonfinite`.
         """
-        steps = self.steps()
+        steps = [step for step in self.steps() if step > IMPORTED_STEP]
         if not 1 <= last <= len(steps):
             possible = f"choose 1 to {len(steps)}" if steps else "there are none"
+            if len(self.steps()) > len(steps):
+                possible += f" after step {IMPORTED_STEP}, the model that training starts from"
             raise UserError(f"cannot average {last} checkpoints: {possible}; {self._index.describe()}")
         steps = steps[-last:]
         name, specs = self._inference_tree(self._index.folder(steps[-1]))

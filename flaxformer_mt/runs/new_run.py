@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel.processes import decide_once
@@ -34,7 +36,9 @@ def write_new_run(
         progress = {"step": IMPORTED_STEP, "imported_from": origin}
         folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
         try:
-            trees = {"params": copy_to_host(flatten_tree(params))}
+            leaves = flatten_tree(params)
+            copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
+            trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
             write_checkpoint(folder, trees, json.dumps(progress, indent=1))
         except OSError as error:
             raise UserError(

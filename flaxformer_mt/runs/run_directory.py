@@ -9,6 +9,7 @@ RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/
 import dataclasses
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,9 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raises UserError if the run was made with another config, or has lost its own.
+    """Raises UserError if the run was trained with another config, or has lost its own.
 
-    The message names each differing field.
+    The message names each differing field. A run without updates takes any config.
 
     Writes nothing; accepts a run directory that is absent.
     """
@@ -83,6 +84,8 @@ def check_run(run_dir: Path, config: Config) -> None:
             )
         return
     old, newest = read_config(path), _newest_step(run_dir)
+    if newest is None:
+        return
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, config, newest)]
     if _is_untrained_import(run_dir):
         differences = [
@@ -118,14 +121,17 @@ def _describe_remedies(run_dir: Path, differences: list[str]) -> str:
         "give another --run=DIR or delete the directory"
     )
     other_network = any(line.startswith(_FIXED_BY_IMPORT) for line in differences)
-    if other_network or not any((run_dir / "checkpoints").glob("[0-9]*")):
+    if other_network:
         return f"{remedies}."
-    export = command_line("export", f"--run={run_dir}", "--format=torch", "--output=EXPORTED")
-    again = command_line("import", "--format=torch", "--input=EXPORTED", "--run=NEW")
-    return (
-        f"{remedies}; to train its parameters further with the new values, make them the start of a new run: "
-        f"{export} && {again}, then train with --run=NEW and these values."
-    )
+    changes = [f"--config.{name}={values.rpartition(' -> ')[2]}" for name, values in map(_split, differences)]
+    again = command_line("train", f"--init={run_dir}", "--run=NEW", *changes)
+    return f"{remedies}; to train its parameters further in a new run: {again}"
+
+
+def _split(difference: str) -> tuple[str, str]:
+    """The field of a difference and its values: ("train.steps", "900 -> 1500")."""
+    name, _, values = difference.partition(": ")
+    return name, values
 
 
 def open_run(run_dir: Path, config: Config) -> None:
@@ -151,6 +157,15 @@ def open_run(run_dir: Path, config: Config) -> None:
         os.replace(path.with_suffix(".tmp"), path)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+
+
+def forget_preparation(run_dir: Path, config: Config) -> None:
+    """Deletes the vocabulary of a run without updates if it was made from other data, or in another way."""
+    path = run_dir / "config.json"
+    if _newest_step(run_dir) is None and path.exists():
+        old = read_config(path)
+        if (old.data, old.vocab) != (config.data, config.vocab):
+            shutil.rmtree(run_dir / "vocab", ignore_errors=True)
 
 
 def _record_change(run_dir: Path, old: Config, new: Config) -> None:

@@ -2,7 +2,7 @@
 
 The lock is RUN/.lock, locked by the operating system, which releases it when its owner ends in whatever way.
 A file that a killed owner left behind therefore locks nothing, and the next owner takes it over. A run in an
-object store has a lease there instead (object_store/lease.py); the lock is that of its local copy.
+object store has a lock there too (object_store/owner_lock.py).
 """
 
 import contextlib

@@ -3,18 +3,25 @@
 A manifest lists the files, as in a checkpoint. Folders of earlier versions have none, and are not verified.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, load_vocabs
+from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
 
 
 def seal_vocabs(folder: Path) -> None:
     """Writes the manifest of the vocabularies in `folder`, unless it has one."""
     if not (folder / atomic_folder.MANIFEST_NAME).exists():
-        # Another process may be writing the same files under hidden names.
-        atomic_folder.seal_folder(folder, {}, wanted=lambda name: name.endswith(".model") and name[0] != ".")
+        atomic_folder.seal_folder(folder, {}, wanted=_is_vocabulary)
+
+
+def _is_vocabulary(name: str) -> bool:
+    """Tell whether a file is a vocabulary's; another process may be writing the same under hidden names."""
+    path = PurePath(name)
+    pretrained = name == FACTS_NAME or path.parent.name == FILES_NAME
+    return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 
 def find_vocab_damage(folder: Path) -> str:

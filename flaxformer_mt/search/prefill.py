@@ -45,9 +45,10 @@ def begin_prefixed_lines(
     symbols, length = task.symbols, logits.shape[1]
     prefixes, _, starts = align_prefixes(lines.prefixes, bos_id=symbols.bos_id, pad_id=symbols.pad_id)
     is_token = jnp.arange(length) >= starts[:, None]
+    counts = jnp.arange(length) >= starts[:, None] + symbols.num_free if symbols.num_free else is_token
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     log_probs = jnp.take_along_axis(log_probs, prefixes[..., None], axis=-1)[..., 0]
-    sums = jnp.where(is_token, log_probs, 0.0).sum(axis=1)
+    sums = jnp.where(counts, log_probs, 0.0).sum(axis=1)
     sums = jnp.where(jnp.isnan(sums), -jnp.inf, sums)[:, None]
     ancestors = jnp.zeros((len(starts), task.width, task.max_length), jnp.int32)
     state = task.start(cache._replace(ancestors=ancestors), lines, clip=False)

@@ -67,7 +67,7 @@ def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
     symbols = task.symbols
     if task.shortlists is not None:
         return ()
-    return symbols.banned if state.lines.prefixes is None else (symbols.pad_id, symbols.bos_id)
+    return symbols.banned if state.lines.prefixes is None else symbols.reserved
 
 
 def forced_tokens(prefixes: Array, steps: Array) -> Array:

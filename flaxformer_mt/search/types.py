@@ -40,12 +40,13 @@ class Symbols:
     never: tuple[int, ...] = ()
     # Ids of the pieces that begin a word, for `WORD_START`.
     word_starts: tuple[int, ...] = ()
+    # Number of tokens at the start of every prefix that are part of the task, as the tag of a language: their
+    # probability does not count in scores.
+    num_free: int = 0
 
     def __post_init__(self) -> None:
-        if self.eos_id in (self.pad_id, self.bos_id):
-            raise ValueError(
-                f"eos_id {self.eos_id} must differ from pad_id {self.pad_id} and bos_id {self.bos_id}"
-            )
+        if self.eos_id == self.pad_id:
+            raise ValueError(f"eos_id {self.eos_id} must differ from pad_id {self.pad_id}")
         if self.eos_id in self.never:
             raise ValueError(
                 f"eos_id {self.eos_id} is among the ids that are never chosen; remove it from these ids"
@@ -54,7 +55,12 @@ class Symbols:
     @property
     def banned(self) -> tuple[int, ...]:
         """All ids that are never chosen; they keep their probability, so that scores are the model's own."""
-        return (self.pad_id, self.bos_id, *self.never)
+        return (*self.reserved, *self.never)
+
+    @property
+    def reserved(self) -> tuple[int, ...]:
+        """Pad, and bos unless eos begins targets too, as in BART and M2M100: never chosen, prefix or not."""
+        return (self.pad_id,) if self.bos_id == self.eos_id else (self.pad_id, self.bos_id)
 
 
 class Lines(NamedTuple):

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal, TypeVar
 
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.runs import file_lock
+from flaxformer_mt.text_encoding import check_encoding
 
 STANDARD = "-"
 
@@ -68,9 +69,11 @@ def read_lines(
     A byte order mark before the first line is removed.
 
     Raises:
-      UserError: a line is not UTF-8 and `invalid_utf8` is refuse.
+      UserError: a line is not UTF-8 and `invalid_utf8` is refuse, or the text is in UTF-16 or UTF-32.
     """
     for number, line in enumerate(stream, start=1):
+        if number == 1:
+            check_encoding(line, "standard input" if name == STANDARD else name)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")

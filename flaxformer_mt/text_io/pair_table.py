@@ -8,13 +8,15 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Longest word sequence that counts as repeated.
-_LONGEST_REPETITION = 4
+from flaxformer_mt.writing_systems import find_script, is_blank, lacks_spaces
+
+# Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
+_WORDS, _LETTERS = range(1, 5), range(2, 25)
 TABLE, REPORT = "train.tsv", "report.json"
 
 
@@ -26,7 +28,8 @@ class PairRules:
     max_characters: int
     # Maximum ratio of the longer to the shorter side in characters.
     max_length_ratio: float
-    # Maximum number of times in a row that a side has the same one to four words.
+    # Maximum number of times in a row that a side has the same one to four words, or in scripts without
+    # spaces the same 2 to 24 letters.
     max_repetitions: int
     # Whether the two sides of a pair may be equal, apart from case.
     copies: bool
@@ -34,7 +37,7 @@ class PairRules:
     def find_problem(self, source: str, target: str) -> str | None:
         """The name of the first rule that leaves a pair out, or None."""
         lengths = len(source), len(target)
-        if not source.strip() or not target.strip():
+        if is_blank(source) or is_blank(target):
             return "empty"
         if max(lengths) > self.max_characters:
             return "too_long"
@@ -55,12 +58,20 @@ def _plain(text: str) -> str:
 
 
 def count_repetitions(text: str) -> int:
-    """How often, at most, the same one to four words follow each other: "a b a b a b c" has 3 of "a b"."""
-    words, most = text.split(), 1 if text.strip() else 0
-    for size in range(1, _LONGEST_REPETITION + 1):
-        run = 0  # of words that are equal to the one `size` before
-        for word, before in zip(words[size:], words, strict=False):
-            run = run + 1 if word == before else 0
+    """How often, at most, the same one to four words follow each other: "a b a b a b c" has 3 of "a b".
+
+    In scripts without spaces between words, the same 2 to 24 letters, whatever is between them.
+    """
+    if lacks_spaces([text]):
+        units: Sequence[str] = [letter for letter in text if find_script(letter)]
+        sizes = _LETTERS
+    else:
+        units, sizes = text.split(), _WORDS
+    most = 1 if units else 0
+    for size in sizes:
+        run = 0  # of units that are equal to the one `size` before
+        for unit, before in zip(units[size:], units, strict=False):
+            run = run + 1 if unit == before else 0
             most = max(most, 1 + run // size)
     return most
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-import jax
-
+from flaxformer_mt.parallel.compile_clock import CompileClock
 from flaxformer_mt.tracking import format_duration
 
 # Seconds before the first line; work that takes less prints no summary either.
@@ -22,8 +21,6 @@ _SILENT_SECONDS = 5.0
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
 # Lines arrive in bursts, a batch or a window at a time: seconds without a line that end a burst.
 _PAUSE = 0.1
-# The monitoring events of JAX whose durations add up to the compile time.
-_COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
 class Throughput:
@@ -48,8 +45,9 @@ class Throughput:
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
-        # Seconds of compilation, in all and until lines were last added.
-        self._compiling = self._compiled_before = 0.0
+        self._compile_clock = CompileClock(clock)
+        # Seconds of compilation until lines were last added.
+        self._compiled_before = 0.0
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
         self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
@@ -67,7 +65,7 @@ class Throughput:
             self._show(self.format(self._last_added, compiling=self._compiled_before))
         self._lines += lines
         self._tokens += tokens
-        self._last_added, self._compiled_before = now, self._compiling
+        self._last_added, self._compiled_before = now, self._compile_clock.compiling()
 
     def _is_due(self, now: float) -> bool:
         if now - self._start < self._silent_seconds:
@@ -82,7 +80,7 @@ class Throughput:
         Example:
           12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
         """
-        compiling = self._compiling if compiling is None else compiling
+        compiling = self._compile_clock.compiling() if compiling is None else compiling
         working = max(1e-9, now - self._start - compiling)
         done = self._done + self._lines
         noun = "line" if (self._total or done) == 1 else "lines"
@@ -98,7 +96,7 @@ class Throughput:
         return " | ".join(parts)
 
     def __enter__(self) -> Self:
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        self._compile_clock.__enter__()
         return self
 
     def __exit__(
@@ -107,16 +105,12 @@ class Throughput:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
+        self._compile_clock.__exit__(kind, error, traceback)
         if self._live is not None:
             self._live.stop()
         now = self._clock()
         if now - self._start >= self._silent_seconds:
             print(f"{self.format(now)} | {format_duration(now - self._start)} in total", file=self._stream)
-
-    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event in _COMPILING:
-            self._compiling += duration_secs
 
     def _show(self, line: str) -> None:
         if not self._stream.isatty():

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -55,6 +55,7 @@ class Tracker:
         start_step: int = 0,
         tensorboard: bool = True,
         stream: TextIO | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Open the files and remove the records of steps after `start_step`, which training repeats.
 
@@ -64,12 +65,14 @@ class Tracker:
           start_step: the step from which training resumes; 0 starts new files.
           tensorboard: whether to write RUN/tensorboard/.
           stream: where progress lines go; None: nowhere.
+          clock: the time, in seconds, by which the time left is estimated. None: the real one.
         """
+        self._clock = clock or time.monotonic
         self._total_steps, self._start_step = total_steps, start_step
         self._end_of_session: Any = None
         self._shown_at = time.monotonic()
         self._last_values: Mapping[str, Any] = {}
-        self._times = collections.deque([(start_step, time.monotonic())], maxlen=_RATE_WINDOW)
+        self._times = collections.deque([(start_step, self._clock())], maxlen=_RATE_WINDOW)
         run_dir.mkdir(parents=True, exist_ok=True)
         unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
         self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
@@ -103,7 +106,7 @@ class Tracker:
                 if isinstance(value, int | float):
                     self._board.add_scalar(f"{split}/{name}", value, step)
         if split == "train":
-            self._times.append((step, time.monotonic()))
+            self._times.append((step, self._clock()))
             self._show(step, plain)
         else:
             name = f"{split} {plain[split]}" if split in plain else split
@@ -156,7 +159,7 @@ class Tracker:
 
     def start_clock(self) -> None:
         """Measure the rate of updates from now: what came before, such as compilation, is no part of it."""
-        self._times[0] = self._start_step, time.monotonic()
+        self._times[0] = self._start_step, self._clock()
 
     def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
         """Show `text` if what the context does takes more than two seconds."""
@@ -236,12 +239,18 @@ def make_tracker(
     start_step: int = 0,
     tensorboard: bool = True,
     stream: TextIO | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Tracker:
     """Make the tracker of a run; without a directory it records and shows nothing."""
     if run_dir is None:
         return _NullTracker()
     return Tracker(
-        run_dir, total_steps=total_steps, start_step=start_step, tensorboard=tensorboard, stream=stream
+        run_dir,
+        total_steps=total_steps,
+        start_step=start_step,
+        tensorboard=tensorboard,
+        stream=stream,
+        clock=clock,
     )
 
 

@@ -109,6 +109,10 @@ def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
     changed = dataclasses.replace(config, model=dataclasses.replace(other.model, **kept))
     if new_vocab:
         return changed
+    # How the vocabulary spells the tags of languages.
+    changed = dataclasses.replace(
+        changed, data=dataclasses.replace(config.data, tag_style=other.data.tag_style)
+    )
     kept = {name: getattr(config.vocab, name) for name in _VOCAB_FIELDS}
     return dataclasses.replace(changed, vocab=dataclasses.replace(other.vocab, **kept))
 

@@ -19,6 +19,7 @@ from flaxformer_mt.data.position import Position
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
+from flaxformer_mt.parallel.compile_clock import CompileClock
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import (
@@ -104,14 +105,16 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
     setup = set_up_training(config, run_dir, checkpoints, say=_line_writer(progress))
+    compile_clock = CompileClock()
     tracker = make_tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
         start_step=setup.progress.step,
         tensorboard=config.train.tensorboard,
         stream=progress,
+        clock=compile_clock.working,
     )
-    with tracker:
+    with compile_clock, tracker:
         tracker.log_config(flatten(config))
         announce_training(tracker, config, setup)
         if _starts_from_import(checkpoints, setup.progress):
@@ -121,7 +124,7 @@ def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO 
         wanted, remaining = profile if is_first() else 0, config.train.steps - setup.progress.step
         trace = Profile(run_dir / "profile", wanted, remaining=remaining, say=tracker.message)
         try:
-            _train(config, setup, checkpoints, tracker, trace, announce=progress is not None)
+            _train(config, setup, checkpoints, tracker, trace, compile_clock, announce=progress is not None)
         finally:
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
@@ -162,6 +165,7 @@ def _train(
     checkpoints: Checkpoints,
     tracker: Tracker,
     trace: Profile,
+    compile_clock: CompileClock,
     *,
     announce: bool,
 ) -> None:
@@ -184,6 +188,7 @@ def _train(
         target_size=setup.prepared.vocabs.target.size,
         gathered=progress.log,
         target_tokens=progress.target_tokens,
+        clock=compile_clock.working,
     )
     first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(COMPILING)
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:

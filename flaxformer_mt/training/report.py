@@ -80,7 +80,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
                 f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats per token over "
                 f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
             )
-        evaluate = "  " + command_line("evaluate", f"--run={run_dir}", "--reference=FILE")
+        evaluate = "  " + command_line("evaluate", _shorten(run_dir), "--reference=FILE")
         return "\n".join([*lines, "Try next:", evaluate])
     if test is not None and "directions" in test:
         lines += [
@@ -97,9 +97,18 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
         ]
         if (run_dir / "translations" / f"{test['name']}.hypothesis").exists():
             lines += ["", format_side_by_side(load_translations(run_dir, test["name"])), ""]
+    where = _shorten(run_dir)
     lines += [
         "Try next:",
-        "  " + command_line("translate", f"--run={run_dir}", "--input=FILE"),
-        "  " + command_line("evaluate", f"--run={run_dir}", "--beam_size=8"),
+        "  " + command_line("translate", where, "FILE"),
+        "  " + command_line("serve", where),
+        "  " + command_line("export", where, "--format=ctranslate2", "--output=exported"),
+        f"Curves, scores and translations are in {_shorten(run_dir / 'report.html')}",
     ]
     return "\n".join(lines)
+
+
+def _shorten(path: Path) -> Path:
+    """The path from the working directory, if it is below."""
+    here = Path.cwd()
+    return path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path

@@ -16,15 +16,16 @@ class DataWait:
     updates. So a thread records when each update ends, and only the part of a wait after that counts.
     """
 
-    def __init__(self) -> None:
-        """Start the thread; it ends when this object is deleted."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start the thread; it ends when this object is deleted. `clock` tells the time in seconds."""
+        self._clock = clock
         self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
         self._busy_until: Future[float] | None = None
         self._waits: list[tuple[float, float, Future[float] | None]] = []
 
     def add_update(self, result: Any) -> None:
         """Record the dispatch of an update; `result` is ready when the devices have finished it."""
-        self._busy_until = self._watcher.submit(_time_when_ready, result)
+        self._busy_until = self._watcher.submit(self._time_when_ready, result)
 
     def add_wait(self, start: float, end: float) -> None:
         """Record that the loop waited for a batch from `start` to `end`, after the newest update."""
@@ -55,10 +56,9 @@ class DataWait:
         assert self._busy_until is not None
         return self._busy_until.result
 
-
-def _time_when_ready(result: Any) -> float:
-    jax.block_until_ready(result)
-    return time.monotonic()
+    def _time_when_ready(self, result: Any) -> float:
+        jax.block_until_ready(result)
+        return self._clock()
 
 
 class Span(NamedTuple):
@@ -77,12 +77,19 @@ class Span(NamedTuple):
 class TrainClock:
     """Times updates from the end of the one before to their own, without waiting for the newest."""
 
-    def __init__(self, *, seconds: float = 0.0, waited: float = 0.0) -> None:
-        """Start the clock, with what had been measured since the last line of a run that is resumed."""
+    def __init__(
+        self, *, seconds: float = 0.0, waited: float = 0.0, clock: Callable[[], float] | None = None
+    ) -> None:
+        """Start the clock, with what had been measured since the last line of a run that is resumed.
+
+        Args:
+          clock: tells the time in seconds. None: the real one.
+        """
         self._seconds, self._waited = seconds, waited
-        self._data_wait = DataWait()
+        self._clock = clock or time.monotonic
+        self._data_wait = DataWait(self._clock)
         self._newest: Any = None
-        self._timed_until = time.monotonic()
+        self._timed_until = self._clock()
 
     def dispatch(self, result: Any) -> None:
         """Record the dispatch of an update, by one of its results."""
@@ -92,19 +99,19 @@ class TrainClock:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Measure how long the loop waits for its next batch."""
-        start = time.monotonic()
+        start = self._clock()
         yield
-        self._data_wait.add_wait(start, time.monotonic())
+        self._data_wait.add_wait(start, self._clock())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock while something other than training runs; waits for the newest update first."""
         jax.block_until_ready(self._newest)
-        now = time.monotonic()
+        now = self._clock()
         self._seconds += now - self._timed_until
         self._timed_until = now
         yield
-        self._timed_until = time.monotonic()
+        self._timed_until = self._clock()
 
     def to_dict(self) -> dict[str, float]:
         """Return what has been measured since the last line; waits for the newest update."""

@@ -1,7 +1,7 @@
 """The training log: lines of mean loss, speed, padding and utilization, from sums of metrics and a clock."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +57,7 @@ class TrainingLog:
         target_size: int,
         gathered: dict[str, Any] | None = None,
         target_tokens: int = 0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Start the clock, and that of the tracker.
 
@@ -65,12 +66,13 @@ class TrainingLog:
           target_size: V, the size of the target vocabulary.
           gathered: the `to_dict` of the checkpoint from which training resumes; None: a new run.
           target_tokens: the number of target tokens trained on before that checkpoint.
+          clock: the time, in seconds, that rates are measured by. None: the real one.
         """
         if not gathered or "work" not in gathered:  # older versions stored other sums: start from zero
             gathered = None
         times = {} if gathered is None else {name: gathered[name] for name in ("seconds", "waited")}
         self._sums = MetricSums(parallel, gathered=gathered, target_tokens=target_tokens)
-        self._clock = TrainClock(**times)
+        self._clock = TrainClock(**times, clock=clock)
         self._tracker, self._config = tracker, config
         self._parallel, self._target_size = parallel, target_size
         self._epoch = 0 if gathered is None else gathered["epoch"]
@@ -108,6 +110,8 @@ class TrainingLog:
             self._close_line(step)
         elif self._tracker.is_silent():
             jax.block_until_ready(metrics.weight)  # dispatch is asynchronous
+            if process_count() == 1:
+                self._write_due()  # lines of earlier updates come first
             self._tracker.show_step(step)
         if epoch > self._epoch:
             self._due.append(_DueLine(step, metrics, self._sums.take_unread(), epoch))

@@ -18,6 +18,7 @@ from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.training.compile_ahead import compile_together, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.writing_systems import is_blank
 
 # Number of sentences of an evaluation that are shown and recorded.
 _SAMPLES = 3
@@ -74,6 +75,7 @@ class Validation:
             prepared.vocabs,
             spread=self._split or True,
             target_lengths=prepared.target_lengths,
+            several_sentences=prepared.several_sentences,
             warn=ignored.append,
         )
 
@@ -118,6 +120,6 @@ def _describe_shapes(batch: Any) -> Any:
 def choose_samples(translations: Translations) -> list[Sample]:
     """Three sentences, evenly spread over the set; blank sources are left out."""
     rows = list(map(Sample, translations.sources, translations.references, translations.hypotheses))
-    rows = [row for row in rows if row.source.strip()]
+    rows = [row for row in rows if not is_blank(row.source)]
     count = min(_SAMPLES, len(rows))
     return [rows[number * len(rows) // count] for number in range(count)]

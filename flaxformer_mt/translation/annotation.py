@@ -142,6 +142,9 @@ def add_attention(
     source, target = np.asarray(item.ids), np.asarray(hypothesis.tokens, np.int32)
     in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
     in_source[: item.added_pieces] = False
+    for ids, chosen, vocab in ((source, in_source, vocabs.source), (target, in_target, vocabs.target)):
+        if vocab.silent_ids:
+            chosen &= ~np.isin(ids, list(vocab.silent_ids))
     weights = attention[in_target][:, in_source]
     if notes.attention:
         hypothesis = dataclasses.replace(hypothesis, attention=tuple(map(tuple, weights.tolist())))

@@ -85,7 +85,7 @@ def join_parts(
     pairs = zip(parts, translations, strict=True)
     for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
         translated = [
-            TranslatedPart(p.part, len(p.ids) - 1 - p.added_pieces, t, p.tag_words, p.tag_pieces)
+            TranslatedPart(p.part, len(p.ids) - 1 - p.added_pieces, t, p.tag_words, p.tag_pieces, p.continues)
             for p, t in group
         ]
         results[line] = translated[0].translation

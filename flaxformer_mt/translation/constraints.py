@@ -8,12 +8,13 @@ import collections
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Symbols
@@ -30,6 +31,8 @@ class Constraints(NamedTuple):
     prefixes: Sequence[str] | None = None
     # The phrases that each line's translation contains.
     required: Sequence[Sequence[str]] | None = None
+    # What every translation begins with as it is tokenized: the tag of its language, and a space.
+    lead: str = ""
 
     def check(self, search: SearchConfig, num_lines: int, first_line: int) -> None:
         """Raises UserError unless each line has one constraint of each kind, and the search supports them."""
@@ -50,38 +53,118 @@ class Constraints(NamedTuple):
         """Returns the required phrases of a line, without blank ones."""
         return [phrase for phrase in self.required[index] if phrase.strip()] if self.required else []
 
-    def make_sentence(self, source: np.ndarray, index: int, *, vocab: Vocab, first_line: int) -> Sentence:
-        """Combines the source ids of a line with its constraints as ids of the target vocabulary.
+    def make_sentences(
+        self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int, language: str = ""
+    ) -> list[Sentence]:
+        """Adds constraints to parts: the sentences of a line's prefix to its parts, phrases to an only part.
+
+        The phrases of a line in several parts are left to `require_in_parts`.
+
+        Args:
+          language: that of the prefixes, see `split_sentences`.
 
         Raises:
           UserError: a phrase has no tokens; the message names the line, counted from `first_line`.
         """
-        prefix, phrases = self.prefixes[index] if self.prefixes else "", self.phrases(index)
-        if not prefix.strip() and not phrases:
-            return Sentence(source)
-        texts = [prefix.rstrip(), *phrases]
-        tokenized = [tuple(tokens[:-1].tolist()) for tokens in vocab.tokenize_all(texts)]
-        for phrase, tokens in zip(phrases, tokenized[1:], strict=True):
-            if not tokens:
-                raise UserError(
-                    f"line {first_line + index} requires {phrase!r}, which has no tokens in the target "
-                    "vocabulary; remove it"
-                )
-        ends_word = bool(tokenized[0]) and prefix[-1].isspace()
-        return Sentence(source, tokenized[0], tuple(tokenized[1:]), prefix_ends_word=ends_word)
-
-    def make_sentences(self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int) -> list[Sentence]:
-        """Adds constraints to parts: a line's prefix to its first part, required phrases to an only part."""
-        count = collections.Counter(part.line for part in parts)
         sentences: list[Sentence] = []
         for line, group in itertools.groupby(parts, key=lambda part: part.line):
-            applicable = self if count[line] == 1 else self._replace(required=None)
-            for number, part in enumerate(group):
-                sentence = Sentence(part.ids)
-                if number == 0:
-                    sentence = applicable.make_sentence(part.ids, line, vocab=vocab, first_line=first_line)
+            own, prefix = list(group), self.prefixes[line] if self.prefixes else ""
+            prefixes, phrases = share_prefix(prefix, len(own), language=language), self.phrases(line)
+            for number, part in enumerate(own):
+                sentence = make_sentence(part.ids, prefixes[number], vocab=vocab, lead=self.lead)
+                if phrases and len(own) == 1:
+                    sentence = require(sentence, phrases, vocab=vocab, name=f"line {first_line + line}")
                 sentences.append(dataclasses.replace(sentence, stream=(first_line + line, number)))
         return sentences
+
+
+def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
+    """Returns the prefix of each part of a line: a sentence of the prefix, or "" after its end.
+
+    With more sentences than parts, the last part has all that are left. Only what ends the whole prefix may
+    have white space at its end, which says that a word ends there.
+    """
+    if count == 1:
+        return [prefix]
+    sentences = split_sentences(prefix, language=language)
+    shared = [one for one in (*sentences[: count - 1], "".join(sentences[count - 1 :])) if one]
+    return [*map(str.rstrip, shared[:-1]), *shared[-1:], *[""] * (count - len(shared))]
+
+
+def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -> Sentence:
+    """Combines source ids with the prefix of the translation as ids of the target vocabulary.
+
+    Args:
+      lead: see `Constraints`.
+    """
+    if not prefix.strip() and not vocab.num_forced:
+        return Sentence(source)
+    (tokens,) = vocab.tokenize_all([lead + prefix.rstrip()])
+    ids = tuple(tokens[:-1].tolist())
+    return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1:].isspace())
+
+
+def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
+    """Adds required phrases to a sentence.
+
+    Raises:
+      UserError: a phrase has no tokens; the message begins with `name`.
+    """
+    tokenized = [
+        tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
+        for tokens in vocab.tokenize_all(phrases)
+    ]
+    for phrase, tokens in zip(phrases, tokenized, strict=True):
+        if not tokens:
+            raise UserError(
+                f"{name} requires {phrase!r}, which has no tokens in the target vocabulary; remove it"
+            )
+    return dataclasses.replace(sentence, required=(*sentence.required, *tokenized))
+
+
+# Returns the translations of sentences, which belong to these parts.
+SearchParts = Callable[[list[SourcePart], list[Sentence]], list[Translation]]
+
+
+def require_in_parts(
+    constraints: Constraints,
+    parts: Sequence[SourcePart],
+    sentences: Sequence[Sentence],
+    translations: Sequence[Translation],
+    *,
+    vocab: Vocab,
+    first_line: int,
+    search: SearchParts,
+) -> list[Translation]:
+    """Returns translations with the required phrases that lines in several parts lack, where they can be.
+
+    Which part a phrase belongs to is found by searching each part of the line with it: the part whose score
+    falls least has it from then on. One phrase follows the other, those of all lines together.
+    """
+    found, sentences = list(translations), list(sentences)
+    members: dict[int, list[int]] = collections.defaultdict(list)
+    for number, part in enumerate(parts):
+        members[part.line].append(number)
+    waiting = {line: constraints.phrases(line) for line, own in members.items() if len(own) > 1}
+    while True:
+        for line in waiting:
+            texts = [found[number].text for number in members[line]]
+            waiting[line] = [one for one in waiting[line] if not any(one.strip() in text for text in texts)]
+        waiting = {line: phrases for line, phrases in waiting.items() if phrases}
+        if not waiting:
+            return found
+        tried = {
+            number: require(sentences[number], phrases[:1], vocab=vocab, name=f"line {first_line + line}")
+            for line, phrases in waiting.items()
+            for number in members[line]
+        }
+        results = dict(zip(tried, search([parts[n] for n in tried], [*tried.values()]), strict=True))
+        for line, phrases in waiting.items():
+            satisfied = [number for number in members[line] if results[number].satisfied]
+            if satisfied:
+                best = max(satisfied, key=lambda number: results[number].score - found[number].score)
+                found[best], sentences[best] = results[best], tried[best]
+            waiting[line] = phrases[1:]
 
 
 def mark_unsatisfied(
@@ -90,8 +173,8 @@ def mark_unsatisfied(
     """Marks translations, and their alternatives, that lack required phrases as not satisfied.
 
     Args:
-      part_lines: the index of the line of each part. The search takes no phrases for a line in several parts
-        (or in none, if it is blank), so that its translations are searched for them here.
+      part_lines: the index of the line of each part. Of a line in several parts (or in none, if it is blank),
+        no search knows all phrases, so that its translations are searched for them here.
 
     Returns:
       The translations, and the indices of the lines whose best translation lacks a phrase.
@@ -119,7 +202,12 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
     if not search.allow_unknown and vocab.unk_id >= 0:
         suppressed.add(vocab.unk_id)
     return Symbols(
-        vocab.pad_id, vocab.bos_id, vocab.eos_id, tuple(sorted(suppressed)), _find_word_starts(vocab)
+        vocab.pad_id,
+        vocab.bos_id,
+        vocab.eos_id,
+        tuple(sorted(suppressed)),
+        _find_word_starts(vocab),
+        vocab.num_forced,
     )
 
 

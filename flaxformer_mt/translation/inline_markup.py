@@ -16,7 +16,7 @@ from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 
 _TAG = re.compile(
-    r"<!--.*?-->|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
+    r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
     r"""(?P<rest>(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*?)?)(?P<empty>/?)>"""
 )
 _PLACEHOLDER = re.compile(

@@ -1,10 +1,19 @@
 """The languages that a model translates, and the tags that its lines get before they are tokenized."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import Direction, choose_tags, find_directions
+from flaxformer_mt.config.directions import (
+    Direction,
+    choose_tags,
+    choose_target_tag,
+    common_languages,
+    find_directions,
+)
+from flaxformer_mt.config.tag_styles import spell_tag
 from flaxformer_mt.errors import UserError
 
 
@@ -15,6 +24,11 @@ class LineTags(NamedTuple):
     known: tuple[str, ...] = ()
     # Why `added` is not known, for a line that begins with no tag; "" where it is known.
     missing: str = ""
+    # The languages of all lines and of their translations; "" if they are several.
+    source_language: str = ""
+    target_language: str = ""
+    # The tag that translations begin with, and a space; "" if they begin with none.
+    target: str = ""
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
         """Returns the tags to put before each line; None if no line gets one.
@@ -35,13 +49,18 @@ class LineTags(NamedTuple):
 
 
 def choose_line_tags(
-    data: DataConfig, source_language: str | None = None, target_language: str | None = None
+    data: DataConfig,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    *,
+    vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> LineTags:
     """Returns the tags that lines get, to be translated from and to these languages.
 
     Args:
       data: the config that the model was trained with.
       source_language, target_language: None: the one that the model has, or that the tags of lines name.
+      vocab_tags: the tags of a pretrained vocabulary, whose languages the model has besides those of `data`.
 
     Raises:
       UserError: the model does not have a language.
@@ -50,7 +69,11 @@ def choose_line_tags(
     given = {"source": source_language, "target": target_language}
     for side, language in given.items():
         known = list(dict.fromkeys(getattr(one, side) for one in directions))
-        if language is not None and language not in known:
+        if language is None or language in known:
+            continue
+        if vocab_tags and data.tag_style not in ("opus", "t5"):
+            _check_tag(data, language, side, vocab_tags)
+        else:
             raise UserError(
                 f"--{side}_language is {language}, but this model translates "
                 f"{'from' if side == 'source' else 'to'} {' and '.join(known)} "
@@ -63,9 +86,32 @@ def choose_line_tags(
     all_tags = list(dict.fromkeys(choose_tags(data, one) for one in directions))
     known_tags = tuple(dict.fromkeys(tag for tags in all_tags for tag in tags))
     possible = list(dict.fromkeys(choose_tags(data, one) for one in fitting))
+    targets = list(dict.fromkeys(choose_target_tag(data, one) for one in fitting))
+    if len(targets) > 1:
+        languages = list(dict.fromkeys(one.target for one in fitting))
+        raise UserError(
+            f"this model translates to {' and '.join(languages)}; give --target_language={languages[0]}"
+        )
+    target = f"{targets[0]} " if targets[0] else ""
+    common = common_languages(fitting)
     if len(possible) > 1:
-        return LineTags("", known_tags, _ask(fitting, possible))
-    return LineTags("".join(f"{tag} " for tag in possible[0]), known_tags)
+        return LineTags("", known_tags, _ask(fitting, possible), common.source, common.target, target)
+    added, known_tags = "".join(f"{tag} " for tag in possible[0]), (*known_tags, *possible[0])
+    return LineTags(added, tuple(dict.fromkeys(known_tags)), "", common.source, common.target, target)
+
+
+def _check_tag(data: DataConfig, language: str, side: str, vocab_tags: Mapping[str, int]) -> None:
+    """Raises UserError if a pretrained model has no tag for a language."""
+    try:
+        tag = spell_tag(data.tag_style, language)
+    except UserError as error:
+        raise UserError(f"--{side}_language is {language}: {error}") from error
+    if tag not in vocab_tags:
+        near = difflib.get_close_matches(tag, vocab_tags, n=3, cutoff=0.3)
+        raise UserError(
+            f"--{side}_language is {language}, but this model has no language tag {tag}; it has "
+            f"{len(vocab_tags)}, such as {', '.join(near or list(vocab_tags)[:3])}"
+        )
 
 
 def _ask(fitting: list[Direction], possible: list[tuple[str, ...]]) -> str:

@@ -12,14 +12,14 @@ import numpy as np
 
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.live_search import LiveSearch
-from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.assembly import FoundLine
+from flaxformer_mt.translation.constraints import make_sentence
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.result import FAILED, Translation
-from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -80,22 +80,25 @@ class LiveTranslator:
             )
 
     def submit(
-        self, name: Hashable, line: str, *, n_best: int = 1, notes: Notes = NO_NOTES, tags: str = ""
+        self,
+        name: Hashable,
+        line: str,
+        *,
+        n_best: int = 1,
+        notes: Notes = NO_NOTES,
+        tags: str = "",
+        lead: str = "",
     ) -> None:
         """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
+
+        Args:
+          lead: what the translation begins with as it is tokenized; see `Constraints`.
 
         Raises:
           UserError: the line is not valid Unicode.
         """
         translator = self._translator
-        parts = read_sources(
-            [line],
-            vocab=translator.vocabs.source,
-            longest=translator.config.data.max_source_length,
-            long_lines="split",
-            sentences=translator.sentences,
-            tags=[tags],
-        )
+        parts = translator.read_parts([line], tags=[tags])
         entry = _Line(line, n_best, notes, parts, {})
         if not parts:
             self._found.append((name, FoundLine(line, n_best, notes, [], [])))
@@ -104,9 +107,9 @@ class LiveTranslator:
         # Two kinds of programs: for the best hypothesis, and for all of them.
         searched = self.most_hypotheses if n_best > 1 else count_candidates(translator.config.search, 1)
         for number, part in enumerate(parts):
-            self._search.submit(
-                _PartName(name, number), Sentence(part.ids, stream=(1, number)), n_best=searched
-            )
+            sentence = make_sentence(part.ids, "", vocab=translator.vocabs.target, lead=lead)
+            sentence = dataclasses.replace(sentence, stream=(1, number))
+            self._search.submit(_PartName(name, number), sentence, n_best=searched)
 
     def cancel(self, name: Hashable) -> None:
         """Removes a line, if it is not done yet."""

@@ -16,6 +16,7 @@ from flaxformer_mt.translation.assembly import read_result
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.utility import Utility, score_bleu, score_chrf
 from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.writing_systems import lacks_spaces
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:
@@ -41,11 +42,16 @@ def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -
 
 
 def make_utility(config: Config) -> Utility:
-    """Returns the utility of search.mbr_utility; BLEU with train.bleu_tokenize, or 13a for auto."""
+    """Returns the utility of search.mbr_utility; BLEU with train.bleu_tokenize.
+
+    With auto the tokenizer is 13a, or char for candidates without spaces between words.
+    """
     if config.search.mbr_utility == "chrf":
         return score_chrf
     tokenize = config.train.bleu_tokenize
-    return functools.partial(score_bleu, tokenize="13a" if tokenize == "auto" else tokenize)
+    if tokenize == "auto":
+        return lambda texts: score_bleu(texts, tokenize="char" if lacks_spaces(texts) else "13a")
+    return functools.partial(score_bleu, tokenize=tokenize)
 
 
 def choose_candidates(

@@ -1,6 +1,6 @@
 """Translations with their scores, and the combination of the translations of a line's parts.
 
-Contains the sums of scores and the offsets of alignments for a long line that was translated in parts.
+Contains the sums of scores and the offsets of alignments of a line that was translated in parts.
 """
 
 import bisect
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.alignment import Alignment
-from flaxformer_mt.translation.segmentation import Part, join_translations, separator_before
+from flaxformer_mt.translation.segmentation import Part, join_translations
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,10 @@ def warn_of_failures(numbers: Sequence[int]) -> list[str]:
     ]
 
 
+# Characters that some program treats as the end of a line, without line feeds, which no line of a file has.
+_ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
 class TranslatedPart(NamedTuple):
     """A part of a line, its number of pieces without eos, and its translation."""
 
@@ -97,6 +101,8 @@ class TranslatedPart(NamedTuple):
     # num_pieces and in the alignment of the translation.
     tag_words: int = 0
     tag_pieces: int = 0
+    # Whether it continues the sentence of the part before.
+    continues: bool = False
 
 
 # All characters that some program treats as the end of a line, replaced by spaces: a translation is one line.
@@ -156,8 +162,14 @@ def _add_up(
 ) -> Translation:
     log_probs = [one.token_log_probs for one in chosen]
     aligned = all(one.alignment is not None for one in chosen)
+    source_starts = [part.part.start + _leading_space(part.part.text) for part in parts]
+    spaces = [
+        " " if part.continues else _space_before(line, start)
+        for part, start in zip(parts, source_starts, strict=True)
+    ]
+    text, starts = join_translations([one.text for one in chosen], spaces)
     return Translation(
-        text=one_line(join_translations([one.text for one in chosen], [part.part.text for part in parts])),
+        text=text,
         score=sum(one.score for one in chosen),
         log_prob=sum(one.log_prob for one in chosen),
         tokens=tuple(itertools.chain.from_iterable(one.tokens for one in chosen)),
@@ -166,19 +178,30 @@ def _add_up(
         token_log_probs=None
         if None in log_probs
         else tuple(itertools.chain.from_iterable(filter(None, log_probs))),
-        alignment=(_shift_words(line, parts, chosen) if words else _shift_pieces(parts, chosen, eos_id))
+        alignment=(
+            _shift_words((line, source_starts), (text, starts), parts, chosen)
+            if words
+            else _shift_pieces(parts, chosen, eos_id)
+        )
         if aligned
         else None,
         parts=len(parts),
     )
 
 
-def _shift_words(line: str, parts: Sequence[TranslatedPart], chosen: Sequence[Translation]) -> Alignment:
-    """Returns the word alignments of all parts, offset by the words of line and translation before each."""
-    source_starts = [part.part.start + _leading_space(part.part.text) for part in parts]
-    target_starts, text = _join_texts([one.text for one in chosen])
+def _shift_words(
+    source: tuple[str, Sequence[int]],
+    target: tuple[str, Sequence[int]],
+    parts: Sequence[TranslatedPart],
+    chosen: Sequence[Translation],
+) -> Alignment:
+    """Returns the word alignments of all parts, offset by the words of line and translation before each.
+
+    Args:
+      source, target: the line and its translation, with the start of each part.
+    """
     pairs: list[tuple[int, int]] = []
-    offsets = zip(_word_indices(line, source_starts), _word_indices(text, target_starts), strict=True)
+    offsets = zip(_word_indices(*source), _word_indices(*target), strict=True)
     for (source_offset, target_offset), part, one in zip(offsets, parts, chosen, strict=True):
         pairs += [
             (_shift_source(i, source_offset, part.tag_words), j + target_offset)
@@ -206,17 +229,12 @@ def _shift_source(index: int, offset: int, tag_size: int) -> int:
     return index if index < tag_size else index - tag_size + offset
 
 
-def _join_texts(texts: Sequence[str]) -> tuple[list[int], str]:
-    """Returns the index of each text's first character in the joined text, and the joined text."""
-    starts: list[int] = []
-    joined: list[str] = []
-    length = 0
-    for text in map(str.strip, texts):
-        if text:
-            joined.append(separator_before(text, joined[-1] if joined else "") + text)
-            length += len(joined[-1])
-        starts.append(length - len(text))
-    return starts, "".join(joined)
+def _space_before(text: str, start: int) -> str:
+    """Returns the white space that ends before a position, with spaces for odd characters that end lines."""
+    first = start
+    while first and text[first - 1].isspace():
+        first -= 1
+    return _ODD_LINE_ENDS.sub(" ", text[first:start])
 
 
 def _leading_space(text: str) -> int:

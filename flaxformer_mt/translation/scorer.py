@@ -69,6 +69,7 @@ class TokenScorer:
           spread: the mesh over which parameters are split, if they are.
         """
         self.options = search
+        self._num_free = vocabs.target.num_forced
         self.decoder = ForcedDecoder(
             models,
             sizes=(vocabs.source.size, vocabs.target.size),
@@ -108,7 +109,7 @@ class TokenScorer:
             )
 
         found = dict(self._budget.run_all(work, len(pairs)))
-        return [found[index] for index in range(len(pairs))]
+        return [_leave_out(found[index], self._num_free) for index in range(len(pairs))]
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
         """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
@@ -139,6 +140,14 @@ class TokenScorer:
         for row, attention in enumerate(sums):
             coverage[row, 0, : len(attention)], mask[row, : len(attention)] = attention, True
         return np.asarray(coverage_penalty(coverage, mask, self.options))[:, 0]
+
+
+def _leave_out(reading: Reading, count: int) -> Reading:
+    """The reading with log-probabilities of 0 for its first tokens, such as the tag of a language."""
+    if not count:
+        return reading
+    zeros = np.zeros_like(reading.log_probs[:count])
+    return reading._replace(log_probs=np.concatenate([zeros, reading.log_probs[count:]]))
 
 
 class Scorer:
@@ -222,7 +231,7 @@ class Scorer:
         self._check_sources(sources)
         if isinstance(sources, str) or isinstance(targets, str):
             raise UserError("score takes lists of lines, but got one string; put the string in a list")
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         return self._score_window(sources, targets, tags, first_line=1)
 
     def score_stream(
@@ -245,7 +254,7 @@ class Scorer:
           UserError: as `score`; if one side has more lines, all complete pairs are scored first.
         """
         self._check_sources(sources)
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         pairs, done = _PairReader(sources, targets), 0
         while chunk := take_window(pairs, window, is_ready):
             source_window = None if sources is None else [source for source, _ in chunk]
@@ -275,11 +284,16 @@ class Scorer:
                 raise UserError(_too_long(side, too_long, longest))
         return self.tokens.score_all(pairs, params=(self._params,))
 
+    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
+        known = self.vocabs.target.tags
+        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
+
     def _score_window(
         self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
         cut: set[int] = set()
-        target_ids = self._tokenize("target", self.vocabs.target, targets, first_line, cut)
+        tagged = [tags.target + line for line in targets] if tags.target else targets
+        target_ids = self._tokenize("target", self.vocabs.target, tagged, first_line, cut)
         source_ids: list[Any] = [()] * len(targets)
         if sources is not None:
             if added := tags.find(sources, first_line=first_line):

@@ -1,11 +1,11 @@
-"""Segmentation of source lines: long lines are split into parts, whose translations are joined.
+"""Segmentation of source lines: lines are split into parts, whose translations are joined.
 
-Contains pure functions of strings, for the boundaries at which a text may be split: after sentences (see
-corpus/sentence_split.py), after clauses, between words, and as a last resort within a word. Then lines,
-whole or in parts, become the ids that a model reads.
+The parts are sentences, and the parts of those that are too long. Contains pure functions of strings (the
+boundaries at which a text may be split: after sentences, after clauses, between words, and as a last resort
+within a word), followed by the conversion of lines to the ids that a model reads.
 """
 
-import collections
+import functools
 import itertools
 import re
 import unicodedata
@@ -15,23 +15,27 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config.directions import LANGUAGE_CODE
-from flaxformer_mt.corpus.sentence_split import CLOSING, split_after, split_sentences
+from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.writing_systems import is_blank
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
 LongLines = Literal["split", "cut"]
 
-# Whether each sentence of a line is translated by itself; auto: as the model was trained.
+# Treatment of lines of several sentences: each sentence is translated apart, or the line as a whole; auto:
+# apart, unless the model was trained on such lines.
 SplitSentences = Literal["auto", "always", "never"]
 
-# A model with at most this share of training lines with several sentences was trained on single sentences.
-_MAX_SEVERAL = 0.05
+# A model of whose training lines at least this share has several sentences translates such lines whole.
+_TRAINED_ON_SEVERAL = 0.1
 
 _CLAUSE_MARKS = ",;:\u060c\u061b\u2013\u2014\u1363\u1364"
 _WIDE_CLAUSE_MARKS = "\u3001\uff0c\uff1b\uff1a"
-# As `SENTENCE_END`, the pattern matches only from the first mark of a run.
+
+# Matches only from the first mark of a run and does not backtrack into it (++, *+): from every mark of a run,
+# a search for the white space after it would take quadratic time.
 _CLAUSE_END = re.compile(
     rf"(?:(?<![{_CLAUSE_MARKS}])[{_CLAUSE_MARKS}]++[{CLOSING}]*+\s+"
     rf"|[{_WIDE_CLAUSE_MARKS}]++[{CLOSING}]*+\s*)"
@@ -49,31 +53,31 @@ _FIRST_GUESS = 4
 Fits = Callable[[str], bool]
 
 
-class Part(NamedTuple):
-    """A part of a text, including the white space at its ends, and the index of its first character."""
+def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
+    """Returns whether a model translates the sentences of a line apart.
 
-    start: int
-    text: str
+    Args:
+      several: share of the lines that it was trained on that have several sentences. None: unknown; nearly
+        all models are trained on single sentences, and lose what follows the first one.
+    """
+    return option == "always" or (option == "auto" and (several or 0.0) < _TRAINED_ON_SEVERAL)
 
 
-def split_text(text: str, fits: Fits, *, sentences: bool = False) -> list[Part]:
+def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
     """Splits a text into parts that fit; the concatenation of the parts is the text.
 
-    A text that fits is one part, unless each sentence is to be one (`sentences`). A longer text is split
-    after every sentence, because models are trained on sentences. A sentence that is still too long is split
-    into as few parts as possible after its clauses, a clause likewise between words, and a word between
-    characters. A single character is a part even if it is too long. With at most three words in a part, "a b.
-    c d, e f" gives "a b. ", "c d, " and "e f".
+    A text that fits is one part. A longer text is split after every sentence, because models are trained on
+    sentences. A sentence that is still too long is split into as few parts as possible after its clauses, a
+    clause likewise between words, and a word between characters. A single character is a part even if it is
+    too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
 
     Args:
       fits: returns whether a text, without white space at its ends, is short enough.
+      language: of the text, see `split_sentences`.
     """
-    if not sentences and fits(text.strip()):
-        texts = [text]
-    else:
-        texts = [part for sentence in split_sentences(text) for part in _split(sentence, 0, fits)]
-    starts = itertools.accumulate(map(len, texts), initial=0)
-    return [Part(start, part) for start, part in zip(starts, texts, strict=False)]
+    if fits(text.strip()):
+        return [text]
+    return [part for one in split_sentences(text, language=language) for part in _split(one, 0, fits)]
 
 
 def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
@@ -114,11 +118,11 @@ def _count_fitting(units: Sequence[str], first: int, fits: Fits) -> int:
 
 
 def _split_clauses(text: str) -> list[str]:
-    return split_after(text, _CLAUSE_END)
+    return _split_after(text, _CLAUSE_END)
 
 
 def _split_words(text: str) -> list[str]:
-    return split_after(text, _WORD_END)
+    return _split_after(text, _WORD_END)
 
 
 def _split_clusters(text: str) -> list[str]:
@@ -140,30 +144,39 @@ def _extends(character: str) -> bool:
     )
 
 
+def _split_after(text: str, end: re.Pattern[str]) -> list[str]:
+    """Splits a text after every match of `end`."""
+    ends = [match.end() for match in end.finditer(text)]
+    return [text[start:stop] for start, stop in itertools.pairwise([0, *ends, len(text)]) if start < stop]
+
+
 # From coarse to fine; the concatenation of the units that each returns is the text.
 _SPLITTERS: tuple[Callable[[str], list[str]], ...] = (_split_clauses, _split_words, _split_clusters, list)
 
 
-def join_translations(translations: Sequence[str], sources: Sequence[str] = ()) -> str:
-    """Joins the translations of a text's parts with spaces, but without a space beside Chinese or Japanese.
+def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
+    """Joins the translations of a text's parts; returns also the index of each one's first character.
 
-    ["A b.", "", "C d."] gives "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
+    Between two of them is the white space of the text as it is, line breaks included; but where it is a
+    single space or none, there is a space, and none beside Chinese or Japanese. ["A b.", "", "C d."] gives
+    "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
 
     Args:
-      sources: the parts; the white space after each of them takes the place of the space. Empty: one space.
+      spaces: the white space before each part in the text.
     """
-    joined, gap = "", " "
-    gaps = [source[len(source.rstrip()) :] for source in sources] or [" "] * len(translations)
-    for text, after in zip(map(str.strip, translations), gaps, strict=True):
+    joined: list[str] = []
+    starts: list[int] = []
+    length = 0
+    for text, space in zip(map(str.strip, translations), spaces, strict=True):
+        if text and joined:
+            beside = is_unspaced(joined[-1][-1]) or is_unspaced(text[0])
+            joined.append(space if space not in ("", " ") else "" if beside else " ")
+            length += len(joined[-1])
+        starts.append(length)
         if text:
-            joined += (gap if separator_before(text, joined) else "") + text
-        gap = after or " "
-    return joined
-
-
-def separator_before(text: str, before: str) -> str:
-    """Returns what `join_translations` puts between two nonempty translations: a space or nothing."""
-    return " " if before and not (is_unspaced(before[-1]) or is_unspaced(text[0])) else ""
+            joined.append(text)
+            length += len(text)
+    return "".join(joined), starts
 
 
 def is_unspaced(character: str) -> bool:
@@ -182,6 +195,13 @@ _UNSPACED = (
 )
 
 
+class Part(NamedTuple):
+    """A part of a text, including the white space at its ends, and the index of its first character."""
+
+    start: int
+    text: str
+
+
 class SourcePart(NamedTuple):
     """A sentence to translate: a part of the line with index `line`, and its ids, which end in eos."""
 
@@ -190,13 +210,13 @@ class SourcePart(NamedTuple):
     ids: np.ndarray
     # Whether `ids` contain only the beginning of the part.
     cut: bool = False
-    # Whether the line, or with sentences for parts one of its sentences, was too long to be one part.
-    long: bool = False
     # The line's language tags, which `ids` begin with although they are not in `part`, and their pieces.
     tag: str = ""
     tag_pieces: int = 0
     # Number of pieces that `ids` begin with although the line does not have them: tags of given languages.
     added_pieces: int = 0
+    # Whether the part before is of the same line or sentence, which was too long for one part.
+    continues: bool = False
 
     @property
     def text(self) -> str:
@@ -209,6 +229,30 @@ class SourcePart(NamedTuple):
         return len(self.tag.split()) - (self.tag != "" and not self.tag[-1].isspace())
 
 
+class _Unit(NamedTuple):
+    """A line after its tags, or a part of it, with what it needs to be read."""
+
+    line: int
+    # Where `text` begins in the line.
+    start: int
+    text: str
+    # What is put before the text: added tags and those at the line's start; and their tokens, with eos.
+    added: str
+    tag: str
+    num_tags: int
+    # Tokens of the added tags.
+    added_pieces: int
+    continues: bool = False
+
+    def divide(self, texts: Sequence[str], *, continues: bool) -> "list[_Unit]":
+        """Returns a unit for each of consecutive texts; `continues`: of those after the first."""
+        starts = itertools.accumulate(map(len, texts), initial=self.start)
+        return [
+            self._replace(start=start, text=text, continues=continues and start > self.start)
+            for start, text in zip(starts, texts, strict=False)
+        ]
+
+
 def read_sources(
     lines: Sequence[str],
     *,
@@ -216,42 +260,70 @@ def read_sources(
     longest: int,
     long_lines: LongLines,
     sentences: bool = False,
+    language: str = "",
     tags: Sequence[str] | None = None,
 ) -> list[SourcePart]:
     """Returns the parts of lines in order: none of a blank line, several of a split line, one of any other.
 
+    All parts of a line begin with its tags, those that are put before it and those at its start.
+
     Args:
       longest: maximum number of tokens of a part, with eos.
-      long_lines: split: a longer part is split into several ones; cut: only its beginning is kept.
-      sentences: whether each sentence of a line is a part.
+      long_lines: split: what is longer is split into several parts; cut: only its beginning is kept.
+      sentences: whether each sentence is a part, or only the whole line.
+      language: of the lines, see `split_sentences`.
       tags: language tags to put before all parts of each line, each followed by a space and one piece of the
         vocabulary, as in ">>fr<< "; None: none.
     """
-    tags = [""] * len(lines) if tags is None else tags
-    nonblank = [index for index, line in enumerate(lines) if line.strip()]
+    count = functools.cache(lambda tags: len(vocab.tokenize(tags)))
+    units: list[_Unit] = []
+    for index, line in enumerate(lines):
+        added, tag = "" if tags is None else tags[index], find_language_tags(line)
+        if added + tag and count(added + tag) >= longest:  # no room for text after the tags
+            added = tag = ""
+        added_pieces = count(added) - 1 if added else 0
+        whole = _Unit(index, len(tag), line[len(tag) :], added, tag, count(added + tag), added_pieces)
+        texts = split_sentences(whole.text, language=language) if sentences else [whole.text]
+        units += whole.divide(texts, continues=False)
     parts: list[SourcePart] = []
-    texts = [tags[index] + lines[index] for index in nonblank]
-    for index, ids in zip(nonblank, vocab.tokenize_all(texts), strict=True):
-        added = len(tags[index].split())
-        too_long = len(ids) > longest and long_lines == "split"
-        if too_long or sentences and len(split_sentences(lines[index])) > 1:
-            options = {"sentences": sentences, "cut": long_lines == "cut"}
-            parts += _split_line(index, lines[index], vocab, longest, tags[index], **options)
-        elif len(ids) > 1 + added:  # a line that normalization empties has eos alone, and is blank too
-            parts.append(_make_part(index, Part(0, lines[index]), ids, vocab, longest, added))
+    for unit, ids in _tokenize(units, vocab):
+        smaller = [(unit, ids)]
+        if len(ids) > longest and long_lines == "split":
+            fits = _make_test(unit, vocab, longest)
+            texts = split_text(unit.text, fits, language=language)
+            smaller = _tokenize(unit.divide(texts, continues=True), vocab)
+        parts += [_make_part(one, own_ids, vocab, longest) for one, own_ids in smaller]
+    firsts = {part.line: number for number, part in reversed([*enumerate(parts)]) if part.tag}
+    for line, number in firsts.items():  # the first part contains the tags themselves
+        first = parts[number]
+        text = lines[line][: first.part.start] + first.part.text
+        parts[number] = first._replace(part=Part(0, text), tag="", tag_pieces=0)
     return parts
 
 
-def choose_splitting(choice: SplitSentences, several_sentences: float | None) -> bool:
-    """Returns whether sentences are translated by themselves.
+def _tokenize(units: Sequence[_Unit], vocab: Vocab) -> list[tuple[_Unit, np.ndarray]]:
+    """Returns the units that are not blank with their ids; normalization may empty a text."""
+    units = [unit for unit in units if not is_blank(unit.text)]
+    all_ids = vocab.tokenize_all([unit.added + unit.tag + unit.text.strip() for unit in units])
+    return [(unit, ids) for unit, ids in zip(units, all_ids, strict=True) if len(ids) > unit.num_tags]
 
-    Args:
-      several_sentences: the share of training lines with more than one sentence. None: it is unknown, and
-        auto leaves lines whole.
-    """
-    if choice == "auto":
-        return several_sentences is not None and several_sentences <= _MAX_SEVERAL
-    return choice == "always"
+
+def _make_test(unit: _Unit, vocab: Vocab, longest: int) -> Fits:
+    return lambda text: len(vocab.tokenize(unit.added + unit.tag + text)) <= longest
+
+
+def _make_part(unit: _Unit, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:
+    cut = len(ids) > longest
+    return SourcePart(
+        unit.line,
+        Part(unit.start, unit.text),
+        np.append(ids[: longest - 1], vocab.eos_id) if cut else ids,
+        cut,
+        unit.tag,
+        unit.num_tags - 1 - unit.added_pieces,
+        unit.added_pieces,
+        unit.continues,
+    )
 
 
 def find_language_tags(line: str) -> str:
@@ -261,41 +333,6 @@ def find_language_tags(line: str) -> str:
     """
     match = _LANGUAGE_TAGS.match(line)
     return match[0] if match and match.end() < len(line) else ""
-
-
-def _split_line(
-    index: int, line: str, vocab: Vocab, longest: int, added: str, *, sentences: bool, cut: bool
-) -> list[SourcePart]:
-    """Splits a line; its parts begin with `added`, and repeat the language tags at the line's start."""
-    tag = find_language_tags(line)
-    tag_tokens = len(vocab.tokenize(added + tag))
-    if tag_tokens >= longest:  # no room for text after the tags
-        added, tag, tag_tokens = "", "", 1
-    added_pieces = len(added.split())
-
-    def fits(text: str) -> bool:
-        return cut or len(vocab.tokenize(added + tag + text)) <= longest
-
-    split = split_text(line[len(tag) :], fits, sentences=sentences)
-    long = not sentences or len(split) > len(split_sentences(line[len(tag) :]))
-    parts = [Part(len(tag) + start, text) for start, text in split]
-    all_ids = vocab.tokenize_all([added + tag + part.text.strip() for part in parts])
-    found: list[SourcePart] = []
-    for part, ids in zip(parts, all_ids, strict=True):
-        if len(ids) > tag_tokens:  # not blank
-            source = _make_part(index, part, ids, vocab, longest, added_pieces)._replace(long=long)
-            if tag and found:
-                source = source._replace(tag=tag, tag_pieces=tag_tokens - 1 - added_pieces)
-            elif tag:  # the first part contains the tags themselves
-                source = source._replace(part=Part(0, line[: part.start] + part.text))
-            found.append(source)
-    return found
-
-
-def _make_part(index: int, part: Part, ids: np.ndarray, vocab: Vocab, longest: int, added: int) -> SourcePart:
-    cut = len(ids) > longest
-    kept = np.append(ids[: longest - 1], vocab.eos_id) if cut else ids
-    return SourcePart(index, part, kept, cut, added_pieces=added)
 
 
 def check_lines(lines: Sequence[str], *, first_line: int) -> None:
@@ -308,9 +345,8 @@ def check_lines(lines: Sequence[str], *, first_line: int) -> None:
 
 
 def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest: int) -> list[str]:
-    """Returns warnings that name the lines that were split or cut, counted from `first_line`."""
-    counts = collections.Counter(first_line + part.line for part in parts if part.long)
-    split = [number for number, count in counts.items() if count > 1]
+    """Returns warnings that name the lines that were too long, counted from `first_line`."""
+    split = sorted({first_line + part.line for part in parts if part.continues})
     cut = sorted({first_line + part.line for part in parts if part.cut})
     messages = []
     if split:

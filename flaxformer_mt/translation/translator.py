@@ -5,17 +5,19 @@ Row 12 of the data path. Every line gives exactly one line, in order; all lines 
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
@@ -29,7 +31,12 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabular
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
 from flaxformer_mt.translation.assembly import join_parts
-from flaxformer_mt.translation.constraints import Constraints, make_symbols, mark_unsatisfied
+from flaxformer_mt.translation.constraints import (
+    Constraints,
+    make_symbols,
+    mark_unsatisfied,
+    require_in_parts,
+)
 from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.line_sharing import gather_translations, own_share
@@ -39,10 +46,11 @@ from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated,
 from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
+    SourcePart,
     SplitSentences,
     check_lines,
-    choose_splitting,
     read_sources,
+    splits_sentences,
     warn_of_long_lines,
 )
 from flaxformer_mt.trees import digest_leaves
@@ -84,12 +92,13 @@ class Translator:
         checkpoint: str = "",
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
-        sentences: bool = False,
+        split_sentences: SplitSentences = "auto",
         spread: bool | SplitParameters = False,
         keep_programs: bool = False,
         shortlist: Shortlist | None = None,
         quantization: Quantization | None = None,
         target_lengths: tuple[float, float] | None = None,
+        several_sentences: float | None = None,
         warn: Warn = warn_user,
     ) -> None:
         """Builds the search and the scorer from `config`, whose `search` section gives the search options.
@@ -98,15 +107,17 @@ class Translator:
           params: None if every call provides its own parameters.
           checkpoint: name of the checkpoint that the parameters come from, for reports.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
-          long_lines: split: lines of more than data.max_source_length tokens are translated in parts; cut:
-            only their beginning is translated.
-          sentences: whether each sentence of a line is translated by itself.
+          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
+            only its beginning is translated.
+          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
+            auto: apart, unless `several_sentences` says that the model was trained on such lines.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           keep_programs: whether the programs for a few sentences are kept on disk.
           shortlist: restricts each translation to likely pieces, see `SearchEngine`.
           quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
           target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
+          several_sentences: share of the training lines with several sentences; None: it is unknown.
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
 
@@ -119,25 +130,20 @@ class Translator:
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
         self._long_lines: LongLines = long_lines
-        self.sentences = sentences
+        self._sentences = splits_sentences(split_sentences, several=several_sentences)
         self._together = isinstance(spread, SplitParameters)
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
-        options: dict[str, Any] = {"keep_programs": keep_programs, "shortlist": shortlist, "spread": spread}
-        self.search = self._make_search(target_lengths=target_lengths, **options)
-        self.scorer = TokenScorer(
-            self.models,
-            config.search,
-            vocabs,
-            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
-            warn=lambda message: self.warn(message),
-            spread=spread,
+        self._with_options: dict[str, Translator] = {}
+        self._make_search(
+            keep_programs=keep_programs, shortlist=shortlist, spread=spread, target_lengths=target_lengths
         )
 
-    def _make_search(self, **options: Any) -> SearchEngine:
-        config, vocabs = self.config, self.vocabs
-        return SearchEngine(
+    def _make_search(self, **options: Any) -> None:
+        """Makes the search and the scorer for the search options of the config."""
+        config, vocabs, self._search_options = self.config, self.vocabs, options
+        self.search = SearchEngine(
             self.models,
             candidate_search(config.search),
             make_symbols(vocabs.target, config.search),
@@ -146,6 +152,42 @@ class Translator:
             longest_source=config.data.max_source_length,
             warn=lambda message: self.warn(message),
             **options,
+        )
+        self.scorer = TokenScorer(
+            self.models,
+            config.search,
+            vocabs,
+            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
+            warn=lambda message: self.warn(message),
+            spread=options["spread"],
+        )
+
+    def with_search(self, **changes: Any) -> "Translator":
+        """Returns a translator with other search options and the same parameters, one for equal changes.
+
+        Args:
+          changes: fields of `SearchConfig`: with_search(beam_size=8, length_penalty=0.6).
+
+        Raises:
+          UserError: a field is unknown, or the search options are invalid.
+        """
+        key = repr(sorted(changes.items()))
+        if key not in self._with_options:
+            config = self.config.replace({f"search.{name}": value for name, value in changes.items()})
+            for model in self.models:
+                check_search(config.search, model=model)
+            other = copy.copy(self)
+            other.config, other._with_options = config, {}
+            other._make_search(**self._search_options)
+            self._with_options[key] = other
+        return self._with_options[key]
+
+    def __repr__(self) -> str:
+        data, search = self.config.data, self.config.search
+        models = f"{len(self.models)} models" if len(self.models) > 1 else f"checkpoint {self.checkpoint!r}"
+        return (
+            f"<Translator {data.source_language} -> {data.target_language}, {models}, "
+            f"{search.method} search, beam_size={search.beam_size}>"
         )
 
     @classmethod
@@ -171,9 +213,7 @@ class Translator:
           checkpoint, dtype, allow_nonfinite: see `load_trained`; the last two apply to the whole ensemble.
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
-          long_lines: see `Translator`.
-          split_sentences: whether each sentence of a line is translated by itself; auto: if the model was
-            trained on single sentences, as the run says.
+          long_lines, split_sentences: see `Translator`.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
           quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
@@ -203,12 +243,13 @@ class Translator:
             checkpoint=trained.checkpoint,
             ensemble=members,
             long_lines=long_lines,
-            sentences=choose_splitting(split_sentences, trained.several_sentences),
+            split_sentences=split_sentences,
             spread=trained.split or spread,
             keep_programs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
             quantization=quantization,
             target_lengths=trained.target_lengths,
+            several_sentences=trained.several_sentences,
             warn=warn,
         )
 
@@ -233,8 +274,7 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
-            # Only if so, that commands of earlier versions can be resumed.
-            **({"sentences": True} if self.sentences else {}),
+            "sentences": "apart" if self._sentences else "together",
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
         }
@@ -243,13 +283,38 @@ class Translator:
         """Returns the pieces of a translation's tokens in the target vocabulary."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
+    def read_parts(
+        self, lines: Sequence[str], *, tags: Sequence[str] | None = None, language: str | None = None
+    ) -> list[SourcePart]:
+        """Returns the parts of lines that are translated apart, see `read_sources`.
+
+        Args:
+          language: None: the one that all sources of the model have.
+        """
+        data = self.config.data
+        return read_sources(
+            lines,
+            vocab=self.vocabs.source,
+            longest=data.max_source_length,
+            long_lines=self._long_lines,
+            sentences=self._sentences,
+            language=common_languages(find_directions(data)).source if language is None else language,
+            tags=tags,
+        )
+
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
         """Calls `translate`."""
         return self.translate(lines, **options)
 
+    @overload
+    def translate(self, lines: str, **options: Any) -> Translation: ...
+
+    @overload
+    def translate(self, lines: Sequence[str], **options: Any) -> list[Translation]: ...
+
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Sequence[str] | str,
         *,
         n_best: int = 1,
         unique: bool = False,
@@ -260,31 +325,37 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         params: Any = None,
-    ) -> list[Translation]:
+        **search: Any,
+    ) -> list[Translation] | Translation:
         """Translates lines; returns one translation for each, in the same order.
+
+        A text instead of a list of lines is translated as one line, and has one translation.
 
         Args:
           n_best: maximum number of hypotheses of each line, the translation itself included.
           unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
           prefixes: prefix that each line's translation starts with; "": none.
-          required: phrases that each line's translation contains (beam search only). For a line that is
-            translated in parts, they have no effect on the search; the result is only checked for them.
+          required: phrases that each line's translation contains (beam search only).
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
           source_language, target_language: languages of lines that do not begin with a language tag, for a
             model of several languages (source_language: one with data.source_tags).
           params: parameters that replace the translator's own.
+          search: search options of this call, such as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
-        tags = choose_line_tags(self.config.data, source_language, target_language)
-        constraints = Constraints(n_best, prefixes, required)
+        tags = self._choose_tags(source_language, target_language)
+        constraints = Constraints(n_best, prefixes, required, tags.target)
         notes = notes._replace(markup=markup or notes.markup)
-        found = self._translate_window(lines, constraints, notes, tags, first_line=1, params=params)
-        return list(map(drop_repeated, found)) if unique else found
+        translator = self.with_search(**search) if search else self
+        each = [lines] if isinstance(lines, str) else lines
+        found = translator._translate_window(each, constraints, notes, tags, first_line=1, params=params)
+        found = list(map(drop_repeated, found)) if unique else found
+        return found[0] if isinstance(lines, str) else found
 
     def translate_stream(
         self,
@@ -301,6 +372,7 @@ class Translator:
         window: int = 2048,
         first_line: int = 1,
         is_ready: Callable[[], bool] | None = None,
+        **search: Any,
     ) -> Iterator[Translation]:
         """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
@@ -311,21 +383,24 @@ class Translator:
         Args:
           is_ready: asked before each line but the first of a window; False translates the lines so far.
             None: a window is always full.
+          search: see `translate`.
         """
+        if isinstance(lines, str):
+            raise UserError("translate_stream takes lines, but got one string; call translate with it")
+        translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        tags = choose_line_tags(self.config.data, source_language, target_language)
+        tags = self._choose_tags(source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
-            given = (each if isinstance(each, Sequence) else None for each in (prefixes, required))
-            Constraints(n_best, *given).check(self.config.search, len(lines), first_line)
+            given: list[Any] = [each if isinstance(each, Sequence) else None for each in (prefixes, required)]
+            Constraints(n_best, *given).check(translator.config.search, len(lines), first_line)
         lines = iter(lines)
         prefix_lines = None if prefixes is None else iter(prefixes)
         required_lines = None if required is None else iter(required)
         while chunk := take_window(lines, window, is_ready):
-            constraints = Constraints(
-                n_best, _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
-            )
-            found = self._translate_window(
+            own_prefixes, own_required = _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
+            constraints = Constraints(n_best, own_prefixes, own_required, tags.target)
+            found = translator._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )
             yield from map(drop_repeated, found) if unique else found
@@ -335,6 +410,10 @@ class Translator:
                 raise UserError(
                     f"there are more {what} than the {first_line - 1} lines; give one for each line"
                 )
+
+    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
+        known = self.vocabs.target.tags
+        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
 
     def _translate_window(
         self,
@@ -357,30 +436,14 @@ class Translator:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
         all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
         added = tags.find(lines, first_line=first_line)
-        parts = read_sources(
-            lines,
-            vocab=self.vocabs.source,
-            longest=longest,
-            long_lines=self._long_lines,
-            sentences=self.sentences,
-            tags=added,
-        )
+        parts = self.read_parts(lines, tags=added, language=tags.source_language)
         for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
             self.warn(message)
-        sentences = constraints.make_sentences(parts, vocab=self.vocabs.target, first_line=first_line)
-        for sentence in sentences:
-            self.search.check(sentence, f"line {sentence.stream[0]}")
-        share = own_share(together=self._together)
-        numbers = [part.line for part in parts[share]]
-        translations = self._search(sentences[share], constraints.n_best, all_params, numbers)
-        # Blank lines, and those of other processes.
-        self.on_found(lines=len(lines) - len(set(numbers)), tokens=0)
-        if notes != NO_NOTES:
-            pairs = zip(parts[share], translations, strict=True)
-            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
-            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **options, params=all_params)
-        translations = gather_translations(translations, together=self._together)
+        placing: dict[str, Any] = {"vocab": self.vocabs.target, "first_line": first_line}
+        sentences = constraints.make_sentences(parts, **placing, language=tags.target_language)
+        search = functools.partial(self._search, n_best=constraints.n_best, notes=notes, params=all_params)
+        translations = search(parts, sentences, count=len(lines))
+        translations = require_in_parts(constraints, parts, sentences, translations, **placing, search=search)
         failed = [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
         for message in warn_of_failures(failed):
             self.warn(message)
@@ -396,17 +459,41 @@ class Translator:
         return results
 
     def _search(
-        self, sentences: list[Sentence], n_best: int, params: tuple[Any, ...], lines: Sequence[int]
+        self,
+        parts: list[SourcePart],
+        sentences: list[Sentence],
+        *,
+        n_best: int,
+        notes: Notes,
+        params: tuple[Any, ...],
+        count: int = 0,
     ) -> list[Translation]:
-        """Returns the translation of each sentence of `lines`; `FAILED` if the model's scores are NaN."""
-        parts_left = collections.Counter(lines)
+        """Returns the translations of parts; `FAILED` where the model's scores are NaN.
+
+        Args:
+          sentences: the parts, with their constraints.
+          count: number of lines that are done when their last part is found. 0: they have been counted.
+        """
+        for sentence in sentences:
+            self.search.check(sentence, f"line {sentence.stream[0]}")
+        share = own_share(together=self._together)
+        parts, sentences = parts[share], sentences[share]
+        parts_left = collections.Counter(part.line for part in parts)
+        # Blank lines, and those of other processes.
+        self.on_found(lines=max(0, count - len(parts_left)), tokens=0)
         translations = [FAILED] * len(sentences)
-        count = count_candidates(self.config.search, n_best)
-        for index, result in self.search.search_all(sentences, n_best=count, params=params):
+        searched = count_candidates(self.config.search, n_best)
+        for index, result in self.search.search_all(sentences, n_best=searched, params=params):
             best = translations[index] = read_best(result, self.vocabs.target, self.config, n_best)
-            parts_left[lines[index]] -= 1
-            self.on_found(lines=int(parts_left[lines[index]] == 0), tokens=len(best.tokens))
-        return translations
+            line = parts[index].line
+            parts_left[line] -= 1
+            self.on_found(lines=int(count > 0 and parts_left[line] == 0), tokens=len(best.tokens))
+        if notes != NO_NOTES:
+            pairs = zip(parts, translations, strict=True)
+            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
+            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
+            translations = annotate(items, notes, **options, params=params)
+        return gather_translations(translations, together=self._together)
 
     def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
         search = self.config.search

@@ -1,8 +1,8 @@
 """Characters that nobody sees, which the normalization of a text leaves out.
 
 They come with text that is copied from pages and documents: soft hyphens inside words, byte order marks, and
-marks of the direction of writing. SentencePiece's own rules keep them or make spaces of them. Contains pure
-functions of rules, which are pairs of a text and its replacement.
+marks of the direction of writing. SentencePiece's own rules keep them or make spaces of them. Contains a pure
+function of rules, which are pairs of a text and its replacement.
 """
 
 from collections.abc import Iterable
@@ -33,12 +33,3 @@ def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Returns the rules of a normalization with rules that delete invisible characters, and keep joiners."""
     kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
     return kept | dict.fromkeys(sorted(INVISIBLE), "")
-
-
-def format_rules(rules: dict[str, str]) -> str:
-    """Formats rules as SentencePiece reads them: code points in base 16, a tab before the replacement."""
-    return "".join(f"{_format(text)}\t{_format(replacement)}\n" for text, replacement in rules.items())
-
-
-def _format(text: str) -> str:
-    return " ".join(f"{ord(character):X}" for character in text)

@@ -15,8 +15,10 @@ from flaxformer_mt.errors import UserError
 PIECE, TRAINER, NORMALIZER = 1, 2, 3
 # Fields of the trainer settings.
 MODEL_TYPE, BYTE_FALLBACK = 3, 35
-# Fields of the normalizer settings: the name of the rules, and the path of the file that they were read from.
-NORMALIZER_NAME, _RULES_PATH = 1, 6
+# Fields of the normalizer settings: the name of the rules, the compiled rules, and the path of the file that
+# they were read from. A path would make each training of a model give other bytes.
+NORMALIZER_NAME, _COMPILED_RULES, _RULES_PATH = 1, 2, 6
+_RULES_OF_TEXT = (NORMALIZER_NAME, _COMPILED_RULES, _RULES_PATH)
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 # Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -139,20 +141,27 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     return value | data[offset] << shift, offset + 1
 
 
-def name_normalization(model: bytes, name: str) -> bytes:
-    """Returns a model with `name` as that of its normalization rules, and without the path of their file.
+def set_normalization(model: bytes, name: str, rules: bytes) -> bytes:
+    """Returns a model with these normalization rules under this name, in place of its own.
 
-    The rules themselves are in the model. A path would make each training of a model give other bytes.
+    Args:
+      name: what the rules are called in the file.
+      rules: compiled rules, as SentencePiece stores them; empty for no rules.
     """
     written = []
     for field in read_fields(model):
         if field.number == NORMALIZER and isinstance(field.value, bytes):
-            kept = [f.raw for f in read_fields(field.value) if f.number not in (NORMALIZER_NAME, _RULES_PATH)]
-            settings = write_field(NORMALIZER_NAME, name.encode()) + b"".join(kept)
-            written.append(write_field(NORMALIZER, settings))
+            kept = [f.raw for f in read_fields(field.value) if f.number not in _RULES_OF_TEXT]
+            settings = write_field(NORMALIZER_NAME, name.encode()) + write_field(_COMPILED_RULES, rules)
+            written.append(write_field(NORMALIZER, settings + b"".join(kept)))
         else:
             written.append(field.raw)
     return b"".join(written)
+
+
+def read_compiled_rules(normalizer: bytes) -> bytes:
+    """Returns the compiled rules in the settings of a normalizer."""
+    return (select(read_fields(normalizer), _COMPILED_RULES) or [b""])[-1]
 
 
 def write_field(number: int, body: bytes) -> bytes:

@@ -14,7 +14,8 @@ import numpy as np
 
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.vocab.vocabulary import Vocab, Vocabs
+from flaxformer_mt.vocab.vocabs import Vocabs
+from flaxformer_mt.vocab.vocabulary import Vocab
 
 # Maximum size of a file in bytes.
 _MAX_BYTES = 1 << 30

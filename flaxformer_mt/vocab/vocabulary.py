@@ -1,21 +1,18 @@
-"""Text to ids and back: training, loading and saving of SentencePiece models.
+"""Text to ids and back: training, loading and saving of one SentencePiece model.
 
 Row 2 of the data path, and the only importer of sentencepiece. Contains the ids of pad, bos, eos and unk.
 corpus/ reads text files, and data/ makes batches.
 """
 
-import contextlib
-import dataclasses
 import functools
 import hashlib
 import io
 import os
 import re
 import secrets
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,10 +21,9 @@ import sentencepiece
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.invisible_characters import format_rules, leave_out_invisible
-from flaxformer_mt.vocab.model_file import name_normalization
+from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
+from flaxformer_mt.vocab.model_file import read_compiled_rules, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
-from flaxformer_mt.vocab.symbols import check_symbols
 
 # SentencePiece's symbol for a space, U+2581.
 _SPACE = "\u2581"
@@ -41,8 +37,6 @@ _TRAINING_THREADS = 16
 _MODEL_BYTES = 1 << 30
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
-
-_JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 
 class TextPairs(Protocol):
@@ -63,7 +57,13 @@ class Vocab:
     size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; for a
     model without bos, bos_id is pad_id, as in Marian and T5.
     fingerprint: hex digest of the model.
+    Of pretrained models alone: tags, the ids of language tags by name; silent_ids, those of what texts begin
+    with and detokenized text lacks; num_forced, the number of them that every translation begins with.
     """
+
+    tags: Mapping[str, int] = MappingProxyType({})
+    silent_ids: frozenset[int] = frozenset()
+    num_forced: int = 0
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
         """Load a serialized model; error messages refer to it as `name`.
@@ -71,17 +71,8 @@ class Vocab:
         Raises:
           UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
         """
-        sentencepiece.set_min_log_level(_ONLY_FATAL)
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-            self.size: int = self._processor.get_piece_size()
-        except RuntimeError as error:
-            raise UserError(
-                f"{name} is not a SentencePiece model; give a .model file of spm_train"
-            ) from error
-        if not self.size:
-            raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+        self._processor = load_processor(model, name=name)
+        self.size: int = self._processor.get_piece_size()
         self.pad_id: int = self._processor.pad_id()
         bos_id: int = self._processor.bos_id()
         self.bos_id = self.pad_id if bos_id < 0 else bos_id
@@ -98,7 +89,7 @@ class Vocab:
         self._samplers: dict[float, SubwordSampler] = {}
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
-    def __reduce__(self) -> tuple[type["Vocab"], tuple[bytes]]:
+    def __reduce__(self) -> tuple[type["Vocab"], tuple[Any, ...]]:
         """Travel to a worker as the model alone."""
         return Vocab, (self._model,)
 
@@ -113,7 +104,11 @@ class Vocab:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{name} {path} cannot be read: {reason}; check the path") from error
+            pair = [Path(path).with_name(f"{side}.model") for side in ("source", "target")]
+            remedy = "check the path"
+            if Path(path).name == "joint.model" and all(file.is_file() for file in pair):
+                remedy = "its folder has one for each side: set vocab.source_model and vocab.target_model"
+            raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
     def save(self, path: Path) -> None:
@@ -153,7 +148,7 @@ class Vocab:
                 return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy", num_threads=threads)
         except (RuntimeError, TypeError):
-            _check_unicode(texts)
+            check_unicode(texts)
             raise
 
     def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
@@ -180,14 +175,38 @@ class Vocab:
                 kept.append(token)
         text = self._processor.decode(kept)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return text.removeprefix(_SPACE).replace(_SPACE, " ").replace("\n", " ").replace("\r", " ")
+        return join_lines(text.removeprefix(_SPACE).replace(_SPACE, " "))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
-def _check_unicode(texts: Iterable[str]) -> None:
+def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
+    """Load a serialized SentencePiece model; error messages refer to it as `name`.
+
+    Raises:
+      UserError: the bytes are no such model, or one without pieces.
+    """
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+        size = processor.get_piece_size()
+    except RuntimeError as error:
+        raise UserError(f"{name} is not a SentencePiece model; give a .model file of spm_train") from error
+    if not size:
+        raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
+    return processor
+
+
+def join_lines(text: str) -> str:
+    """Return a text as a single line: with spaces for line breaks."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """Raise UserError for the first text that is not valid Unicode."""
     for text in texts:
         try:
             text.encode("utf-8")
@@ -198,183 +217,80 @@ def _check_unicode(texts: Iterable[str]) -> None:
             ) from error
 
 
-@dataclass(frozen=True)
-class Vocabs:
-    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
-
-    source: Vocab
-    target: Vocab
-    joint: bool
-
-    def __post_init__(self) -> None:
-        """Refuse models with different pad ids: a batch has one pad id."""
-        if self.source.pad_id != self.target.pad_id:
-            raise UserError(
-                f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
-                f"{self.target.pad_id}; train both with the same --pad_id"
-            )
-
-    def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model if the two differ."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        if self.joint and self.source.fingerprint == self.target.fingerprint:
-            self.source.save(directory / _JOINT)
-        else:
-            self.source.save(directory / _SOURCE)
-            self.target.save(directory / _TARGET)
-
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
-
-def load_vocabs(directory: str | Path) -> Vocabs:
-    """Load the vocabularies of a run; see `Vocabs.load`."""
-    return Vocabs.load(directory)
-
-
-def make_vocabs(
-    config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
-) -> Vocabs:
-    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
-
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says.
+def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
+    """Train a model without normalization on text that is normalized as that of its side.
 
     Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+      UserError: the text is too little for the config, or for the kind of model.
     """
-    directory = Path(directory)
-    if target_only:
-        config = dataclasses.replace(config, joint=True, source_size=None)
-    if (directory / _JOINT).is_file() or (
-        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
-    ):
-        vocabs = Vocabs.load(directory)
-        _check_agrees(vocabs, config, directory)
-        return vocabs
-    if config.joint:
-        if config.target_model:
-            raise UserError(
-                f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
-                f"vocab.source_model{'' if target_only else ', or set vocab.joint=False and both models'}"
-            )
-        sides = ("target",) if target_only else ("source", "target")
-        vocab = _load_or_train(config, pairs, "source", sides)
-        vocabs = Vocabs(vocab, vocab, joint=True)
-    else:
-        vocabs = Vocabs(
-            _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
-            _load_or_train(config, pairs, "target"),
-            joint=False,
-        )
-    vocabs.save(directory)
-    return vocabs
-
-
-def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
-    remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
-    if vocabs.joint != config.joint:
-        raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
-    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
-        size = getattr(vocabs, side).size
-        wanted = config.size_of_source if side == "source" else config.size
-        if not given and wanted and size != wanted:
-            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
-
-
-def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str, sides: tuple[str, ...] = ()) -> Vocab:
-    if given := getattr(config, f"{side}_model"):
-        vocab = Vocab.load(given, name=f"vocab.{side}_model")
-        check_symbols(vocab, config.symbols, name=given)
-        return vocab
-    return _train(config, pairs, sides or (side,))
-
-
-def _train(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Vocab:
-    lines, model = _Lines(pairs, sides, config.max_sentences), io.BytesIO()
+    lines, model = _Lines(config, pairs, sides), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     try:
-        with _normalization_options(config.normalization) as normalization:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_writer=model,
-                model_type=config.kind,
-                vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
-                use_all_vocab=config.size == 0,
-                byte_fallback=config.byte_fallback,
-                character_coverage=config.character_coverage,
-                **normalization,
-                pad_id=config.pad_id,
-                bos_id=config.bos_id,
-                eos_id=config.eos_id,
-                unk_id=config.unk_id,
-                user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
-                max_sentence_length=_TRAINING_BYTES,
-                num_threads=_TRAINING_THREADS,
-                minloglevel=_ONLY_FATAL,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
+            use_all_vocab=config.size == 0,
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            normalization_rule_name="identity",
+            pad_id=config.pad_id,
+            bos_id=config.bos_id,
+            eos_id=config.eos_id,
+            unk_id=config.unk_id,
+            user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
+            max_sentence_length=_TRAINING_BYTES,
+            num_threads=_TRAINING_THREADS,
+            minloglevel=_ONLY_FATAL,
+        )
     except RuntimeError as error:
         if lines.error is not None:
             raise lines.error from None
-        raise UserError(_explain(str(error), config, sides)) from error
-    vocab = Vocab(name_normalization(model.getvalue(), config.normalization))
+        raise _explain(str(error), config, sides) from error
+    size = Vocab(model.getvalue()).size
     # A char model has one piece per character, whatever size is requested.
-    if config.size not in (0, vocab.size):
-        raise UserError(_too_large(config, sides, vocab.size))
-    return vocab
+    if config.size not in (0, size):
+        raise VocabularyTooLarge(config, sides, size)
+    return model.getvalue()
 
 
-@contextlib.contextmanager
-def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
-    """Give the trainer's options for a normalization: its name, or a file of its rules and of ours."""
-    if name == "identity":
-        yield {"normalization_rule_name": name}
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rules.tsv"
-        file.write_text(_normalization_rules(name), encoding="ascii")
-        yield {"normalization_rule_tsv": str(file)}
+def _normalization_of(config: VocabConfig, side: str) -> str:
+    return config.normalization if side == "source" else config.target_normalization
+
+
+def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
+    """Return a model with the normalization of a side, which foreign programs apply too."""
+    name = _normalization_of(config, side)
+    rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())
+    return set_normalization(model, name, rules)
 
 
 @functools.cache
-def _normalization_rules(name: str) -> str:
-    """Return the rules of a normalization, with those that leave out what nobody sees, as a file has them."""
-    rules = sentencepiece.SentencePieceNormalizer(rule_name=name).Decompile()
-    return format_rules(leave_out_invisible(rules))
+def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
+    """Make the normalizer of a name: its rules, and those that leave out what nobody sees."""
+    sentencepiece.set_min_log_level(_ONLY_FATAL)
+    # White space is left to the model, which treats it after its rules.
+    options = ("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces")
+    plain: dict[str, Any] = dict.fromkeys(options, False)
+    named = sentencepiece.SentencePieceNormalizer(rule_name=name, **plain)
+    if name == "identity":
+        return named
+    rules = leave_out_invisible(named.Decompile())
+    return sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items()), **plain)
 
 
 class _Lines:
-    """The sentences to train on, at most `max_sentences`, evenly spaced over the data.
+    """The normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
 
     error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
     """
 
-    def __init__(self, pairs: TextPairs, sides: tuple[str, ...], max_sentences: int) -> None:
-        self._pairs, self._sides = pairs, sides
-        self._wanted = min(len(pairs), max(1, max_sentences // len(sides)))
+    def __init__(self, config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> None:
+        self._pairs = pairs
+        self._normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
+        self._wanted = min(len(pairs), max(1, config.max_sentences // len(sides)))
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -382,8 +298,8 @@ class _Lines:
         try:
             for index, pair in enumerate(self._pairs):
                 if (index + 1) * wanted // total > index * wanted // total:
-                    for side in self._sides:
-                        yield from _split_line(getattr(pair, side))
+                    for side, normalizer in self._normalizers.items():
+                        yield from _split_line(normalizer.Normalize(getattr(pair, side)))
         except BaseException as error:
             self.error = error
             raise
@@ -400,13 +316,24 @@ def _split_line(line: str) -> Iterator[str]:
     yield line[start:]
 
 
-def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
+class VocabularyTooLarge(UserError):
+    """The text does not support as many pieces as `vocab.size`; `maximum` is the number that it supports."""
+
+    def __init__(self, config: VocabConfig, sides: tuple[str, ...], maximum: int) -> None:
+        super().__init__(
+            f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives "
+            f"{maximum} {config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        )
+        self.maximum = maximum
+
+
+def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserError:
     """Describe an error of SentencePiece's trainer in terms of config fields."""
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
-        return _too_large(config, sides, int(match[1]))
+        return VocabularyTooLarge(config, sides, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
-        return (
+        return UserError(
             f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
             f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
             f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
@@ -414,14 +341,11 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> str:
     if "(vocab_size) >= (0)" in problem:
         least = 4 + 256 * config.byte_fallback
         symbols = f"special symbols{' and bytes' * config.byte_fallback}"
-        return f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        return UserError(
+            f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
+        )
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
-        return f"the {where} text to train the vocabulary on is empty; check data.dataset"
-    return f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
-
-
-def _too_large(config: VocabConfig, sides: tuple[str, ...], maximum: int) -> str:
-    return (
-        f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives {maximum} "
-        f"{config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+        return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")
+    return UserError(
+        f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
     )

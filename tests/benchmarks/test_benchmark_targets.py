@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flaxformer_mt.commands.targets.target_names import parse_target
-from flaxformer_mt.config.find_config import list_recipes
+from flaxformer_mt.config.find_config import list_recipes, load_config
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "targets.py"
 FOUND = {
@@ -36,7 +36,9 @@ def targets():
 
 
 def test_all_recipes_are_planned_for_targets_that_exist(targets):
-    assert set(targets.PLAN) == set(list_recipes())
+    # A pretrained model's vocabulary comes with its parameters, which are not at hand.
+    recipes = {name for name in list_recipes() if load_config(name).vocab.kind != "pretrained"}
+    assert set(targets.PLAN) == recipes
     ordered = [target for targets in targets.ROUNDS for target in targets]
     assert all(parse_target(target).name == target for target in ordered)
     assert all(set(found) <= set(ordered) and found for found in targets.PLAN.values())

@@ -22,7 +22,7 @@ def read_flags(text: str) -> dict[str, str]:
 
 
 def test_flags_are_in_groups_and_every_field_has_a_comment():
-    text = format_help(TranslateOptions, prog="x translate", description="Translates.")
+    text = format_help(TranslateOptions, usage="x translate", description="Translates.")
     groups = re.findall(r"^(\w[\w ]+):$", text, re.M)
     assert groups[0] == "general" and groups[-2:] == ["several processes", "workers"]
     assert groups.index("sampling") < groups.index("several processes") and len(groups) >= 8
@@ -33,13 +33,13 @@ def test_flags_are_in_groups_and_every_field_has_a_comment():
             assert comment.text.endswith((".", ")")), (name, comment)
     flags = read_flags(text)
     assert {flag.strip("-").partition("=")[0].partition("[")[0] for flag in flags} == {
-        "help",
+        *("help", "quiet"),
         *(field.name for field in dataclasses.fields(TranslateOptions)),
     }
 
 
 def test_switches_are_written_without_a_value_and_defaults_said_once():
-    flags = read_flags(format_help(TranslateOptions, prog="x", description=""))
+    flags = read_flags(format_help(TranslateOptions, usage="x", description=""))
     assert {"--scores", "--token_scores", "--json", "--resume", "--distributed"} <= flags.keys()
     assert {"--alignments[={words,pieces}]", "--allow_unknown[={True,False}]"} <= flags.keys()
     assert flags["--run=PATH"].endswith("(required)")
@@ -88,7 +88,7 @@ def test_lines_fit_terminals_and_pipes(capfd, monkeypatch):
 
 def test_fields_of_the_config_show_the_values_of_the_chosen_config(capfd):
     with pytest.raises(SystemExit):
-        main(["show", "--config=wmt14_en_de_base", "--help"])
+        main(["show", "--config=wmt14_en_de_base", "--help=all"])
     out = capfd.readouterr().out
     flags = read_flags(out)
     names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags if "--config." in flag}

@@ -17,11 +17,13 @@ import pytest
 import flaxformer_mt
 from flaxformer_mt import processor
 from flaxformer_mt.commands import doctor
+from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
-from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import flatten, save_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.config.find_config import list_recipes
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.training import loop as trainer
 from flaxformer_mt.training import report as training_report
@@ -123,7 +125,6 @@ def fail(capfd, *arguments) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], f"no command given (commands: {', '.join(COMMANDS)})"),
         (["trian"], f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
         (["--run=x"], f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
         (
@@ -144,8 +145,49 @@ def fail(capfd, *arguments) -> str:
             "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
         ),
         (["train", "--steps=9"], "unknown flag --steps; did you mean --config.train.steps?"),
-        (["train", "--zzzzzzzz"], "unknown flag --zzzzzzzz; --help lists all flags"),
-        (["train", "now"], "unexpected argument 'now'; write values as --flag=value"),
+        (["train", "--zzzzzzzz"], "unknown flag --zzzzzzzz; --help=all lists all flags"),
+        (
+            ["train", "now"],
+            "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes()),
+        ),
+        (
+            ["train", "toy_de_en", "now"],
+            "unexpected argument 'now' after CONFIG; write values as --flag=value",
+        ),
+        (
+            ["translate", "--json", "gone", "--beam-size", "4", "in", "out"],
+            "unexpected argument 'out' after RUN and INPUT; write values as --flag=value",
+        ),
+        (
+            ["translate", "--json", "gone", "--beam-size", "4", "in"],
+            "gone is not a run directory: it has no config.json",
+        ),
+        (["train", "--lr=1"], "unknown flag --lr; here it is --config.optim.learning_rate"),
+        (
+            ["train", "--config.train.max-tokens", "9"],
+            "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
+            "all devices together",
+        ),
+        (["translate", "--run=gone", "--lenpen=1"], "unknown flag --lenpen; here it is --length_penalty"),
+        (
+            ["train", "--epochs=1"],
+            "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
+            "many an epoch has",
+        ),
+        (
+            ["train", "--resume"],
+            "unknown flag --resume; train goes on with a run by itself: give its --run again",
+        ),
+        (
+            ["train", "--help=modle"],
+            "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
+            "data.noise.typo_kinds, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
+            "parallel, search)",
+        ),
+        (
+            ["--print-completion", "fsh"],
+            "--print-completion needs a shell, but got 'fsh' (bash, zsh, tcsh, fish)",
+        ),
         (
             ["train", "--config.model.model_dim=abc"],
             "--config.model.model_dim is 'abc', which is not a whole number",
@@ -615,11 +657,72 @@ def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, m
 # ---- help, show, doctor ----
 
 
-def test_overview_lists_all_commands(capfd):
-    assert main(["--help"]) == 0
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])
+def test_overview_lists_all_commands(capfd, arguments):
+    assert main(arguments) == 0
     out = capfd.readouterr().out
     for name, command in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(command.summary)}$", out, re.M)
+
+
+def test_the_help_of_a_command_is_short_and_that_of_a_section_is_complete(capfd):
+    def show(*arguments) -> str:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        return capfd.readouterr().out
+
+    short, section = show("train", "--help"), show("train", "--help=model")
+    assert short.count("\n") < 150 < show("train", "--help=all").count("\n")
+    assert "examples:" in short and "--config.train.steps=INT" in short and "--help=optim" in short
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"alignment"}
+    assert set(re.findall(r"--config\.model\.(\w+)=", section)) == names and "--run" not in section
+    assert "usage: flaxformer-mt translate [RUN] [INPUT] [FLAGS]" in show("translate", "--help")
+
+
+def test_words_and_dashes_are_other_spellings_of_flags(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        main_module, "COMMANDS", {"translate": dataclasses.replace(COMMANDS["translate"], run=given.append)}
+    )
+    for line in (
+        "--run=a --input=b --beam_size=3 --json --ensemble=c,d",
+        "a b --beam-size=3 --json --ensemble c d",
+        "--beam_size 3 a --json b --ensemble=c --ensemble=d",
+    ):
+        assert main(["translate", *line.split()]) == 0
+    assert given[0] == given[1] == given[2] and (given[0].run, given[0].input) == (Path("a"), "b")
+
+
+def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
+    def work(options):
+        print("progress", file=sys.stderr)
+        warn_user("look here")
+        raise UserError("it failed")
+
+    monkeypatch.setattr(
+        main_module, "COMMANDS", {"doctor": dataclasses.replace(COMMANDS["doctor"], run=work)}
+    )
+    assert main(["doctor", "--quiet"]) == 2
+    assert capfd.readouterr().err == "warning: look here\nerror: it failed\n"
+    assert main(["doctor"]) == 2
+    assert capfd.readouterr().err.startswith("progress\n")
+
+
+def test_bash_completes_commands_flags_and_choices(capfd, tmp_path):
+    assert main(["--print-completion", "bash"]) == 0
+    script = tmp_path / "complete.bash"
+    script.write_text(capfd.readouterr().out)
+    name = re.search(r"complete .*-F (\w+)", script.read_text())
+    for words, found in (
+        ("backtr", "backtranslate"),
+        ("translate --split", "--split_sentences"),
+        ("translate --method gr", "greedy"),
+        ("train --config.model.num_enc", "--config.model.num_encoder_layers"),
+    ):
+        line = f"COMP_WORDS=(flaxformer-mt {words}); COMP_CWORD={len(words.split())}; COMPREPLY=()"
+        command = f"source {script}; {line}; {name[1]}; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert done.stdout.split()[:1] == [found], (words, done.stdout, done.stderr)
 
 
 def test_the_version_is_named(capfd):
@@ -629,7 +732,7 @@ def test_the_version_is_named(capfd):
 
 def test_help_documents_every_field(capfd):
     with pytest.raises(SystemExit) as stop:
-        main(["train", CONFIG, "--help"])
+        main(["train", CONFIG, "--help=all"])
     assert stop.value.code == 0
     out = capfd.readouterr().out
     for name in flatten(Config()):

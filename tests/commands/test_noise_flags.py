@@ -27,7 +27,7 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifie
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
         ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
-        ("stages={folder}/wrong.yaml", ["modifier Merge is not supported"]),
+        ("stages={folder}/wrong.yaml", ["has the modifier Merge; supported are UpperCase"]),
         ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
     ]
     assert data["noise"]["typo_kinds"]["unichar"] == 0
     with pytest.raises(SystemExit):
-        main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help"])
+        main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help=all"])
     text = capsys.readouterr().out
     assert (
         "--config.data.stages=FILE.yaml" in text and "--config.data.noise.typo_kinds.char_swap=FLOAT" in text

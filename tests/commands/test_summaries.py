@@ -29,6 +29,7 @@ REPORT = {
         "padding": 0.0512,
         "shapes": [{"rows": 128, "source": 16, "target": 16, "batches": 300}],
     },
+    "lost_text": {"lines": 100, "lost": 3, "characters": [], "examples": []},
     "overlap": {"valid": {"of": 100, "pairs": 4, "sources": 12}},
     "target_lengths": {
         "ratio": 1.088,
@@ -52,12 +53,18 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "valid parallel_text 100 100" in words
     assert "valid 4 12 100" in words  # the overlap
     assert "Vocabulary: bpe pieces, 8,000, shared by both languages" in words
+    assert "It can produce 97 of 100 targets of the validation set exactly" in words
     assert any("320 an epoch" in line for line in words)
     assert "800 pairs have too many tokens and are left out" in words
     assert "128 16 16 300" in words
     assert "Target lengths: 99.9% of the pairs have at most 1.088 x source tokens - 7.2" in words
     assert "to 8 1,200 9 14 17 18" in words and "more 47,600 150 190 200 1,210" in words
     assert max(map(len, text.split("\n"))) <= 100 and "{" not in text
+    part = REPORT["train"]["parts"][0] | {"held_out": {"valid": 20, "test": 30, "aside": 0}}
+    held = summarize_preparation(REPORT | {"train": REPORT["train"] | {"parts": [part]}})
+    words = [" ".join(line.split()) for line in held.split("\n")]
+    assert "held out for validation 20 left out" in words and "held out for test 30 left out" in words
+    assert "shared with" not in held
     stage = {"name": "start", "from_update": 1, "updates": 90, "reached": True, "epochs": 2, "epoch_of": "a"}
     stage |= {"mix": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}], "noise": {"typos": 0.1}}
     last = stage | {"name": "end", "from_update": 91, "updates": None, "epochs": None, "noise": {}}

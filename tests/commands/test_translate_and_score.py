@@ -277,6 +277,33 @@ def test_dtype_reaches_the_model(run_dir, loaded, monkeypatch, capfd):
             assert f"loaded in {dtype}" in capfd.readouterr().err, command
 
 
+def test_sentences_are_apart_or_together_as_the_flag_says(run_dir, tmp_path, capfd):
+    """A run that does not know what it was trained on translates sentences apart."""
+    text = tmp_path / "in"
+    text.write_text("wir. es\n")
+    parts = {}
+    for option in ("auto", "always", "never"):
+        command = ["translate", f"--run={run_dir}", f"--input={text}", "--json"]
+        assert main([*command, f"--split_sentences={option}"]) == 0
+        parts[option] = json.loads(capfd.readouterr().out)["parts"]
+    assert parts == {"auto": 2, "always": 2, "never": 1}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "backtranslate", "distil", "translate", "serve"])
+def test_split_sentences_reaches_the_model(run_dir, tmp_path, monkeypatch, capfd, command):
+    (tmp_path / "in").write_text("ba do. fi\n")
+
+    def refuse(*arguments, **options):
+        raise UserError(f"loaded with {options['split_sentences']}")
+
+    monkeypatch.setattr(Translator, "load", refuse)
+    files = [] if command in ("evaluate", "serve") else [f"--input={tmp_path / 'in'}"]
+    files += [f"--output={tmp_path / command}"] if command in ("backtranslate", "distil") else []
+    files += ["--port=0"] if command == "serve" else []
+    assert main([command, f"--run={run_dir}", *files, "--split_sentences=never"]) == 2
+    assert "loaded with never" in capfd.readouterr().err
+
+
 def test_quantization_reaches_the_search_of_this_run_alone(run_dir, monkeypatch, capfd):
     def load(run, **options):
         raise UserError(f"loaded with {options.get('quantization')}")

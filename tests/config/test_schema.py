@@ -40,6 +40,25 @@ from flaxformer_mt.errors import UserError
 SECTIONS = [cls for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)]
 
 
+def test_fields_are_replaced_by_their_paths():
+    config = Config().replace({"model.model_dim": 64, "data.clean.empty": "keep", "optim.learning_rate": 1})
+    assert (config.model.model_dim, config.data.clean.empty, config.optim.learning_rate) == (64, "keep", 1.0)
+    assert config.replace({"model": Config().model}).model == Config().model
+    for path, value, message in (
+        (
+            "model.model_dmi",
+            3,
+            "unknown config field config.model.model_dmi; did you mean config.model.model_dim",
+        ),
+        ("modle.model_dim", 3, "unknown config field config.modle; did you mean config.model"),
+        ("model.model_dim", "3", "config.model.model_dim should be int, got '3'"),
+        ("model.norm", "leyer", "config.model.norm is 'leyer'; allowed: layer, rms"),
+        ("seed.x", 1, "config.seed is no section"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            Config().replace({path: value})
+
+
 def write(path, text):
     path.write_text(text, encoding="utf-8")
     return path

@@ -252,8 +252,12 @@ def test_the_folder_has_all_that_either_system_needs(joint, vocabs_of, tmp_path)
     vocabularies = (
         {"shared_vocabulary.json"} if joint else {"source_vocabulary.json", "target_vocabulary.json"}
     )
-    models = {"vocab/joint.model"} if joint else {"vocab/source.model", "vocab/target.model"}
-    assert files == {"model.bin", "config.json", "source.spm", "target.spm"} | vocabularies | models
+    models = {"vocab/source.model", "vocab/target.model", "source.spm", "target.spm"}
+    assert files == {"model.bin", "config.json"} | vocabularies | models
+    for side in ("source", "target"):  # each with the normalization of its language
+        spm = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
+        lines = ["the ﬁne dog", "ﬁn\u00a0２"]
+        assert spm.encode(lines) == [getattr(weights.vocabs, side).tokenize(line)[:-1] for line in lines]
     for side, vocab in [("source", weights.vocabs.source), ("target", weights.vocabs.target)]:
         pieces = json.loads((folder / f"{'shared' if joint else side}_vocabulary.json").read_text())
         assert pieces == vocab.pieces(range(vocab.size))
@@ -359,7 +363,7 @@ def test_a_model_that_it_cannot_express_is_refused_with_every_reason(vocabs_of):
         return FORMAT.problems(dataclasses.replace(weights.config, model=model))
 
     assert problems(positions="one_vector", embedding_bias=True, padding_mask="none") == [
-        "model.positions is one_vector; supported: sinusoidal, learned, rotary",
+        "model.positions is one_vector; supported: sinusoidal, sinusoidal_halves, learned, rotary, relative",
         "model.embedding_bias is True; supported: False",
         "model.padding_mask is none; supported: source, both",
     ]

@@ -531,14 +531,32 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
             find_format("marian").read(folder, Given())
 
 
-def test_files_that_are_missing_or_pickles_are_refused(opus, tmp_path):
+class Harmful:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return Path("touched").touch, ()
+
+
+def test_weights_of_pytorch_are_read_without_running_code(opus, tmp_path, monkeypatch):
+    model, original, weights = opus
+    folder = edited(original, tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    assert_same(weights, find_format("marian").read(folder, Given()))
+    monkeypatch.chdir(tmp_path)
+    for content in (Harmful(), {"model.shared.weight": Harmful()}, [1], {}):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(UserError, match=r"pytorch_model\.bin (is damaged or|is no state dict)"):
+            find_format("marian").read(folder, Given())
+    assert not Path("touched").exists()
+
+
+def test_files_that_are_missing_are_named(opus, tmp_path):
     read = find_format("marian").read
     folder = edited(opus[1], tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"has pytorch_model.bin, which is not read.*save_pretrained"):
-        read(folder, Given())
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(UserError, match="model.safetensors does not exist; give the folder of a model"):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="model.safetensors does not exist, nor does .*; give the folder"):
         read(folder, Given())
     (folder / "model.safetensors").write_bytes(b"junk" * 9)
     with pytest.raises(UserError, match="model.safetensors is damaged"):

@@ -43,6 +43,11 @@ def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
     ours = Translator.load(tiny_run, search=greedy, spread=False, warn=lambda message: None)
     assert [one.text for one in translations] == [one.text for one in ours.translate(lines)]
     assert translations[3].parts > 1
+    several = ["ba do. fi gu!  ka"]
+    (apart,), _ = translate(system, several)
+    assert apart.parts == 3 and apart.text == ours.translate(several)[0].text
+    (whole,), _ = translate(LiveBatches(folder, beam_size=1, split_sentences="never"), several)
+    assert whole.parts == 1
 
 
 def test_hypotheses_alignments_and_attention(folder):

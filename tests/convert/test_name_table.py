@@ -214,7 +214,7 @@ def test_everything_that_differs_is_in_one_message():
 def test_the_size_that_differs_is_named_first_and_long_lists_are_cut():
     names = [f"layer{n}" for n in range(12)]
     table = Table({name: (8, 12) for name in names}, [Rule(name, name) for name in names], what="torch")
-    tensors = {name: numbers(8, 16) for name in names[:-1]} | {"layer11": numbers(9, 16)}
+    tensors = {name: numbers(8, 16) for name in names}
     with pytest.raises(UserError) as refusal:
         table.to_flax(tensors, origin="model.pt", sizes={"model.model_dim": 8, "model.ffn_dim": 12})
     first, *rest = str(refusal.value).split("\n")
@@ -225,6 +225,28 @@ def test_the_size_that_differs_is_named_first_and_long_lists_are_cut():
     assert len(rest) == 11 and rest[-1] == "  and 2 more"
     with pytest.raises(UserError, match=r"of this config; 12 entries differ"):
         table.to_flax(tensors, sizes={"model.model_dim": 7})
+
+
+def test_a_size_that_other_arrays_have_is_not_named_as_the_cause():
+    """A table of 9 positions in place of 8, in a model whose width is 8 as well."""
+    shapes = {"positions": (8, 8), "output": (8, 12)}
+    table = Table(shapes, [Rule(name, name) for name in shapes], what="torch")
+    with pytest.raises(UserError) as refusal:
+        table.to_flax({"positions": numbers(9, 8), "output": numbers(8, 12)}, sizes={"model.model_dim": 8})
+    assert str(refusal.value) == (
+        "the file is not a torch model of this config; 1 entries differ:\n"
+        "  positions: has shape [9, 8], expected [8, 8]"
+    )
+
+
+def test_a_table_of_positions_of_another_length_names_no_size():
+    names, table = [f"layer{n}" for n in range(2)], Constant("positions", np.zeros((8, 3), np.float32))
+    whole = Table({name: (3, 5) for name in names}, [*(Rule(n, n) for n in names), table], what="handbuilt")
+    tensors = {name: numbers(3, 5) for name in names} | {"positions": np.zeros((9, 3), np.float32)}
+    with pytest.raises(
+        UserError, match=r"of this config; 1 entries differ:\n  positions: has shape \[9, 3\]"
+    ):
+        whole.to_flax(tensors, sizes={"model.model_dim": 8})
 
 
 def test_numbers_of_other_types_become_float32():

@@ -6,7 +6,9 @@ import gzip
 import json
 import os
 import resource
+import subprocess
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_fil
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
-from flaxformer_mt.corpus.text_files import read_lines, scan
+from flaxformer_mt.corpus.text_files import read_lines, read_stamp, scan
 from flaxformer_mt.errors import UserError
 
 GERMAN = ["Guten Tag.", "Wie geht es dir?", "Bis morgen!"]
@@ -165,6 +167,17 @@ def test_each_rule_drops_keeps_or_refuses(rule, action):
     assert report["pairs"] == (2 if action == "drop" else 3)
 
 
+@pytest.mark.parametrize(
+    "side", ["\ufeff", "\u200e\u200f", "\u200b", "\u00a0 \u3000", "\u2060\u00ad", "\x00"]
+)
+def test_lines_that_show_nothing_are_empty(side):
+    split = raw(
+        [(b"good", b"good"), (b"a", side.encode()), (side.encode(), b"b"), ("\u200bа".encode(), b"c")]
+    )
+    kept, _, report = clean(split, CleanConfig(), may_drop=True)
+    assert kept.tolist() == [0, 3] and report["problems"]["empty"]["count"] == 2
+
+
 def test_all_refusals_are_reported_together_with_counts():
     split = raw([(b"", b"x"), (b"a", b"b"), (b"x", b""), (b"a", b"b"), (b"a", b"b")])
     with pytest.raises(UserError) as error:
@@ -309,6 +322,22 @@ def test_edited_files_are_prepared_anew_and_unchanged_ones_reused(config, monkey
     assert after[2].target == "Until tomorrow!!!"
     assert after.fingerprint != before.fingerprint
     assert list(before)[2].target == ENGLISH[2]  # its block of lines is in memory
+
+
+def test_a_file_that_looks_the_same_is_read_again(config, tmp_path):
+    """`cp -p` onto a file keeps its inode, and brings size and time of modification along."""
+    write(config, train_de=GERMAN, train_en=ENGLISH)
+    other = tmp_path / "other.en"
+    other.write_text("\n".join([*ENGLISH[:2], "Until tomorrow!!!"]) + "\n")
+    path = os.path.join(config.text_dir, "train.en")
+    for name in (path, other):
+        os.utime(name, (1e9, 1e9))
+    before = read_stamp(Path(path))
+    assert list(read_pairs(config, "train"))[2].target == ENGLISH[2]
+    subprocess.run(["cp", "-p", other, path], check=True)
+    after = read_stamp(Path(path))
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, True, False, True]
+    assert list(read_pairs(config, "train"))[2].target == "Until tomorrow!!!"
 
 
 def test_a_file_just_written_is_not_remembered(tmp_path):

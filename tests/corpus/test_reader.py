@@ -160,7 +160,7 @@ def test_mistakes_are_named_with_the_remedy(config, change, message):
 
 def test_toy_mistakes(tmp_path):
     toy = DataConfig(cache_dir=str(tmp_path))
-    with pytest.raises(UserError, match="toy_de_en is German and English, but the languages are de -> fr"):
+    with pytest.raises(UserError, match="toy_de_en is German and English, not de -> fr"):
         read_pairs(dataclasses.replace(toy, target_language="fr"), "train")
     with pytest.raises(UserError, match="toy_de_en has no split dev; it has train, valid, test"):
         read_pairs(dataclasses.replace(toy, valid_split="dev"), "valid")

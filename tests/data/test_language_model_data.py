@@ -132,7 +132,7 @@ def test_the_toy_set_gives_its_target_side(config, monkeypatch):
     assert pairs.fingerprint != both.fingerprint
     german = read_pairs(dataclasses.replace(toy, target_language="de"), "train")
     assert [pair.target for pair in german] == [pair.source for pair in both]
-    with pytest.raises(UserError, match="the language is fr; set .*target_language to de or en"):
+    with pytest.raises(UserError, match="German and English, not fr; set .*target_language to de and en"):
         read_pairs(dataclasses.replace(toy, target_language="fr"), "train")
 
 

@@ -44,6 +44,7 @@ class FakePairs(list):
 
     fingerprint, has_source, weights = "toy", True, None
     links_identity = ""
+    target_tags = ()
     scores = ()
 
     @property

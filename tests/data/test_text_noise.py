@@ -9,9 +9,15 @@ import pytest
 from flaxformer_mt.config import NoiseConfig, TypoConfig
 from flaxformer_mt.config.noise import SOURCE_NOISE
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.data import typos
-from flaxformer_mt.data.letter_case import to_lower, to_title, to_upper
-from flaxformer_mt.data.text_noise import TextNoise, drop_end_mark, hold, release, spread_languages
+from flaxformer_mt.data.text_noise import (
+    TYPOS,
+    TextNoise,
+    change_case,
+    drop_end_mark,
+    edit,
+    hold,
+    spread_languages,
+)
 
 TEXTS = [
     "Der Hund läuft, die Katze schläft; wer ist größer?",
@@ -42,12 +48,12 @@ def apply(noise: TextNoise, pairs: list[Pair], seed: int = 1, languages=LANGUAGE
     return noise.apply(pairs, seed=seed, languages=[languages] * len(pairs))
 
 
-@pytest.mark.parametrize("kind", typos.TYPOS)
+@pytest.mark.parametrize("kind", TYPOS)
 def test_a_typo_changes_one_place_and_loses_no_word(kind):
     changed = set()
     for text in TEXTS:
         for seed in range(8):
-            found = typos.TYPOS[kind](text, random.Random(seed))
+            found = edit(text, kind, random.Random(seed))
             assert abs(len(found) - len(text)) <= 1
             assert sum(map(str.isalpha, found)) >= sum(map(str.isalpha, text)) - 1
             if kind in SPACE_KINDS:
@@ -62,30 +68,41 @@ def test_a_typo_changes_one_place_and_loses_no_word(kind):
     assert not changed & {"...", "42", ""}
 
 
+def edits(text: str, kind: str) -> set[str]:
+    return {edit(text, kind, random.Random(seed)) for seed in range(60)}
+
+
 def test_typos_by_hand():
-    chance = random.Random(3)
-    assert typos.swap("ab", chance) == "ba" and typos.swap("aa", chance) == "aa"
-    assert typos.leave_out("a bc", chance) in ("a b", "a c")
-    assert typos.repeat("é", chance) == "éé"
-    assert typos.write_once("Schnee", chance) == "Schne"
-    assert typos.replace_by_similar("Ü", chance) == "U" and typos.replace_by_similar("ё", chance) == "е"
-    assert {typos.replace_by_neighbour("A", random.Random(seed)) for seed in range(50)} == set("QWSZ")
-    assert typos.join_words("a b", chance) == "ab" and typos.split_word("ab", chance) == "a b"
-    assert typos.space_before_mark("ja!", chance) == "ja !"
-    assert {typos.change_mark("ja , so", random.Random(seed)) for seed in range(30)} == {
-        *("ja so", "ja ,, so", "ja ,,, so", "ja . so"),
-    }
+    assert edits("ab", "char_swap") == {"ba"} and edits("aa", "char_swap") == {"aa"}
+    assert edits("a bc", "missing_char") == {"a b", "a c"}
+    assert edits("é", "repeated_char") == {"éé"} and edits("Schnee", "unichar") == {"Schne"}
+    assert edits("Ü", "similar_char") == {"U"} and edits("ё", "similar_char") == {"е"}
+    assert edits("р", "similar_char") == {"p"} and edits("p", "similar_char") == {"p"}  # Cyrillic er, Latin p
+    assert edits("A", "nearby_char") == set("QWSZ") and edits("q", "extra_char") == {"qw", "wq", *EXTRA_Q}
+    assert edits("a b", "skipped_space") == {"ab"} and edits("ab", "random_space") == {"a b"}
+    assert edits("ja!", "space_before_mark") == {"ja !"} and edits("ja , so", "drop_mark") == {"ja so"}
+    assert edits("ja , so", "double_mark") == {"ja ,, so", "ja ,,, so"}
+    assert edits("ja , so", "restyle_mark") == {"ja . so", "ja ; so", "ja : so"}
+
+
+EXTRA_Q = {"1q", "q1", "2q", "q2", "aq", "qa"}
 
 
 def test_case_is_that_of_unicode_and_of_the_language():
-    assert to_upper("straße ŉ ﬁ", "de") == "STRASSE ʼN FI"
-    assert (to_upper("iı", "tr"), to_upper("iı", "de")) == ("İI", "II")
-    assert (to_lower("Iİ", "tr_TR"), to_lower("Iİ", "en")) == ("ıi", "ii")
-    assert to_lower("ΟΔΟΣ", "el") == "οδος"
-    assert to_title("der  NATO-ball «und» ǆ 3d ist", "de") == "Der  NATO-ball «Und» ǅ 3d Ist"
-    assert to_title("istanbul", "az") == "İstanbul"
+    def change(text: str, *languages: str) -> list[str]:
+        return [change_case(text, kind, one) for one in languages for kind in CASES]
+
+    assert change("straße ŉ ﬁ", "de")[0] == "STRASSE ʼN FI"
+    assert change("iı", "tr", "de")[::3] == ["İI", "II"]
+    assert change("Iİ", "tr_TR", "en")[1::3] == ["ıi", "ii"]
+    assert change("ΟΔΟΣ", "el")[1] == "οδος"
+    assert change("der  NATO-ball «und» ǆ 3d ist", "de")[2] == "Der  NATO-ball «Und» ǅ 3d Ist"
+    assert change("istanbul", "az")[2] == "İstanbul"
     for text in ("狗跑得很快。", "हिन्दी में", "كلب", "ไทย"):
-        assert to_upper(text, "") == to_lower(text, "") == to_title(text, "") == text
+        assert set(change(text, "")) == {text}
+
+
+CASES = ("upper_case", "lower_case", "title_case")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,7 @@ def test_noise_of_a_line_depends_on_the_seed_and_its_number_alone():
     assert 35 <= changed <= 85
     assert apply(noise_of(), pairs) == pairs
     # If these differ, the noise needs another number of its format: token stores would be mixed up.
-    assert noise.identity[0] == 1
+    assert noise.identity[0] == 2
     assert [pair.source for pair in whole[3:6]] == [
         "der Hund sieht3 Häuser",
         "Der Hund Sieht 4 Häuser",
@@ -156,7 +173,8 @@ def test_no_side_becomes_empty_and_symbols_stay_whole():
     (found,) = apply(noise_of(symbols, upper_case=1.0), [Pair("ein <b> wort", "one <b> word")])
     assert found == Pair("EIN <b> WORT", "ONE <b> WORD")
     taken = "\U0010f000 <BT>"  # the character that would stand for a symbol occurs in the text
-    assert release(*hold(taken, symbols)) == taken and "<BT>" not in hold(taken, symbols)[0]
+    held, symbol_of = hold(taken, symbols)
+    assert held.translate(symbol_of) == taken and "<BT>" not in held
 
 
 def test_each_part_has_its_languages():

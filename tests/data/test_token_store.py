@@ -30,6 +30,7 @@ class FakePairs(list):
     has_source = True
     weights = None
     links_identity = ""
+    target_tags = ()
     scores = ()
 
     def __init__(self, pairs, fingerprint: str = "toy") -> None:

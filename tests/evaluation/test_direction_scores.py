@@ -1,14 +1,13 @@
 """Scores per direction: in validation and its log, in the report of a run, and in its evaluation."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.corpus import read_pairs
-from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.direction_scores import DirectionScorer
 from flaxformer_mt.evaluation.evaluate import evaluate_run
@@ -17,11 +16,21 @@ from flaxformer_mt.evaluation.translation_files import Translations
 from flaxformer_mt.training.report import describe_report
 
 
+class Set:
+    """What a scorer reads of the pairs of a set."""
+
+    def __init__(self, parts, languages, targets):
+        self.parts, self.languages, self.targets = parts, languages, targets
+
+    def __getitem__(self, number):
+        return Pair("", self.targets[number])
+
+
 def test_each_direction_has_its_tokenizer_and_counts_alike_in_the_mean():
     references = ("a b c d e f", "a b c d", "他是我的老师。")
     hypotheses = ("a b c d e f", "a b c e", "他是你的老师。")
     languages, parts = (("zh", "en"), ("en", "zh")), (Part("a", 2, 1.0), Part("b", 1, 1.0))
-    pairs = SimpleNamespace(parts=parts, languages=languages)
+    pairs = Set(parts, languages, references)
     found = DirectionScorer(pairs, TrainConfig()).score(Translations(("",) * 3, references, hypotheses))
     english = score_translations(hypotheses[:2], references[:2], tokenize="13a")
     chinese = score_translations(hypotheses[2:], references[2:], tokenize="zh")
@@ -35,7 +44,7 @@ def test_each_direction_has_its_tokenizer_and_counts_alike_in_the_mean():
             "chrf_en-zh": chinese.chrf,
         }
     )
-    one = SimpleNamespace(parts=parts[:1], languages=languages[:1])
+    one = Set(parts[:1], languages[:1], references[:2])
     alone = DirectionScorer(one, TrainConfig()).score(Translations(("",) * 2, references, hypotheses))
     assert alone == {"bleu": english.bleu, "chrf": english.chrf}
 

@@ -16,6 +16,7 @@ from flaxformer_mt.evaluation.metrics import (
     MetricSums,
     choose_tokenizer,
     resample_scores,
+    score_sentences_bleu,
     score_sentences_chrf,
     score_ter,
     score_translations,
@@ -228,6 +229,59 @@ def test_the_tokenizer_follows_the_target_language(monkeypatch):
         choose("en", "ja-mecab")
     with pytest.raises(UserError, match="unknown BLEU tokenizer 'auto'"):  # it is chosen before
         score_translations(["a"], ["a"], tokenize="auto")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    # The names of Tibetan, Dzongkha and Shan in these languages.
+    [
+        ("bo", "\u0f56\u0f7c\u0f51\u0f0b\u0f66\u0f90\u0f51\u0f0b"),
+        ("dz", "\u0f62\u0fab\u0f7c\u0f44\u0f0b\u0f41\u0f0b"),
+        ("shn", "\u1075\u1082\u103a\u1062\u1019\u103a\u1038\u1010\u1086\u1038"),
+        ("bod_Tibt", ""),
+        ("khm_Khmr", ""),
+        ("shn_Mymr", ""),
+        ("kac_Mymr", ""),
+        ("lao", ""),
+    ],
+)
+def test_languages_without_spaces_compare_characters(code, text):
+    assert choose_tokenizer(code, "auto", references=[text], warn=pytest.fail) == "char"
+    assert choose_tokenizer(code, "auto", warn=pytest.fail) == "char"
+
+
+def test_sentences_without_spaces_are_compared_by_characters():
+    """sacreBLEU's sentence scores with its tokenizer char; with 13a a sentence would be one wrong word."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    pairs = (["ทำงานหนักมาก", "ไม่มีใคร"], ["ทำงานหนักมากๆ", "มีใครไหม"])
+    char = BLEU(tokenize="char", effective_order=True)
+    expected = [char.sentence_score(one, [other]).score for one, other in zip(*pairs, strict=True)]
+    assert score_sentences_bleu(*pairs) == pytest.approx(expected) and min(expected) > 20
+    english = (["the cat sat"], ["the cat sat down"])
+    plain = BLEU(effective_order=True).sentence_score(english[0][0], [english[1][0]]).score
+    assert score_sentences_bleu(*english) == pytest.approx([plain])
+
+
+def test_a_code_that_says_nothing_leaves_it_to_the_references():
+    warnings = []
+
+    def choose(code, references, tokenize="auto"):
+        return choose_tokenizer(code, tokenize, references=references, warn=warnings.append)
+
+    thai, mixed = "\u0e44\u0e21\u0e48\u0e21\u0e35", "Thai: \u0e44\u0e21\u0e48"
+    assert choose("xx", [thai] * 300) == "char"
+    assert "target language xx compares characters (char)" in warnings.pop()
+    assert choose("xx", [thai], "13a") == "13a"
+    assert "13a, which splits text at spaces, but the target language is xx" in warnings.pop()
+    # Most letters count; Latin text of Chinese, as its code says, has spaces.
+    assert (
+        choose("xx", [mixed])
+        == choose("xx", ["abc", "!"])
+        == choose("zh_Latn", ["w\u01d2 h\u01ceo"])
+        == "13a"
+    )
+    assert not warnings
 
 
 def test_chinese_has_a_score():

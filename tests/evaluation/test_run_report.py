@@ -16,7 +16,7 @@ from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.direction_scores import join_reports
 from flaxformer_mt.evaluation.metrics import score_translations, score_with_intervals
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
-from flaxformer_mt.evaluation.run_report.page import report_runs
+from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
 from flaxformer_mt.evaluation.run_report.sections import make_directions, mark_words
 from flaxformer_mt.evaluation.translation_files import Translations, load_translations, save_translations
@@ -58,7 +58,7 @@ def two_runs(tiny_run, tmp_path_factory):
     config = read_config(tiny_run / "config.json")
     save_config(change(config, model={"dropout_rate": 0.3}), other / "config.json")
     found = load_translations(tiny_run, "test")
-    changed = ("<b>x & y</b>", "zz", *found.hypotheses[2:])
+    changed = ("<b>x & y</b>", "<script>alert('a')</script>", *found.hypotheses[2:])
     save_translations(other, "test", dataclasses.replace(found, hypotheses=changed))
     return tiny_run, other
 
@@ -83,7 +83,9 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     for one in found:
         score = score_translations(one.hypotheses, one.references)
         assert re.search(rf"{score.bleu:.2f} ± \d", page) and re.search(rf"{score.chrf:.2f} ± \d", page)
-    assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page and "2 of 6 translations differ" in page
+    assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page
+    assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
+    assert "2 of 6 translations differ" in page
     assert "model.dropout_rate" in page and "model.model_dim" not in page
     assert "64</td>" in page  # pairs that were read
 
@@ -101,7 +103,7 @@ def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path, one_device):
     report_runs([tiny_run], output, attention=[2], samples=0)
     page = output.read_text(encoding="utf-8")
     Outline(page)
-    (table,) = re.findall(r'<table class="heat">.*?</table>', page)
+    (table,) = re.findall(r'<table class="heat">.*?</table>', page, re.DOTALL)
     rows = [list(map(float, re.findall(r'title="([\d.]+)"', row))) for row in table.split("<tr>")[2:]]
     assert len(rows) > 1 and len({len(row) for row in rows}) == 1
     assert all(0 < sum(row) < 1.05 for row in rows)  # the end symbol of the source has the rest
@@ -150,8 +152,8 @@ def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
 
 
 def test_differing_words_are_marked():
-    assert mark_words("a b c", "a x c d") == "a <del>b</del> <ins>x</ins> c <ins>d</ins>"
-    assert mark_words("", "<a>") == "<ins>&lt;a&gt;</ins>" and mark_words("a", "a") == "a"
+    assert mark_words("a b c", "a x c d") == [("", "a"), ("del", "b"), ("ins", "x"), ("", "c"), ("ins", "d")]
+    assert mark_words("", "<a>") == [("ins", "<a>")] and mark_words("a", "a") == [("", "a")]
 
 
 def test_directions_have_rows_of_their_own(tmp_path):
@@ -164,14 +166,14 @@ def test_directions_have_rows_of_their_own(tmp_path):
         rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
         return [re.sub("<[^>]*>", " ", row).split() for row in rows][1:]
 
-    page = make_directions([facts], "test", 0)
+    page = make_page([facts], {"Directions": make_directions([facts], "test", 0)})
     assert read_rows(page) == [
         ["en-de", "x", "1,500", "30.00", "52.50"],
         ["en-fr", "x", "1,500", "34.00", "52.50"],
     ]
     assert "BLEU by direction" in page
-    assert make_directions([facts], "valid", 0) == ""
-    assert make_directions([dataclasses.replace(facts, report={"test": one})], "test", 0) == ""
+    assert make_directions([facts], "valid", 0) == []
+    assert make_directions([dataclasses.replace(facts, report={"test": one})], "test", 0) == []
 
 
 def test_directions_with_translations_have_intervals(tmp_path):
@@ -203,16 +205,18 @@ def test_runs_are_named_apart(tmp_path):
 
 def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     points = [(step, 10 / (step + 1)) for step in range(5000)]
-    svg = draw_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
+    drawn = draw_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
+    svg = make_page([], {"Training": [("charts", drawn)]})
     (path,) = re.findall(r'points="([^"]+)"', svg)
     places = np.array([tuple(map(float, place.split(","))) for place in path.split()])
     assert len(places) == 300 and np.all(np.diff(places[:, 0]) > 0) and "a&lt;b" in svg
     assert 0 <= places.min() and places[:, 0].max() <= 420 and places[:, 1].max() <= 240
-    assert draw_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == ""
-    bars = draw_bars({"1-5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}, title="BLEU", x_name="words")
-    heights = [float(height) for height in re.findall(r'height="([\d.]+)"', bars)]
-    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and bars.count("whisker") == 1
-    assert draw_bars({}, title="", x_name="") == ""
+    assert draw_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
+    drawn = draw_bars({"1-5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}, title="BLEU", x_name="words")
+    bars = make_page([], {"Scores": [("charts", drawn)]})
+    heights = [float(height) for height in re.findall(r'<rect .*? height="([\d.]+)"', bars)]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and bars.count('class="whisker"') == 1
+    assert draw_bars({}, title="", x_name="") == []
 
 
 def test_intervals_are_those_of_the_bootstrap():

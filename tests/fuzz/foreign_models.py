@@ -6,6 +6,7 @@ import pickle
 import random
 import shutil
 import struct
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
         "",
     ),
     "aiayn checkpoint": ({}, "model.chkpt"),
+    "hf": ({}, ""),
     "marian": (POST, ""),
     "hf-pre-norm": ({"max_positions": 40}, ""),
 }
@@ -60,6 +62,9 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
         if path:
             folders[name] = folders[name.partition(" ")[0]]
             continue
+        if name == "hf":
+            folders[name] = _make_pretrained(folder / name)
+            continue
         own = change(config, model=model)
         network = make_model(own.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         leaves = {p: np.asarray(leaf) for p, leaf in flatten_tree(random_params(network)).items()}
@@ -68,6 +73,15 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
         folders[name].mkdir(parents=True)
         find_format(name).write(Weights(own, vocabs, leaves), folders[name], "none")
     return folders
+
+
+def _make_pretrained(folder: Path) -> Path:
+    """A tiny T5 with its tokenizer, as transformers writes it."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
+    from tiny_hub import make_t5
+
+    make_t5(folder)
+    return folder
 
 
 def damaged_model(name: str, folder: Path, target: Path, number: int) -> str:

@@ -105,6 +105,15 @@ VARIANTS = {
         "padding_mask": "both",
     },
     "stacked, recomputed": {"scan_layers": True, "remat": "full"},
+    "relative, unscaled, stacked": {
+        "positions": "relative",
+        "relative_buckets": 8,
+        "relative_distance": 6,
+        "attention_scale": False,
+        "activation": "geglu_tanh",
+        "norm": "rms",
+        "scan_layers": True,
+    },
 }
 
 

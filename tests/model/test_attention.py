@@ -35,7 +35,7 @@ CONFIG = ModelConfig(model_dim=17, num_heads=H, key_dim=K, value_dim=E, dropout_
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["mask", "query_segments", "memory_segments"],
+    data_fields=["mask", "query_segments", "memory_segments", "bias"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Given:
     mask: Any
     query_segments: None = None
     memory_segments: None = None
+    bias: None = None
 
     def dense(self, length: int) -> Any:
         del length

@@ -5,28 +5,17 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from failing_store import hurry
+from failing_store import hurry, s3_bucket
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.object_store.lease import Lease
+from flaxformer_mt.object_store.owner_lock import OwnerLock
 
 
 @pytest.fixture
 def s3(monkeypatch) -> Iterator[str]:
-    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install s3fs 'moto[server]'")
-    server_kind = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer
-    server = server_kind(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    values = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in (values | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
-        monkeypatch.setenv(name, value)
-    import fsspec
-
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-    yield "s3://bucket"
-    server.stop()
+    with s3_bucket(monkeypatch) as url:
+        yield url
 
 
 @pytest.fixture
@@ -54,11 +43,13 @@ def test_objects_by_the_real_packages(kind, request, tmp_path, monkeypatch, capf
     store.upload([(tmp_path / "x", "a/b"), (tmp_path / "x", "c")])
     versions = store.list()
     assert set(versions) == {"a/b", "c"} and set(store.list("a")) == {"a/b"}
-    assert store.create("d", b"1")
+    store.write("d", b"1", mode="create")
     if kind == "s3":  # the emulator of gs does not know conditions
-        assert not store.create("d", b"2") and store.read("d") == b"1"
+        with pytest.raises(FileExistsError):
+            store.write("d", b"2", mode="create")
+        assert store.read("d") == b"1"
     store.write("c", b"two")
-    store.copy([("c", "e/f")])
+    store.copy({"c": "e/f"})
     assert store.list()["c"] != versions["c"] and store.list()["a/b"] == versions["a/b"]
     store.download([("e/f", tmp_path / "here" / "f")])
     assert (tmp_path / "here" / "f").read_bytes() == b"two"
@@ -68,11 +59,10 @@ def test_objects_by_the_real_packages(kind, request, tmp_path, monkeypatch, capf
         store.read("c")
     with pytest.raises(FileNotFoundError):
         store.download([("c", tmp_path / "y")])
-    lease = Lease(store)
-    lease.acquire()
-    lease.check()
-    lease.release()
-    assert not store.list(".lease")
+    lock = OwnerLock(store)
+    lock.check()
+    lock.release()
+    assert ".lock" not in store.list()
     for use in (
         ObjectStore(f"{kind}://absent/x").list,
         lambda: ObjectStore(f"{kind}://absent/x").write("y", b""),

@@ -38,7 +38,6 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store import working_copies
-from flaxformer_mt.object_store.mirror import Mirror
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
@@ -214,7 +213,7 @@ MOMENTS = {
     "publish": (atomic_folder, "publish_folder", 1),
     # In an object store: before the shards of process 1 are sent, and once the manifest is there.
     "send": (working_copies, "send_parts", 1),
-    "in the store": (Mirror, "_note_versions", 1),
+    "in the store": (working_copies._Copy, "sweep", 1),
     # Of what is no longer kept.
     "removal": (atomic_folder.shutil, "rmtree", 1),
 }

@@ -176,6 +176,19 @@ def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(
     assert checkpoints.resolve("average").is_dir()
 
 
+def test_the_model_that_training_starts_from_is_not_averaged(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step, value in [(0, 100.0), (4, 1.0), (8, 2.0)]:
+        checkpoints.save(step, {"params": {"w": jnp.full(2, value)}}, {})
+        if step == 0:
+            with pytest.raises(UserError, match="average 1 checkpoints: there are none after step 0, the"):
+                checkpoints.average(1)
+    with pytest.raises(UserError, match="cannot average 3 checkpoints: choose 1 to 2 after step 0, the"):
+        checkpoints.average(3)
+    checkpoints.average(2)
+    assert checkpoints.restore_params("average")[0]["w"].tolist() == [1.5, 1.5]
+
+
 def test_parameters_that_are_not_finite_are_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step, bad in [(1, 1.0), (2, np.nan), (3, -np.inf)]:
@@ -555,3 +568,25 @@ def test_files_are_as_documented(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["facts"]["trees"] == {"params": {"w": "float32[2]"}, "opt_state": {}}
     assert manifest["files"]["progress.json"]["bytes"] == (folder / "progress.json").stat().st_size
+
+
+def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
+    """Arrays that are written with bounded memory, in place or copied, and of types that JAX lacks."""
+    from flaxformer_mt.runs import array_files
+    from flaxformer_mt.trees import make_specs
+
+    monkeypatch.setattr(array_files, "_LARGE", 1)
+    random = np.random.default_rng(0)
+    leaves = {
+        "a/b": random.normal(size=(300, 70)).astype(np.float32),
+        "a/c": random.normal(size=7).astype(jnp.bfloat16),
+        "d": random.normal(size=(3, 4)),
+        "e": np.arange(5, dtype=np.int32),
+        "f": np.asarray(2**40),
+    }
+    array_files.write_item(tmp_path / "item", leaves)
+    found = array_files.read_item(tmp_path / "item", make_specs(leaves))
+    assert found.keys() == leaves.keys()
+    for path, leaf in leaves.items():
+        assert found[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(found[path], leaf)

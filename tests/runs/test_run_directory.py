@@ -35,6 +35,7 @@ def test_a_new_directory_gets_the_config(tmp_path):
 
 def test_another_config_is_refused_with_every_difference(tmp_path):
     open_run(tmp_path, Config())
+    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
     other = change(change(Config(), "model.ffn_dim", 1024), "optim.b2", 0.999)
     with pytest.raises(UserError) as error:
         open_run(tmp_path, other)
@@ -99,6 +100,7 @@ FREE = {
 
 
 @pytest.mark.parametrize("name", flatten(Config()))
+@pytest.mark.filterwarnings("ignore::flaxformer_mt.FlaxformerWarning")
 def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
     """Every field of the config, one by one: free or refused by its name."""
     old = flatten(Config())[name]
@@ -116,6 +118,7 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
         value = another_word(name, old)
     new = change(Config(), name, value)
     open_run(tmp_path, Config())
+    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
     if name in FREE:
         open_run(tmp_path, new)
         assert read_config(tmp_path / "config.json") == new
@@ -164,7 +167,7 @@ def test_a_run_may_end_elsewhere_where_its_schedule_has_no_end(schedule, steps, 
         reason = f"optim.schedule={schedule} depend on train.steps" if steps > 100 else "cannot be undone"
         assert reason in line
         # how to go on: the parameters become the start of another run
-        assert f"export --run={tmp_path} --format=torch" in remedies and "import --format=torch" in remedies
+        assert f"train --init={tmp_path} --run=NEW --config.train.steps={steps}" in remedies
 
 
 def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
@@ -172,7 +175,14 @@ def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
     (tmp_path / "checkpoints" / "40").mkdir(parents=True)
     with pytest.raises(UserError) as error:
         open_run(tmp_path, change(Config(), "model.ffn_dim", 1024))
-    assert "restore the old values" in str(error.value) and "export" not in str(error.value)
+    assert "restore the old values" in str(error.value) and "--init" not in str(error.value)
+
+
+def test_a_run_without_updates_takes_any_config(tmp_path):
+    open_run(tmp_path, Config())
+    other = change(change(Config(), "vocab.size", 99), "train.steps", 1)
+    open_run(tmp_path, other)
+    assert read_config(tmp_path / "config.json") == other
 
 
 def test_a_change_is_recorded_and_what_it_changes_is_said(tmp_path):

@@ -106,3 +106,30 @@ def test_a_run_learns_them_when_it_is_prepared_and_translates_with_them(
     assert translator.describe()["target_lengths"] == list(line)
     limit = dataclasses.replace(tiny_config.search, length_bound="limit")
     assert Translator.load(run, search=limit).search.lengths.learned is None
+
+
+def test_training_lines_of_several_sentences_are_counted(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(target_lengths, "_MIN_PAIRS", 64)
+    data = tmp_path / "data"
+    shutil.copytree(tiny_config.data.text_dir, data)
+    source = data / "train.xx"
+    lines = ["Ba do. Fi gu!", "Mi 3.5 nu."] * 8 + source.read_text().splitlines()[16:]
+    source.write_text("".join(f"{line}\n" for line in lines))
+    own = dataclasses.replace(tiny_config.data, text_dir=str(data))
+    prepared = prepare(dataclasses.replace(tiny_config, data=own), tmp_path / "run")
+    assert prepared.several_sentences == 8 / 64
+    assert json.loads((tmp_path / "run/target_lengths.json").read_text())["several_sentences"] == 8 / 64
+
+
+def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    decided = {}
+    for share in (None, 0.0, 0.3):
+        known = {} if share is None else {"several_sentences": share}
+        (run / "target_lengths.json").write_text(json.dumps({"ratio": 1.0, "offset": 9.0, **known}))
+        for option in ("auto", "always", "never"):
+            translator = Translator.load(run, split_sentences=option, spread=False)
+            decided[share, option] = translator.describe()["sentences"]
+    apart = {key for key, value in decided.items() if value == "apart"}
+    assert apart == {(None, "auto"), (0.0, "auto"), (None, "always"), (0.0, "always"), (0.3, "always")}

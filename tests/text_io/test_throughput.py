@@ -50,9 +50,10 @@ def test_now_and_then_a_line_and_one_at_the_end(clock):
 def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
     stream = io.StringIO()
     with Throughput(total=2040, done=1000, stream=stream, clock=clock) as throughput:
-        throughput._listen("/jax/core/compile/backend_compile_duration", 20.0)
-        throughput._listen("/jax/some/other/thing", 99.0)
-        clock.now += 40.0
+        clock.now += 20.0
+        throughput._compile_clock.listen("/jax/core/compile/backend_compile_duration", 20.0)
+        throughput._compile_clock.listen("/jax/some/other/thing", 99.0)
+        clock.now += 20.0
         throughput.add(lines=40, tokens=400)
         clock.now += 1.0
         throughput.add(lines=2, tokens=20)
@@ -66,21 +67,34 @@ def test_compiling_after_the_last_lines_is_not_taken_from_their_time(clock):
     with Throughput(total=100, stream=stream, clock=clock) as throughput:
         clock.now += 25.0
         throughput.add(lines=50, tokens=500)
-        throughput._listen("/jax/core/compile/backend_compile_duration", 30.0)
         clock.now += 30.0
+        throughput._compile_clock.listen("/jax/core/compile/backend_compile_duration", 30.0)
         throughput.add(lines=50, tokens=500)
     first, last = stream.getvalue().rstrip("\n").split("\n")
     assert first == "50/100 lines | 2.0 lines/s | 20 target tokens/s | 0:25 left"
     assert last == "100/100 lines | 4.0 lines/s | 40 target tokens/s | compiling 0:30 | 0:55 in total"
 
 
-def test_what_jax_compiles_is_heard_and_only_while_it_lasts(clock):
-    with Throughput(stream=io.StringIO(), clock=clock) as throughput:
+def test_programs_that_threads_compile_at_the_same_time_take_it_once(clock):
+    stream = io.StringIO()
+    with Throughput(stream=stream, clock=clock) as throughput:
+        for seconds, at in ((3.0, 4.0), (1.0, 4.5), (2.0, 8.0), (9.0, 9.5), (1.0, 11.5)):
+            clock.now = 100.0 + at  # compiled from 0.5 to 9.5 and from 10.5 to 11.5
+            throughput._compile_clock.listen("/jax/core/compile/backend_compile_duration", seconds)
+        clock.now = 120.0
+        throughput.add(lines=20, tokens=200)
+    assert stream.getvalue() == (
+        "20 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:10 | 0:20 in total\n"
+    )
+
+
+def test_what_jax_compiles_is_heard_and_only_while_it_lasts():
+    with Throughput(stream=io.StringIO()) as throughput:
         jax.jit(lambda x: x * 3 + 1)(2.0).block_until_ready()
-    heard = throughput._compiling
+    heard = throughput._compile_clock.compiling()
     assert heard > 0
     jax.jit(lambda x: x * 5 + 1)(2.0).block_until_ready()
-    assert throughput._compiling == heard
+    assert throughput._compile_clock.compiling() == heard
 
 
 def test_quiet_is_quiet(clock):

@@ -1,11 +1,17 @@
 """`fit` and the commands on runs and text in an object store: the same bits as on a local disk."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from failing_store import hurry, move_to_machine, new_bucket, objects
+from failing_store import hurry, move_to_machine, new_bucket, objects, s3_bucket
 from test_loop import assert_same_run
 from tiny_experiment import change
 
@@ -62,15 +68,16 @@ def test_training_goes_on_elsewhere_after_a_kill(
     upload(copy, run)
     move_to_machine(monkeypatch, tmp_path / "machine 1")
     # While it trains, nobody else may.
-    taken, refused = working_copies.Lease.acquire, []
+    lock, refused = working_copies.OwnerLock, []
 
-    def acquire(self):
-        taken(self)
+    def take(store):
+        owner = lock(store)
         with pytest.warns(FlaxformerWarning), pytest.raises(UserError, match="is being trained by") as caught:
-            taken(working_copies.Lease(self._store))
+            lock(store)
         refused.append(str(caught.value))
+        return owner
 
-    monkeypatch.setattr(working_copies.Lease, "acquire", acquire)
+    monkeypatch.setattr(working_copies, "OwnerLock", take)
     report = fit(config, run)
     assert len(refused) == 1 and refused[0].startswith(run)
     stored = objects(run)
@@ -91,14 +98,15 @@ def test_a_failed_upload_ends_training_and_keeps_the_checkpoints_before(bucket, 
     run = f"{bucket}/x"
     upload(tiny_run, run)
     checkpoints = Checkpoints(open_copy(run))
-    write = ObjectStore.write
+    original = ObjectStore.upload
 
-    def refuse(self, name, content):
-        if name == "checkpoints/50/progress.json":
+    def refuse(self, pairs):
+        pairs = list(pairs)
+        if "checkpoints/50/progress.json" in [name for _, name in pairs]:
             raise UserError(f"{self.url} cannot be written (test)")
-        write(self, name, content)
+        original(self, pairs)
 
-    monkeypatch.setattr(ObjectStore, "write", refuse)
+    monkeypatch.setattr(ObjectStore, "upload", refuse)
     checkpoints.save(50, {"params": {"a": np.arange(5.0)}}, {"step": 50})
     with pytest.raises(UserError, match=rf"^{run} cannot be written"):
         checkpoints.wait()
@@ -158,18 +166,47 @@ def test_a_run_starts_from_another_one_in_a_store(bucket, tiny_run, tiny_config,
         start_run(tiny_config, open_copy(new), f"{base}@16")
 
 
-def test_one_training_at_a_time_and_none_that_has_lost_its_lease(bucket, tiny_run):
+def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run):
     run = f"{bucket}/x"
     upload(tiny_run, run)
     copy = open_copy(run)
     with lock_run(copy):
-        lease = ObjectStore(run).list(".lease")
-        assert list(lease) == [".lease/000001.json"]
+        mine = ObjectStore(run).read(".lock")
         # Another machine has waited for a sign of life, and has taken over.
-        ObjectStore(run).write(".lease/000002.json", b'{"process": 7, "host": "pod-1"}')
+        ObjectStore(run).write(".lock", b'{"process": 7, "host": "pod-1"}')
         with pytest.raises(
-            UserError, match=rf"{run} is being trained by process 7 on host pod-1, since this"
+            UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"
         ):
             working_copies.withdraw_folder(copy / "checkpoints" / "16")
-        ObjectStore(run).remove([".lease/000002.json"])
-    assert "checkpoints/16/manifest.json" in objects(run) and not ObjectStore(run).list(".lease")
+        ObjectStore(run).write(".lock", mine)
+    assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()
+
+
+@pytest.mark.filterwarnings("ignore")  # of these packages
+def test_a_training_in_s3_that_is_killed_goes_on_elsewhere(tiny_config, tiny_run, tmp_path, monkeypatch):
+    with s3_bucket(monkeypatch) as bucket:
+        kill_and_resume(f"{bucket}/runs/x", tiny_config, tiny_run, tmp_path, monkeypatch)
+
+
+def kill_and_resume(run, tiny_config, tiny_run, tmp_path, monkeypatch):
+    code = "from flaxformer_mt import fit; from flaxformer_mt.config.files import read_config\n"
+    code += f"fit(read_config({str(tiny_run / 'config.json')!r}), {run!r})"
+    paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "FLAXFORMER_MT_CACHE": str(tmp_path / "machine 0")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    store = ObjectStore(run)
+    while "checkpoints/16/manifest.json" not in store.list():
+        assert child.poll() is None, child.stderr.read().decode()
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL and ".lock" in store.list()
+    move_to_machine(monkeypatch, tmp_path / "machine 1")
+    report = fit(tiny_config, run)
+    assert report["step"] == 48 and ".lock" not in store.list()
+    copy = working_copies.open_copy(run)
+    for step in (16, 32, 48):
+        working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
+    assert_same_run(copy, tiny_run)
+    working_copies.close_copies()

@@ -319,7 +319,7 @@ def test_the_devices_have_work_while_the_host_waits_for_a_line(clock, monkeypatc
 
 def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left(clock):
     """All of 0 to 2, before any update; of 2 to 7 what lies after the end of the update, at 5."""
-    wait, update = DataWait(), Result()
+    wait, update = DataWait(clock.monotonic), Result()
     wait.add_wait(0, 2)
     wait.add_update(update)
     wait.add_wait(2, 7)
@@ -331,7 +331,7 @@ def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left(clock):
 
 def test_waiting_beside_busy_devices_costs_nothing(clock):
     """Two updates are on their way, the first done at 4: the wait from 1 to 3 holds nothing up."""
-    wait, updates = DataWait(), [Result(), Result()]
+    wait, updates = DataWait(clock.monotonic), [Result(), Result()]
     for update in updates:
         wait.add_update(update)
     wait.add_wait(1, 3)

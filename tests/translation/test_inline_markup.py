@@ -48,6 +48,7 @@ def carry(line, translation=None, alignment=None):
         ("x </b> y", "x y"),
         ("<b></b>a", "a"),
         ("A <img src='a>b'> B <!-- c --> d", "A B d"),
+        ("A <![CDATA[ x > y <b> ]]> B <?php a > b ?> C", "A B C"),
         ("Tom &amp; <b>Jerry</b> &lt;x&gt;", "Tom & Jerry <x>"),
         ("2 < 3 und 5% von {", "2 < 3 und 5% von {"),
         # Only what ends in a semicolon, and has a known name, is an entity.

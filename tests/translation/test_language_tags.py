@@ -18,10 +18,13 @@ MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
 
 def test_the_languages_choose_the_tags():
     known = (">>de<<", ">>fr<<", ">>en<<")
-    assert choose_line_tags(MANY, target_language="fr") == LineTags(">>fr<< ", known)
+    assert choose_line_tags(MANY, target_language="fr") == LineTags(
+        ">>fr<< ", known, source="en", target="fr"
+    )
     assert choose_line_tags(MANY, "de").added == ">>en<< "  # the only language that German goes to
     assert choose_line_tags(MANY, "de", "fr").added == ">>fr<< "  # without an example in training
-    assert choose_line_tags(DataConfig(), "de", "en") == LineTags("")
+    assert choose_line_tags(DataConfig(), "de", "en") == LineTags("", source="de", target="en")
+    assert choose_line_tags(MANY)[3:] == ("", "")
     always = dataclasses.replace(DataConfig(), target_tags="always", source_tags=True)
     assert choose_line_tags(always).added == ">>en<< <from:de> "
     both = dataclasses.replace(MANY, source_tags=True)

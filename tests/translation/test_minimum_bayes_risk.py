@@ -1,5 +1,6 @@
 """Minimum Bayes risk: the utilities are sacreBLEU's sentence scores, and the best expected one is chosen."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -7,10 +8,10 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.minimum_bayes_risk import choose_candidates
+from flaxformer_mt.translation.minimum_bayes_risk import choose_candidates, make_utility
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.translation.utility import score_bleu, score_chrf
@@ -25,6 +26,18 @@ TEXTS = [
     "Ein Hund!",
     "ü\u3000x",
 ]
+
+
+def test_candidates_without_spaces_are_compared_by_characters():
+    texts = ["ทำงานหนักมาก", "ทำงานหนักมากๆ", "ไม่มีใคร"]
+    config = Config(search=SearchConfig(method="mbr", mbr_utility="bleu"))
+    for tokenize, name in (("auto", "char"), ("13a", "13a")):
+        chosen = dataclasses.replace(config, train=TrainConfig(bleu_tokenize=tokenize))
+        metric = BLEU(tokenize=name, effective_order=True)
+        wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+        np.testing.assert_allclose(make_utility(chosen)(texts), wanted, rtol=1e-9)
+    english = [metric.sentence_score("a b c", [other]).score for other in ("a b c", "a b d")]
+    np.testing.assert_allclose(make_utility(config)(["a b c", "a b d"])[0], english, rtol=1e-9)
 
 
 def test_utilities_are_the_sentence_scores_of_sacrebleu():

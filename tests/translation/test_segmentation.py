@@ -7,13 +7,13 @@ import pytest
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.translation.segmentation import (
-    choose_splitting,
     find_language_tags,
     is_unspaced,
     join_translations,
     read_sources,
-    split_sentences,
     split_text,
+    splits_sentences,
+    warn_of_long_lines,
 )
 from flaxformer_mt.vocab import make_vocabs
 
@@ -45,41 +45,40 @@ def test_parts_put_together_are_the_text_and_none_is_too_long(seed):
     most = chance.randrange(1, 40)
     for fits, longest in ((sizes_at_most(most), most), (at_most(most), None)):
         parts = split_text(text, fits)
-        assert "".join(part.text for part in parts) == text
-        assert all(text[part.start :].startswith(part.text) for part in parts)
-        assert all(fits(part.text.strip()) for part in parts)
-        assert longest is None or all(len(part.text.strip()) <= longest for part in parts)
+        assert "".join(parts) == text
+        assert all(fits(part.strip()) for part in parts)
+        assert longest is None or all(len(part.strip()) <= longest for part in parts)
 
 
 def test_a_text_that_fits_is_left_alone():
-    assert [part.text for part in split_text(" A. B. C. ", at_most(3))] == [" A. B. C. "]
-    assert [part.text for part in split_text("", at_most(0))] == [""]
+    assert split_text(" A. B. C. ", at_most(3)) == [" A. B. C. "]
+    assert split_text("", at_most(0)) == [""]
 
 
 def test_sentences_then_clauses_then_words_then_characters():
-    text = "Ein Satz. Zwei Wörter, drei lange Wörter mehr, vier. abcdefghijklmnop"
-    cut = [part.text for part in split_text("One two. " + text, at_most(3))]
+    text = "Ein Satz. Zwei Wörter, drei lange Wörter mehr, vier, abcdefghijklmnop"
+    cut = split_text("One two. " + text, at_most(3))
     assert cut == [
         "One two. ",
         "Ein Satz. ",
         "Zwei Wörter, ",
         "drei lange Wörter ",
         "mehr, ",
-        "vier. abcdefghijklmnop",
+        "vier, abcdefghijklmnop",
     ]
-    assert [part.text for part in split_text("abcdefgh ij", sizes_at_most(3))] == ["abc", "def", "gh ", "ij"]
+    assert split_text("abcdefgh ij", sizes_at_most(3)) == ["abc", "def", "gh ", "ij"]
 
 
 def test_a_sentence_is_cut_into_as_few_parts_as_its_clauses_allow():
     text = "a b, c d, e f, g h, i j"
-    assert [part.text for part in split_text(text, at_most(4))] == ["a b, c d, ", "e f, g h, ", "i j"]
+    assert split_text(text, at_most(4)) == ["a b, c d, ", "e f, g h, ", "i j"]
 
 
 def test_what_is_seen_as_one_character_stays_whole_while_it_fits():
     cluster = "👩\u200d🚀"
-    assert [p.text for p in split_text(cluster * 3, sizes_at_most(4))] == [cluster] * 3
-    assert [p.text for p in split_text("e\u0301" * 4, sizes_at_most(3))] == ["e\u0301"] * 4
-    assert "".join(p.text for p in split_text(cluster, sizes_at_most(2))) == cluster
+    assert split_text(cluster * 3, sizes_at_most(4)) == [cluster] * 3
+    assert split_text("e\u0301" * 4, sizes_at_most(3)) == ["e\u0301"] * 4
+    assert "".join(split_text(cluster, sizes_at_most(2))) == cluster
 
 
 def test_five_thousand_words_take_few_measurements():
@@ -90,56 +89,26 @@ def test_five_thousand_words_take_few_measurements():
         return len(text.split()) <= 100
 
     parts = split_text("wort " * 5000, fits)
-    assert [len(part.text.split()) for part in parts] == [100] * 50
+    assert [len(part.split()) for part in parts] == [100] * 50
     # Each part is found by doubling and halving among texts of about its own length.
     assert len(calls) < 50 * 16 and sum(calls) < 60 * len("wort " * 5000)
 
 
-@pytest.mark.parametrize(
-    "sentences",
-    [
-        ["Dr. Smith went home. ", "He slept."],
-        ['He said: "Stop!" ', "Then he left. ", "(He had to.) ", "Fine."],
-        ["It costs 3.14 Euro. ", "See www.example.org. ", "Yes."],
-        ["Am 3. Mai kam er. ", "Im Jahr 1990. ", "Es gibt z. B. Hunde und z.B. Katzen. ", "Ja."],
-        ["J. R. R. Tolkien wrote. ", "We read."],
-        ["Wait... ", "What?! ", "No… he said."],
-        ["„Komm!“ ", "Er kam. ", "»Gut.« ", "Ja."],
-        ["“Stop!” he said. ", "“No.” ", "Yes."],
-        ["¿Qué? ", "¡No! ", "Sí."],
-        ["你好。", "再见！", "「走吧。」", "他说：3.14。", "好"],
-        ["犬は寝る。 ", "猫も寝る？", "はい"],
-        ["क्या हाल है? ", "मैं ठीक हूँ। ", "चलो॥ ", "अब"],
-        ["هل أنت بخير؟ ", "نعم. ", "حسنا۔ ", "نعم"],
-        ["Привет, г. Иванов. ", "Т.е. да. ", "Нет."],
-        ["no stop at the end"],
-    ],
-)
-def test_sentences_of_many_scripts(sentences):
-    assert split_sentences("".join(sentences)) == sentences
-
-
 def test_translations_are_joined_as_their_script_is_written():
-    assert join_translations(["A b.", "", "  C d. "]) == "A b. C d."
-    assert join_translations(["你好。", "再见。"]) == "你好。再见。"
-    assert join_translations(["はい。", "OK. So", "안녕.", "네."]) == "はい。OK. So 안녕. 네."
-    assert join_translations([]) == "" == join_translations(["", " "])
+    def join(*texts):
+        return join_translations(texts, ["", *[" "] * (len(texts) - 1)])[0]
+
+    assert join("A b.", "", "  C d. ") == "A b. C d."
+    assert join("你好。", "再见。") == "你好。再见。"
+    assert join("はい。", "OK. So", "안녕.", "네.") == "はい。OK. So 안녕. 네."
+    assert join_translations([], []) == ("", []) and join("", " ") == ""
 
 
-def test_white_space_between_sentences_is_kept():
-    sources = ["A. ", "B!\t ", "C.", "D."]
-    assert join_translations(["a.", "b!", "c.", "d."], sources) == "a. b!\t c. d."
-    assert join_translations(["a.", "", "c.", "d."], sources) == "a.\t c. d."
-    assert join_translations(["你好。", "再见。"], ["Hi.  ", "Bye."]) == "你好。再见。"
-
-
-@pytest.mark.parametrize(
-    ("choice", "share", "splits"),
-    [("auto", 0.0, True), ("auto", 0.05, True), ("auto", 0.06, False), ("auto", None, False)]
-    + [("always", 1.0, True), ("always", None, True), ("never", 0.0, False)],
-)
-def test_sentences_are_split_as_the_model_was_trained(choice, share, splits):
-    assert choose_splitting(choice, share) is splits
+def test_white_space_between_parts_is_that_of_the_line():
+    spaces = ["  ", "\n", "\t\u00a0", " ", "", "  "]
+    joined, starts = join_translations(["a.", "b.", "", "cd.", "e.", "。f"], spaces)
+    assert joined == "a.\nb. cd. e.  。f"
+    assert [joined[start] for start in starts] == ["a", "b", " ", "c", "e", "。"]
 
 
 def test_scripts_without_spaces():
@@ -153,9 +122,52 @@ def test_runs_of_one_character_take_linear_time():
         start = time.process_time()
         for text in (unit * 20_000, unit * 20_000 + "a"):
             parts = split_text(text, sizes_at_most(5000))
-            assert "".join(part.text for part in parts) == text
-            assert "".join(split_sentences(text)) == text
+            assert "".join(parts) == text
         assert time.process_time() - start < 2, unit
+
+
+# ---- sentences of lines ----
+
+
+def test_sentences_are_apart_unless_a_tenth_of_the_training_lines_had_several():
+    decided = [splits_sentences("auto", several=share) for share in (None, 0.0, 0.0999, 0.1, 1.0)]
+    assert decided == [True, True, True, False, False]
+    assert splits_sentences("always", several=1.0) and not splits_sentences("never", several=0.0)
+
+
+def test_sentences_are_parts_and_long_ones_several(characters):
+    lines = [
+        "Ab cd.  Ef gh!\nIj",
+        "  Ab cd. ",
+        "",
+        "Abcdefg hij klm. No. ",
+        ">>fr<< Ab. Cd.",
+        "Ab.\u00a0 ... ",
+    ]
+
+    def read(**options):
+        return read_sources(lines, vocab=characters, longest=14, language="en", **options)
+
+    found = read(long_lines="split", sentences=True)
+    assert [(part.line, part.part.start, part.part.text, part.continues) for part in found] == [
+        (0, 0, "Ab cd.  ", False),
+        (0, 8, "Ef gh!\n", False),
+        (0, 15, "Ij", False),
+        (1, 0, "  Ab cd. ", False),
+        (3, 0, "Abcdefg hij ", False),
+        (3, 12, "klm. ", True),
+        (3, 17, "No. ", False),
+        (4, 0, ">>fr<< Ab. ", False),
+        (4, 11, "Cd.", False),
+        (5, 0, "Ab.\u00a0 ... ", False),
+    ]
+    assert [characters.detokenize(part.ids) for part in found[7:9]] == [">>fr<< Ab.", ">>fr<< Cd."]
+    assert warn_of_long_lines(found, first_line=1, longest=14)[0].startswith("line 4: longer than")
+    cut = read(long_lines="cut", sentences=True)
+    assert [part.part.text for part in cut if part.line == 3] == ["Abcdefg hij klm. ", "No. "]
+    assert [part.cut for part in cut if part.line == 3] == [True, False]
+    whole = read(long_lines="cut")
+    assert [part.part.text for part in whole] == [line for line in lines if line]
 
 
 # ---- language tags ----

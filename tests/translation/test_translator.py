@@ -27,7 +27,7 @@ from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.constraints import Constraints
+from flaxformer_mt.translation.constraints import make_sentence
 from flaxformer_mt.translation.placed_parameters import place_models
 from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator
@@ -394,13 +394,33 @@ def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
 # ---- mistakes ----
 
 
+def test_a_text_has_one_translation_and_a_call_its_own_search_options(translator, config, vocabs, params):
+    expected = translator.translate(SENTENCES[:1])[0]
+    assert translator.translate(SENTENCES[0]) == expected
+    search = dataclasses.replace(config.search, method="greedy", beam_size=1)
+    greedy = Translator(dataclasses.replace(config, search=search), params, vocabs)
+    wanted = greedy.translate(SENTENCES)
+    assert translator.translate(SENTENCES, method="greedy", beam_size=1) == wanted
+    assert list(translator.translate_stream(iter(SENTENCES), method="greedy", beam_size=1)) == wanted
+    other = translator.with_search(method="greedy", beam_size=1)
+    assert other is translator.with_search(beam_size=1, method="greedy")
+    assert other.all_params is translator.all_params and translator.translate(SENTENCES[0]) == expected
+    assert "greedy search, beam_size=1" in repr(other) and "beam search, beam_size=3" in repr(translator)
+
+
 def test_mistakes_are_named(translator, config, vocabs):
     with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3"):
         translator.translate(SENTENCES, n_best=4)
     with pytest.raises(UserError, match="n_best is 0"):
         translator.translate(SENTENCES, n_best=0)
-    with pytest.raises(UserError, match="got one string"):
-        translator.translate("Hund")
+    with pytest.raises(UserError, match="got one string; call translate with it"):
+        next(translator.translate_stream("Hund"))
+    with pytest.raises(
+        UserError, match=r"config\.search\.beam_sice; did you mean config\.search\.beam_size\?"
+    ):
+        translator.translate(["Hund"], beam_sice=2)
+    with pytest.raises(UserError, match="beam_size is 0"):
+        translator.translate(["Hund"], beam_size=0)
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["Hund", b"Hund"])
     with pytest.raises(ValueError, match="params="):
@@ -557,10 +577,7 @@ def test_prefixes_and_phrases_are_in_the_translation(
     prefixes = ["the old", "a", "", "we ", "the old", ""]
     required = [["milk"], ["cat"], ["red apples", "dog"], [], [], ["red apples"]]
     found = translator.translate(lines, prefixes=prefixes, required=required)
-    kept, none = (
-        Constraints(1, [text]).make_sentence([2], 0, vocab=vocabs.target, first_line=1)
-        for text in ("we ", "we")
-    )
+    kept, none = (make_sentence(np.array([2]), text, vocab=vocabs.target) for text in ("we ", "we"))
     assert kept.prefix == none.prefix and kept.prefix_ends_word and not none.prefix_ends_word
     next_piece = vocabs.target.pieces(found[3].tokens)[len(vocabs.target.tokenize("we")) - 1]
     assert next_piece.startswith(("\u2581", "</s>"))  # the space after "we" was kept
@@ -702,25 +719,6 @@ def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
     assert warnings == [
         "line 2: longer than data.max_source_length 12 tokens, so translated in parts, which are joined again"
     ]
-
-
-def test_each_sentence_of_a_line_is_translated_by_itself(translator, warnings, monkeypatch):
-    """Its scores and alignments are those of all sentences, and nothing is long."""
-    alone = translator.translate(["Milch .", "Buch ."], notes=Notes(alignments="words"))
-    assert translator.translate(["Milch .  Buch ."])[0].parts == 1
-    monkeypatch.setattr(translator, "sentences", True)
-    lines = ["Milch .  Buch .", "Buch ."]
-    joined, other = translator.translate(lines, notes=Notes(alignments="words"))
-    texts = [one.text for one in alone]
-    assert joined.text == f"{texts[0]}  {texts[1]}" and joined.parts == 2
-    assert joined.score == pytest.approx(sum(one.score for one in alone), rel=1e-5)
-    assert other.text == texts[1] and not warnings
-    words = [len(text.split()) for text in texts]
-    shifted = [(i + 2, j + words[0]) for i, j in alone[1].alignment]
-    assert list(joined.alignment) == [*alone[0].alignment, *shifted]
-    long = "Hund Katze " * 9
-    translator.translate([f"Milch. {long}"])
-    assert len(warnings) == 1 and warnings[0].startswith("line 1: longer than data.max_source_length")
 
 
 def test_the_n_best_of_a_long_line_are_the_best_sums(translator):

@@ -38,11 +38,11 @@ def test_symbols_are_one_piece_in_both_directions_and_with_sampling(tmp_path):
 
 def test_a_given_model_must_have_the_symbols(tmp_path):
     make_vocabs(VocabConfig(size=330), PAIRS, tmp_path / "without")
-    given = str(tmp_path / "without" / "joint.model")
-    with pytest.raises(UserError, match=r"vocab.symbols has <BT>, but .*joint.model splits it"):
+    given = str(tmp_path / "without" / "source.model")
+    with pytest.raises(UserError, match=r"vocab.symbols has <BT>, but .*source.model splits it"):
         make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "given")
     make_vocabs(VocabConfig(size=331, symbols=("<BT>",)), PAIRS, tmp_path / "with")
-    given = str(tmp_path / "with" / "joint.model")
+    given = str(tmp_path / "with" / "source.model")
     assert make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "ok").joint
 
 

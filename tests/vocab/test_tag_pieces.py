@@ -45,7 +45,7 @@ def test_a_tag_is_one_piece_and_counts_in_the_size(tmp_path):
 
 def test_a_vocabulary_without_the_tag_is_refused(tmp_path):
     make_vocab(tmp_path / "given", tags=())
-    given = make_vocab(tmp_path / "run", source_model=str(tmp_path / "given" / "joint.model")).source
+    given = make_vocab(tmp_path / "run", source_model=str(tmp_path / "given" / "source.model")).source
     with pytest.raises(UserError, match="no piece for the language tag >>fr<<, but spells it .*--new_vocab"):
         check_language_tags(given, TAGS)
     folded = make_vocab(tmp_path / "folded", normalization="nmt_nfkc_cf").source

@@ -239,17 +239,24 @@ def test_each_language_may_have_its_size_and_0_keeps_every_word(tmp_path):
     assert language_model.target.size == 4 + len(words["target"])
 
 
-def test_joint_vocabulary_is_saved_and_loaded(tmp_path):
-    made = make_vocabs(small_config(), make_pairs(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["joint.model"]
-    assert made.source is made.target
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_joint_vocabulary_is_saved_and_loaded(tmp_path, normalization):
+    """One file, or two with the same pieces if the two languages are normalized differently."""
+    config = small_config(normalization=normalization)
+    is_one_model = normalization == "identity"
+    made = make_vocabs(config, make_pairs(), tmp_path)
+    files = ["joint.model"] if is_one_model else ["source.model", "target.model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert (made.source is made.target) == is_one_model
     for again in (
         load_vocabs(tmp_path),
         Vocabs.load(str(tmp_path)),
-        make_vocabs(small_config(), [], tmp_path),  # nothing to train on: it must come from the folder
+        make_vocabs(config, [], tmp_path),  # nothing to train on: it must come from the folder
     ):
         assert again.joint and again.source.fingerprint == made.source.fingerprint
-        assert again.source is again.target
+        assert again.target.fingerprint == made.target.fingerprint
+        assert (again.source is again.target) == is_one_model
+        assert again.source.pieces(range(again.source.size)) == again.target.pieces(range(again.target.size))
 
 
 def test_a_vocabulary_that_contradicts_the_config_is_refused(tmp_path):
@@ -257,7 +264,9 @@ def test_a_vocabulary_that_contradicts_the_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"vocab\.size is 500, .* holds 400"):
         make_vocabs(small_config(size=500), make_pairs(), tmp_path)
     with pytest.raises(UserError, match=r"vocab\.joint is False"):
-        make_vocabs(small_config(joint=False), make_pairs(), tmp_path)
+        config = small_config(normalization="identity")  # one model for both languages
+        make_vocabs(config, make_pairs(), tmp_path / "one")
+        make_vocabs(dataclasses.replace(config, joint=False), make_pairs(), tmp_path / "one")
 
 
 def test_half_a_vocabulary_is_made_again(tmp_path):
@@ -270,11 +279,11 @@ def test_half_a_vocabulary_is_made_again(tmp_path):
 
 
 def test_max_sentences_are_spread_over_the_data(tmp_path):
-    lines = vocab_module._Lines(make_pairs(100), ("source", "target"), 20)
+    lines = vocab_module._Lines(small_config(max_sentences=20), make_pairs(100), ("source", "target"))
     numbers = [int(re.search(r"\d+", line)[0]) for line in lines]
     assert numbers == [n for n in range(9, 100, 10) for _ in range(2)]
-    assert len(list(vocab_module._Lines(make_pairs(100), ("source",), 33))) == 33
-    assert len(list(vocab_module._Lines(make_pairs(100), ("source",), 1000))) == 100
+    assert len(list(vocab_module._Lines(small_config(max_sentences=33), make_pairs(100), ("source",)))) == 33
+    assert len(list(vocab_module._Lines(small_config(), make_pairs(100), ("source",)))) == 100
 
 
 def test_long_lines_are_cut_not_lost(tmp_path):

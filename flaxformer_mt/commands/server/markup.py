@@ -3,8 +3,10 @@
 import html.entities
 import html.parser
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.translation.inline_markup import (
     TAG_START,
@@ -23,6 +25,58 @@ _VERBATIM = frozenset({"script", "style", "code", "kbd", "samp", "textarea"})
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q s samp small "
     "span strike strong sub sup time tt u var wbr".split()
+)
+
+# Elements whose line breaks are seen, and the values of the style white-space with which all elements do so.
+_PREFORMATTED = frozenset({"pre", "listing", "xmp", "plaintext"})
+_KEEPS_BREAKS = frozenset({"pre", "pre-wrap", "pre-line", "break-spaces", "preserve", "preserve-breaks"})
+_WHITE_SPACE = re.compile(r"(?<![\w-])white-space(?:-collapse)?\s*:\s*([a-z-]+)")
+_BREAK = re.compile(r"(\r\n|\r|\n)")
+
+# Open elements are looked for among so many, so that hostile documents take no longer than others.
+_DEEPEST = 100
+_TRANSPARENT = _INLINE | {"address", "div", "p"}
+_TABLE_PARTS = frozenset("table caption colgroup thead tbody tfoot tr td th".split())
+# Start tags that end several elements inside each other.
+_NESTED = _TABLE_PARTS | {"optgroup", "hr"}
+# Elements that an end tag of something else inside them does not end.
+_SCOPES = frozenset("table caption td th button object template".split())
+
+
+class _ImpliedEnd(NamedTuple):
+    """Start tags that end open elements: https://html.spec.whatwg.org/multipage/syntax.html#optional-tags."""
+
+    starts: frozenset[str]
+    ended: frozenset[str]
+    # Elements that are looked into no further; empty: those that end a line, but for address, div and p.
+    within: frozenset[str]
+
+    def stops_at(self, name: str) -> bool:
+        """Whether the elements around one of this name stay open."""
+        return name in self.within if self.within else name not in _TRANSPARENT
+
+
+_CELLS, _ROWS = "td th caption colgroup", "td th caption colgroup tr thead tbody tfoot"
+_IMPLIED_ENDS = tuple(
+    _ImpliedEnd(*(frozenset(names.split()) for names in rule))
+    for rule in (
+        ("li", "li", ""),
+        ("dt dd", "dt dd", ""),
+        (
+            "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption "
+            "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li listing main menu nav ol p plaintext "
+            "pre search section summary table ul xmp",
+            "p",
+            "table caption td th button object template",
+        ),
+        ("rb rt rtc rp", "rb rt rp", "ruby rtc"),
+        ("option", "option", "select optgroup datalist"),
+        ("optgroup hr", "option optgroup", "select"),
+        ("td th", _CELLS, "table tr"),
+        ("tr", f"{_CELLS} tr", "table thead tbody tfoot"),
+        ("thead tbody tfoot caption colgroup", _ROWS, "table"),
+        ("body", "head", "html"),
+    )
 )
 
 
@@ -77,25 +131,80 @@ def read_html(text: str) -> Template:
     """Returns the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
 
     Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
-    as {0}. Comments, white space around lines, and the contents of script, style, code and of elements with
-    translate="no" stay as they are, and text is escaped in translations as it is in the document.
+    as {0}. A line break in pre, or where the attribute style has a white-space that keeps it, ends a line.
+    Comments, CDATA sections, white space around lines, and the contents of script, style, code and of
+    elements with translate="no" stay as they are, and text is escaped in translations as in the document.
+    An end tag that HTML lets one leave out may be absent.
     """
-    # The parser takes "&copy=2" and "&section" for entities, in attributes too, and does not tell how they
-    # were written: it gets a character in place of every &, and all that it finds has the & again.
-    stand_in = next(chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in text)
-    parser = _Parser(stand_in)
-    parser.feed(text.replace("&", stand_in))
-    parser.close()
-    parser.end_line()
-    return Template(tuple(parser.lines), (*parser.between, parser.fixed))
+    tokens, reader = _Tokenizer(text).tokens, _Reader()
+    ends = [*(token.place for token in tokens[1:]), len(text)]
+    for token, end in zip(tokens, ends, strict=False):
+        reader.read(token, text[token.place : end])
+    reader.end()
+    return Template(tuple(reader.lines), (*reader.between, reader.fixed))
 
 
-class _Parser(html.parser.HTMLParser):
+class _Token(NamedTuple):
+    """A token of a document: the place where it begins, and what HTML's rules take it for."""
+
+    place: int
+    kind: Literal["text", "start", "empty", "end", "other"]
+    tag: str = ""
+    attributes: Mapping[str, str] = MappingProxyType({})
+
+
+class _Tokenizer(html.parser.HTMLParser):
+    """Collects the tokens; their text is read from the document, so that nothing of it can change."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._lines = [0, *(match.end() for match in re.finditer("\n", document))]
+        self.tokens: list[_Token] = []
+        self.feed(document)
+        self.close()
+
+    def _add(self, kind: Any, tag: str = "", attrs: Sequence[tuple[str, str | None]] = ()) -> None:
+        line, column = self.getpos()
+        attributes = {name: (value or "").lower() for name, value in attrs}
+        self.tokens.append(_Token(self._lines[line - 1] + column, kind, tag, attributes))
+
+    def handle_data(self, data: str) -> None:
+        if not self.tokens or self.tokens[-1].kind != "text":
+            self._add("text")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._add("empty" if tag in VOID else "start", tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._add("empty", tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._add("end", tag)
+
+    def handle_comment(self, data: str) -> None:
+        self._add("other")
+
+    def handle_decl(self, decl: str) -> None:
+        self._add("other")
+
+    def handle_pi(self, data: str) -> None:
+        self._add("other")
+
+    def unknown_decl(self, data: str) -> None:
+        self._add("other")
+
+
+class _Element(NamedTuple):
+    """An open element; `keeps_breaks`: a line break in it is one on the screen."""
+
+    name: str
+    keeps_breaks: bool
+
+
+class _Reader:
     """Collects the lines and everything else."""
 
-    def __init__(self, stand_in: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self._stand_in = stand_in
+    def __init__(self) -> None:
         self.lines: list[Line] = []
         self.between: list[str] = []
         self.fixed = ""
@@ -105,15 +214,33 @@ class _Parser(html.parser.HTMLParser):
         self._kept: list[tuple[str, str]] = []
         # The open elements of the line: names, and places in `_kept`.
         self._open: list[tuple[str, int]] = []
-        # The open elements inside of the outermost one that is not translated, and its text so far.
-        self._verbatim: list[str] = []
+        self._elements: list[_Element] = []
+        self._count: Counter[str] = Counter()
+        # The place in `_elements` of the outermost one that is not translated, and its text so far.
+        self._verbatim: int | None = None
         self._verbatim_text = ""
+
+    def read(self, token: _Token, raw: str) -> None:
+        """Adds a token, which the document spells as `raw`."""
+        if token.kind in ("start", "empty") and (end := self._find_implied_end(token.tag)) is not None:
+            self._leave(end)
+        if token.kind == "end":
+            self._read_end(token.tag, raw)
+        elif self._verbatim is not None:
+            self._verbatim_text += raw
+            if token.kind == "start":
+                self._enter(token)
+        elif token.kind == "text":
+            self._read_text(raw)
+        elif token.kind == "start":
+            self._read_start(token, raw)
+        elif token.kind == "other" or token.tag in _INLINE:
+            self._keep(raw)
+        else:
+            self._end_line_with(raw)
 
     def end_line(self) -> None:
         """Adds what was read since the last line: as a line if it has text, else as fixed text."""
-        if self._verbatim:  # the document ends inside
-            self._verbatim.clear()
-            self._keep(self._verbatim_text)
         line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         if not has_text:
@@ -126,64 +253,47 @@ class _Parser(html.parser.HTMLParser):
         self.lines.append(Line(marked.text, marked, kept))
         self.fixed = _restore(after, kept) + trail
 
-    def _keep(self, raw: str) -> None:
-        """Adds something to the line that stays as it is."""
-        self._line += f"<x-{len(self._kept)}/>"
-        self._raw += raw
-        self._kept.append((raw, raw))
-
-    def _end_line_with(self, raw: str) -> None:
+    def end(self) -> None:
+        """Ends the document and all elements that are open."""
+        self._leave(0)
         self.end_line()
-        self.fixed += raw
 
-    def _read(self, text: str) -> str:
-        """Returns what the parser found as the document has it."""
-        return text.replace(self._stand_in, "&")
+    def _read_text(self, raw: str) -> None:
+        keeps_breaks = bool(self._elements) and self._elements[-1].keeps_breaks
+        for number, part in enumerate(_BREAK.split(raw) if keeps_breaks else [raw]):
+            if number % 2:
+                self._end_line_with(part)
+            else:
+                # What the parser takes for text must be text for `take_out` too.
+                self._line += TAG_START.sub("&lt;", part)
+                self._raw += part
+                self._has_text = self._has_text or bool(_SPACES.sub("", part))
 
-    def handle_data(self, data: str) -> None:
-        data = self._read(data)
-        if self._verbatim:
-            self._verbatim_text += data
-            return
-        # What the parser takes for text must be text for `take_out` too.
-        self._line += TAG_START.sub("&lt;", data)
-        self._raw += data
-        self._has_text = self._has_text or bool(_SPACES.sub("", data))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raw = self._read(self.get_starttag_text() or "")
-        if self._verbatim:
-            self._verbatim_text += raw
-            if tag not in VOID:
-                self._verbatim.append(tag)
-        elif tag not in VOID and (tag in _VERBATIM or ("translate", "no") in attrs):
-            if tag not in _INLINE:
-                self.end_line()
-            self._verbatim, self._verbatim_text = [tag], raw
-        elif tag not in _INLINE:
-            self._end_line_with(raw)
-        elif tag in VOID:
-            self._keep(raw)
-        else:
-            self._open.append((tag, len(self._kept)))
+    def _read_start(self, token: _Token, raw: str) -> None:
+        inline = token.tag in _INLINE
+        if not inline:
+            self.end_line()
+        if token.tag in _VERBATIM or token.attributes.get("translate") == "no":
+            self._verbatim, self._verbatim_text = len(self._elements), raw
+        elif inline:
+            self._open.append((token.tag, len(self._kept)))
             self._line += f"<x-{len(self._kept)}>"
             self._raw += raw
-            self._kept.append((raw, self._read(f"</{tag}>")))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raw = self._read(self.get_starttag_text() or "")
-        if self._verbatim:
-            self._verbatim_text += raw
-        elif tag in _INLINE:
-            self._keep(raw)
+            self._kept.append((raw, ""))
         else:
-            self._end_line_with(raw)
+            self.fixed += raw
+        self._enter(token)
 
-    def handle_endtag(self, tag: str) -> None:
-        raw = self._read(f"</{tag}>")
-        if self._verbatim:
-            self._end_verbatim(tag, raw)
-        elif tag not in _INLINE:
+    def _read_end(self, tag: str, raw: str) -> None:
+        element = self._find_open(tag)
+        if self._verbatim is not None and (element is None or element >= self._verbatim):
+            self._verbatim_text += raw
+            raw = ""
+        if element is not None:
+            self._leave(element)
+        if not raw:
+            return
+        if tag not in _INLINE:
             self._end_line_with(raw)
         elif tag not in dict(self._open):
             self._keep(raw)
@@ -193,40 +303,62 @@ class _Parser(html.parser.HTMLParser):
                 name, number = self._open.pop()
             self._line += f"</x-{number}>"
             self._raw += raw
+            self._kept[number] = (self._kept[number][0], raw)
 
-    def _end_verbatim(self, tag: str, raw: str) -> None:
-        """Ends an element in one that is not translated; the end of the outermost is back in the text."""
-        self._verbatim_text += raw
-        if tag not in self._verbatim:
-            return
-        outermost = self._verbatim[0]
-        while self._verbatim.pop() != tag:
-            pass
-        if self._verbatim:
-            return
-        if outermost in _INLINE:
-            self._keep(self._verbatim_text)
-        else:
-            self.fixed += self._verbatim_text
+    def _enter(self, token: _Token) -> None:
+        style = _WHITE_SPACE.findall(token.attributes.get("style", ""))
+        above = bool(self._elements) and self._elements[-1].keeps_breaks
+        keeps = style[-1] in _KEEPS_BREAKS if style else above or token.tag in _PREFORMATTED
+        self._elements.append(_Element(token.tag, keeps))
+        self._count[token.tag] += 1
 
-    def _add_other(self, raw: str) -> None:
-        raw = self._read(raw)
-        if self._verbatim:
-            self._verbatim_text += raw
-        else:
-            self._keep(raw)
+    def _leave(self, number: int) -> None:
+        """Ends an open element and all inside it."""
+        if self._verbatim is not None and number <= self._verbatim:
+            if self._elements[self._verbatim].name in _INLINE:
+                self._keep(self._verbatim_text)
+            else:
+                self.fixed += self._verbatim_text
+            self._verbatim = None
+        self._count.subtract(element.name for element in self._elements[number:])
+        del self._elements[number:]
 
-    def handle_comment(self, data: str) -> None:
-        self._add_other(f"<!--{data}-->")
+    def _inner_elements(self) -> Iterator[tuple[int, str]]:
+        """The places and names of the open elements, from the innermost one."""
+        for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
+            yield number, self._elements[number].name
 
-    def handle_decl(self, decl: str) -> None:
-        self._add_other(f"<!{decl}>")
+    def _find_implied_end(self, tag: str) -> int | None:
+        """The outermost open element that a start tag ends, as <li> ends the item before."""
+        found = len(self._elements)
+        for rule in _IMPLIED_ENDS:
+            if tag in rule.starts and any(self._count[name] for name in rule.ended):
+                for number, name in self._inner_elements():
+                    if name in rule.ended:
+                        found = min(number, found)
+                    # Of a table, an outer part may end as well; other elements do not hold one of their kind.
+                    if rule.stops_at(name) or (name in rule.ended and tag not in _NESTED):
+                        break
+        return found if found < len(self._elements) else None
 
-    def handle_pi(self, data: str) -> None:
-        self._add_other(f"<?{data}>")
+    def _find_open(self, tag: str) -> int | None:
+        """The open element that an end tag ends; None if it ends nothing."""
+        for number, name in self._inner_elements():
+            if name == tag:
+                return number
+            if name not in _INLINE and (tag in _INLINE or (name in _SCOPES and tag not in _TABLE_PARTS)):
+                return None
+        return None
 
-    def unknown_decl(self, data: str) -> None:
-        self._add_other(f"<![{data}]>")
+    def _keep(self, raw: str) -> None:
+        """Adds something to the line that stays as it is."""
+        self._line += f"<x-{len(self._kept)}/>"
+        self._raw += raw
+        self._kept.append((raw, raw))
+
+    def _end_line_with(self, raw: str) -> None:
+        self.end_line()
+        self.fixed += raw
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:

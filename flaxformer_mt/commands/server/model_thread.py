@@ -94,9 +94,12 @@ class ModelThread:
         """Why the thread has ended, if it has."""
         return self._failure
 
-    def submit(self, line: str, *, n_best: int, notes: Notes, tags: str = "") -> "Future[Answer]":
+    def submit(
+        self, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""
+    ) -> "Future[Answer]":
         """Adds a line with the tags of its languages. To cancel the future removes it from the search.
 
+        `lead` is what the translation begins with as it is tokenized: the tag of its language, and a space.
         The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
         """
         future: Future[Answer] = Future()
@@ -112,7 +115,7 @@ class ModelThread:
         if self._failure is not None:
             future.set_exception(Stopped(f"the model has stopped: {self._failure}"))
             return future
-        submitted: dict[str, Any] = {"n_best": n_best, "notes": notes, "tags": tags}
+        submitted: dict[str, Any] = {"n_best": n_best, "notes": notes, "tags": tags, "lead": lead}
         self._arriving.put(lambda: self._enter(number, future, line, submitted))
         return future
 
@@ -200,8 +203,8 @@ class ModelThread:
 class DirectedModel:
     """One of the directions of a model of several: its lines get the tags of their languages."""
 
-    def __init__(self, model: ModelThread, tags: str) -> None:
-        self.model, self._tags = model, tags
+    def __init__(self, model: ModelThread, tags: str, lead: str = "") -> None:
+        self.model, self._tags, self._lead = model, tags, lead
 
     @property
     def most_hypotheses(self) -> int:
@@ -215,7 +218,7 @@ class DirectedModel:
 
     def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
         """Adds a line; see `ModelThread.submit`."""
-        return self.model.submit(line, n_best=n_best, notes=notes, tags=self._tags)
+        return self.model.submit(line, n_best=n_best, notes=notes, tags=self._tags, lead=self._lead)
 
 
 # What translates the lines of a pair of languages.

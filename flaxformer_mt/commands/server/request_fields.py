@@ -69,7 +69,7 @@ def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
-            fields = json.loads(body.decode("utf-8"))
+            fields = json.loads(body.decode("utf-8-sig"))  # RFC 8259 allows to ignore a byte order mark
             if not isinstance(fields, dict):
                 raise Refusal(400, 'the body is not a JSON object, such as {"q": "..."}')
             return fields

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import choose_tags, find_directions
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.object_store.working_copies import open_copy
 
@@ -84,15 +84,17 @@ def serve(options: ServeOptions) -> None:
 
 
 def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
-    """Returns a model in each of its directions, with the tags of their sources."""
+    """Returns a model in each of its directions, with the tags of their sources and targets."""
     from flaxformer_mt.commands.server.model_thread import DirectedModel
 
     directions = find_directions(data)
-    prefixes = ["".join(f"{tag} " for tag in choose_tags(data, pair)) for pair in directions]
-    return {
-        (pair.source, pair.target): DirectedModel(thread, tags) if tags else thread
-        for pair, tags in zip(directions, prefixes, strict=True)
-    }
+    models: dict[tuple[str, str], PairModel] = {}
+    for pair in directions:
+        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
+        target = choose_target_tag(data, pair)
+        lead = f"{target} " if target else ""
+        models[pair.source, pair.target] = DirectedModel(thread, tags, lead) if tags or lead else thread
+    return models
 
 
 def log(message: str) -> None:
@@ -165,7 +167,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
             )
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
-        batches = LiveBatches(path, **changes)
+        batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
         return batches.config.data, batches
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.translation.live_translator import LiveTranslator
@@ -173,7 +175,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {
-        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist")
+        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
     return translator.config.data, LiveTranslator(translator)

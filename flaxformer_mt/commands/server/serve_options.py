@@ -36,6 +36,9 @@ class ServeOptions:
     checkpoint: str | None = None
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Literal["float32", "bfloat16"] | None = None
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.

@@ -11,7 +11,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_mt.commands.targets.hlo_text import Program
+from flaxformer_mt.commands.targets.collectives import Traffic, count_loops, read_collectives
 from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
@@ -41,6 +42,7 @@ _TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+_KERNELS = re.compile(r'custom_call_target="([^"]*)"')
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -48,14 +50,19 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Compiled:
     """A compiled program, or how much memory it would need if the compiler refused it.
 
-    peak: bytes of one device at the program's peak, with its arguments and results. times: how often an
-    update runs it. held: bytes of one device that the update keeps meanwhile for other programs.
+    peak: bytes of one device at the program's peak, with its arguments and results. accessed: bytes that it
+    reads and writes; None if it was refused. kernels: calls of kernels from outside XLA in its text, by name.
+    loops: those whose iterations are unknown, which count once. times: how often an update runs it. held:
+    bytes of one device that the update keeps meanwhile for other programs.
     """
 
     name: str
     peak: int
-    program: Program | None
     seconds: float
+    accessed: int | None = None
+    collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
+    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loops: int = 0
     times: int = 1
     held: int = 0
 
@@ -253,7 +260,9 @@ class TargetCompiler:
         compiled = parallel.compile(function, donate=donate)
         return self._finish(name, compiled, inputs, **more)
 
-    def _finish(self, name: str, function: Any, inputs: Sequence[Any], **more: int) -> Compiled:
+    def _finish(
+        self, name: str, function: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
+    ) -> Compiled:
         start = time.monotonic()
         platforms = (self.target.accelerator.platform,)
         traces = hasattr(function, "trace")  # jit; pmap lowers for the platform of its devices
@@ -270,10 +279,19 @@ class TargetCompiler:
                     f"--target={self.target.name}: the {name} does not compile ({_first_line(error)})"
                     f"{_missing_library(str(error))}"
                 ) from error
-            return Compiled(name, needed, None, time.monotonic() - start, **more)
-        peak = int(compiled.memory_analysis().peak_memory_in_bytes)
-        program = Program(compiled.as_text())
-        return Compiled(name, peak, program, time.monotonic() - start, **more)
+            return Compiled(name, needed, time.monotonic() - start, times=times, held=held)
+        text = compiled.as_text()
+        return Compiled(
+            name,
+            int(compiled.memory_analysis().peak_memory_in_bytes),
+            time.monotonic() - start,
+            int(compiled.cost_analysis().get("bytes accessed", 0)),
+            read_collectives(text),
+            Counter(re.findall(r'"kernel_name":\s*"([^"]*)"', text) or _KERNELS.findall(text)),
+            count_loops(text),
+            times,
+            held,
+        )
 
 
 def _compile_lowered(lowered: Any) -> Any:

@@ -24,11 +24,10 @@ class Accelerator:
     device_kind: str
     memory: int
     interconnect: float
-    # TPUs: cycles a second of the compiler's estimates, and the slices that Google Cloud offers.
-    clock: float = 0.0
+    # Bytes a second from and to the memory of a device.
+    bandwidth: float
+    # The slices of TPUs that Google Cloud offers.
     slices: tuple[str, ...] = ()
-    # TPUs: bytes a second from and to the memory of a device.
-    bandwidth: float = 0.0
 
 
 def _gib(number: float) -> int:
@@ -39,16 +38,16 @@ _FLAT_SLICES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = tuple("1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split())
 
 # Memory of TPUs as their compiler states it when a program needs more. Memory of GPUs as CUDA reports it; JAX
-# reserves a share of it (`memory_share`). The clock is the published peak rate divided by the operations of a
-# cycle. Rates of the interconnect (one direction) and of the memory are from the makers' data sheets.
+# reserves a share of it (`memory_share`). Rates of the interconnect (one direction) and of the memory as the
+# data sheets have them.
 ACCELERATORS = {
-    "v4": Accelerator("tpu", "TPU v4", _gib(30.75), 300e9, 1.05e9, _CUBES[1:], 1228e9),
-    "v5e": Accelerator("tpu", "TPU v5 lite", _gib(15.75), 200e9, 1.5e9, _FLAT_SLICES, 819e9),
-    "v5p": Accelerator("tpu", "TPU v5", _gib(95.73), 600e9, 1.75e9, _CUBES, 2765e9),
-    "v6e": Accelerator("tpu", "TPU v6 lite", _gib(31.24), 400e9, 1.75e9, _FLAT_SLICES, 1640e9),
-    "a100": Accelerator("cuda", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 300e9),
-    "h100": Accelerator("cuda", "NVIDIA H100 80GB HBM3", 84_942_979_072, 450e9),
-    "h200": Accelerator("cuda", "NVIDIA H200", 151_397_597_184, 450e9),
+    "v4": Accelerator("tpu", "TPU v4", _gib(30.75), 300e9, 1228e9, _CUBES[1:]),
+    "v5e": Accelerator("tpu", "TPU v5 lite", _gib(15.75), 200e9, 819e9, _FLAT_SLICES),
+    "v5p": Accelerator("tpu", "TPU v5", _gib(95.73), 600e9, 2765e9, _CUBES),
+    "v6e": Accelerator("tpu", "TPU v6 lite", _gib(31.24), 400e9, 1640e9, _FLAT_SLICES),
+    "a100": Accelerator("cuda", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 300e9, 2_039_040e6),
+    "h100": Accelerator("cuda", "NVIDIA H100 80GB HBM3", 84_942_979_072, 450e9, 3_352_320e6),
+    "h200": Accelerator("cuda", "NVIDIA H200", 151_397_597_184, 450e9, 4800e9),
 }
 
 

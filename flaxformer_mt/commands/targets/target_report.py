@@ -1,6 +1,6 @@
 """What `show --target` reports: the compiled programs of a config, as JSON values and as text for people.
 
-Nothing here has run on the target: memory and operations are the compiler's, the time is an estimate.
+Nothing here has run on the target: memory and collectives are the compiler's, the time is a lower bound.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import jax
 
 from flaxformer_mt.commands.show import longest_batch, show
 from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.commands.targets.collectives import Traffic
 from flaxformer_mt.commands.targets.compile_for_target import (
     Compiled,
     TargetCompiler,
     name_missing_library,
 )
-from flaxformer_mt.commands.targets.hlo_text import KernelWork, Traffic
 from flaxformer_mt.commands.targets.nearest_fit import (
     MOST_PAIRS,
     Attempt,
@@ -38,24 +38,8 @@ from flaxformer_mt.shapes import Batch
 
 # JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _GPU_MEMORY_SHARE = 0.75
-# Compilers give no cycles for Pallas kernels. Theirs are those of the operations that they declare, at this
-# share of the peak rate, or of the bytes, whichever are more. By the schedules that libtpu makes of
-# kernels/pallas_attention.py for v5e (one row of 128, 8 heads of 64: 772 instructions forward, 1,488 back),
-# and half a microsecond for each program, the share is 33% and 38%.
-_KERNEL_SHARE = 1 / 3
-
 # The part of the result about the search for settings, if there was no need for one.
 _NO_SETTINGS: dict[str, Any] = {"settings_tried": None, "pairs_left_out": None}
-
-# Part of an update -> pattern of the paths of its operations; the first that matches counts.
-_PARTS = (
-    ("attention", r"(self|cross)_attention/"),
-    ("feed-forward", r"feedforward/"),
-    ("norms and residuals", r"layers_|_norm"),
-    ("embeddings", r"embed"),
-    # The loss is computed from hidden states outside of any module.
-    ("logits and loss", r"logits|jvp\(\)"),
-)
 
 
 def show_for_target(
@@ -96,9 +80,7 @@ def describe_target(
     decoding, decoding_size = compiler.compile_decoding_step(config)
     memory = usable_memory(target)
     return found | {
-        "decoding_step": _describe_program(decoding)
-        | decoding_size
-        | {"fits": decoding.needed <= memory, "milliseconds": _milliseconds(decoding, target)},
+        "decoding_step": _describe_program(decoding) | decoding_size | {"fits": decoding.needed <= memory},
         **(_NO_SETTINGS if found["fits"] else _try_settings(config, compiler, memory, say)),
     }
 
@@ -150,54 +132,31 @@ def usable_memory(target: Target) -> int:
 def estimate_time(
     config: Config, target: Target, programs: Sequence[Compiled], batch: Batch, *, target_size: int
 ) -> dict[str, Any] | None:
-    """Estimates the time of an update from the compiler's cycles; None where the compiler gives none.
+    """The least time of an update: None if the peak rate is unknown, or the compiler has refused a program.
 
-    The time of collectives is that of what a device sends at the data sheet's rate; nothing overlaps.
+    Computing takes the operations that the model needs at the peak rate, or the bytes that the programs read
+    and write at that of the memory, whichever is more; a loop counts once in these bytes. Then come the
+    collectives, at the data sheet's rate.
     """
-    cycles: Counter[str] = Counter()
-    for compiled in programs:
-        if compiled.program is None:
-            return None
-        for path, count in compiled.program.cycles_by_path().items():
-            cycles[find_part(path)] += compiled.times * count
-    clock, device_peak = target.accelerator.clock, peak_flops(config, target.accelerator.device_kind)
-    if not cycles or not clock:
+    peak = peak_flops(config, target.accelerator.device_kind)
+    if not peak or any(program.accessed is None for program in programs):
         return None
-    for compiled in programs:
-        for path, calls in compiled.program.declared_work().items() if compiled.program else ():
-            seconds = sum(_kernel_seconds(work, target, device_peak) for work in calls)
-            cycles[find_part(path)] += round(compiled.times * seconds * clock)
-    computing = cycles.total() / clock
-    sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     work = padded_work(rows, source, length)
     flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
-    seconds = computing + sending
+    computing = flops / target.chips / peak
+    moving = sum((x.accessed or 0) * x.times for x in programs) / target.accelerator.bandwidth
+    sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
+    seconds = max(computing, moving) + sending
     return {
         "milliseconds": round(1e3 * seconds, 3),
         "computing_milliseconds": round(1e3 * computing, 3),
+        "memory_milliseconds": round(1e3 * moving, 3),
         "collectives_milliseconds": round(1e3 * sending, 3),
-        "megacycles": round(cycles.total() / 1e6, 3),
-        "shares": {part: round(count / cycles.total(), 3) for part, count in cycles.most_common()},
         "target_tokens_a_second": round(rows * length * config.optim.accumulation / seconds),
-        "mfu": round(flops / target.chips / device_peak / seconds, 3) if device_peak else None,
-        "loops_counted_once": sum(c.program.loops_of_unknown_length() for c in programs if c.program),
+        "mfu": round(computing / seconds, 3),
+        "loops_counted_once": sum(program.loops for program in programs),
     }
-
-
-def _kernel_seconds(work: KernelWork, target: Target, peak: float | None) -> float:
-    moving = work.bytes / target.accelerator.bandwidth
-    return max(moving, work.flops / (peak * _KERNEL_SHARE)) if peak else moving
-
-
-def find_part(path: str) -> str:
-    """Names the part of the update that an operation belongs to, from its path in the traced program."""
-    return next((part for part, pattern in _PARTS if re.search(pattern, path)), "update and rest")
-
-
-def _milliseconds(compiled: Compiled, target: Target) -> float | None:
-    cycles = compiled.program.cycles if compiled.program else 0
-    return round(1e3 * cycles / target.accelerator.clock, 3) if cycles else None
 
 
 def _describe_program(compiled: Compiled) -> dict[str, Any]:
@@ -205,7 +164,7 @@ def _describe_program(compiled: Compiled) -> dict[str, Any]:
         "name": compiled.name,
         "times": compiled.times,
         "peak_gib": _gib(compiled.peak),
-        "compiled": compiled.program is not None,
+        "compiled": compiled.accessed is not None,
         "compile_seconds": round(compiled.seconds, 1),
     }
 
@@ -214,7 +173,7 @@ def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
     """Calls of kernels that compute attention in an update, by name."""
     calls: Counter[str] = Counter()
     for compiled in programs:
-        for name, count in compiled.program.kernels().items() if compiled.program else ():
+        for name, count in compiled.kernels.items():
             if re.search(r"fmha|attention|attn|splash|tpu_custom_call", name, re.I):
                 calls[name] += count * compiled.times
     return dict(calls)
@@ -223,8 +182,8 @@ def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
 def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
     total: dict[str, Traffic] = {}
     for compiled in programs:
-        for kind, traffic in compiled.program.collectives().items() if compiled.program else ():
-            total[kind] = total.get(kind, Traffic(0, 0)) + traffic.repeat(compiled.times)
+        for kind, traffic in compiled.collectives.items():
+            total[kind] = total.get(kind, Traffic()).add(traffic, compiled.times)
     return total
 
 
@@ -320,18 +279,17 @@ def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[A
         return [
             "Time: not estimated; "
             + (
-                "this compiler gives no cycles"
+                "the peak rate is unknown; set train.peak_flops"
                 if all(program["compiled"] for program in programs)
                 else "the compiler has refused the update"
             )
         ]
-    mfu = "" if estimate["mfu"] is None else f", MFU {estimate['mfu']:.0%}"
-    shares = ", ".join(f"{part} {share:.0%}" for part, share in estimate["shares"].items())
     once = estimate["loops_counted_once"]
     return [
-        f"Time, by the compiler's estimate: {estimate['milliseconds']:.1f} ms an update, of which "
-        f"{estimate['collectives_milliseconds']:.1f} ms collectives at the data sheet's rate{mfu}",
-        f"  {estimate['megacycles']:,.1f} million cycles: {shares}",
+        f"Time: at least {estimate['milliseconds']:.1f} ms an update, MFU {estimate['mfu']:.0%} at most",
+        f"  operations at the peak rate {estimate['computing_milliseconds']:.1f} ms, or memory "
+        f"{estimate['memory_milliseconds']:.1f} ms, and collectives "
+        f"{estimate['collectives_milliseconds']:.1f} ms",
         *([f"  {once} loops of unknown length are counted once"] if once else []),
     ]
 

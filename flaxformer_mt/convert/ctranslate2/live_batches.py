@@ -13,6 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
@@ -21,7 +22,12 @@ from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
 from flaxformer_mt.translation.assembly import FoundLine, one_line
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.result import Translation
-from flaxformer_mt.translation.segmentation import SourcePart, read_sources
+from flaxformer_mt.translation.segmentation import (
+    SourcePart,
+    SplitSentences,
+    read_sources,
+    splits_sentences,
+)
 from flaxformer_mt.vocab import Vocab
 
 # Length in tokens at which both length penalties favour longer translations equally, as in exports to others.
@@ -71,8 +77,12 @@ class LiveBatches:
     that it does not have, nothing is translated.
     """
 
-    def __init__(self, folder: Path, **search: Any) -> None:
-        """Loads the model; `search` are search options that replace those of the run.
+    def __init__(self, folder: Path, *, split_sentences: SplitSentences = "auto", **search: Any) -> None:
+        """Loads the model.
+
+        Args:
+          split_sentences: see `Translator`; what the model was trained on is not known.
+          search: search options that replace those of the run.
 
         Raises:
           UserError: the folder is no such model, or the options are invalid or none of CTranslate2.
@@ -90,6 +100,7 @@ class LiveBatches:
                 f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
                 "where the command has a flag for it, or give --backend=jax"
             )
+        self._sentences = splits_sentences(split_sentences, several=None)
         self._vocabs = find_vocabs(folder, Given())
         self._model = ctranslate2.Translator(
             str(folder), device="cpu", compute_type="default", intra_threads=core_count()
@@ -106,6 +117,8 @@ class LiveBatches:
         self.seed(0)
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
         self._waiting: dict[Hashable, FoundLine] = {}
+        # The tokens that the translations of each line begin with.
+        self._leads: dict[Hashable, list[int]] = {}
         self.num_active = 0
 
     @property
@@ -126,20 +139,33 @@ class LiveBatches:
     def warm_up(self) -> None:
         """Does nothing: there is nothing to compile."""
 
-    def submit(self, name: Hashable, line: str, *, n_best: int, notes: Notes, tags: str = "") -> None:
+    def submit(
+        self, name: Hashable, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""
+    ) -> None:
         """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
+
+        Args:
+          lead: what the translation begins with as it is tokenized: the tag of its language, and a space.
 
         Raises:
           UserError: the line is not valid Unicode.
         """
-        longest = self.config.data.max_source_length
-        options: dict[str, Any] = {"longest": longest, "long_lines": "split", "tags": [tags]}
-        parts = read_sources([line], vocab=self._vocabs.source, **options)
+        parts = read_sources(
+            [line],
+            vocab=self._vocabs.source,
+            longest=self.config.data.max_source_length,
+            long_lines="split",
+            sentences=self._sentences,
+            language=common_languages(find_directions(self.config.data)).source,
+            tags=[tags],
+        )
         self._waiting[name] = FoundLine(line, n_best, notes, parts, [])
+        self._leads[name] = self._vocabs.target.tokenize(lead)[:-1] if lead else []
 
     def cancel(self, name: Hashable) -> None:
         """Removes a line that waits."""
         self._waiting.pop(name, None)
+        self._leads.pop(name, None)
 
     def advance(self) -> Iterator[tuple[Hashable, FoundLine]]:
         """Translates a batch of the lines that wait, of one number of hypotheses; yields those lines."""
@@ -155,8 +181,11 @@ class LiveBatches:
         for name in chosen:
             del self._waiting[name]
         parts = [part for found in chosen.values() for part in found.parts]
+        leads = [self._leads[name] for name, found in chosen.items() for _ in found.parts]
+        for name in chosen:
+            del self._leads[name]
         self.num_active = len(parts)
-        translated = iter(self._translate(parts, first.n_best, first.notes.watched_any))
+        translated = iter(self._translate(parts, leads, first.n_best, first.notes.watched_any))
         for name, found in chosen.items():
             annotated = []
             for part in found.parts:
@@ -166,7 +195,9 @@ class LiveBatches:
             yield name, found._replace(translations=annotated)
         self.num_active = 0
 
-    def _translate(self, parts: list[SourcePart], n_best: int, attention: bool) -> list[list[Any]]:
+    def _translate(
+        self, parts: list[SourcePart], leads: list[list[int]], n_best: int, attention: bool
+    ) -> list[list[Any]]:
         """Returns the hypotheses of each part: pairs of a translation and its attention [T, S], or None."""
         if not parts:
             return []
@@ -175,7 +206,8 @@ class LiveBatches:
         shortest = [self._shortest(part) for part in parts]
         for least in sorted(set(shortest)):
             chosen = [number for number, own in enumerate(shortest) if own == least]
-            group = self._translate_alike([parts[number] for number in chosen], least, n_best, attention)
+            own, forced = [parts[number] for number in chosen], [leads[number] for number in chosen]
+            group = self._translate_alike(own, forced, least, n_best, attention)
             for number, hypotheses in zip(chosen, group, strict=True):
                 found[number] = hypotheses
         return found
@@ -187,11 +219,13 @@ class LiveBatches:
         return min(least, self._lengths.limit(len(part.ids)))
 
     def _translate_alike(
-        self, parts: list[SourcePart], least: int, n_best: int, attention: bool
+        self, parts: list[SourcePart], leads: list[list[int]], least: int, n_best: int, attention: bool
     ) -> list[list[Any]]:
         vocab = self._vocabs.source
+        forced = [self._vocabs.target.pieces(lead) for lead in leads] if any(leads) else None
         results = self._model.translate_batch(
             [vocab.pieces(part.ids[:-1]) for part in parts],
+            target_prefix=forced,
             **self._search,
             num_hypotheses=n_best,
             max_input_length=0,

@@ -6,7 +6,9 @@ parity check. The contents of model.bin come from ctranslate2/spec.py.
 Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
 source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
 as in every format; with a shortlist vmap.txt, for translate_batch(..., use_vmap=True). A source consists of
-SentencePiece pieces without special tokens; CTranslate2 appends the end symbol.
+SentencePiece pieces without special tokens; CTranslate2 appends the end symbol. The folder of a pretrained
+model has its own tokenizer in vocab/tokenizer in place of the SentencePiece models, and sources and target
+prefixes begin with the tags of languages that the model has.
 
     source = SentencePieceProcessor(model_file="DIR/source.spm").encode(line, out_type=str)
     translator = ctranslate2.Translator("DIR")
@@ -48,7 +50,7 @@ from flaxformer_mt.convert.format_interface import (
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs
 
 _NAME = "ctranslate2"
 _QUANTIZATIONS = (
@@ -73,7 +75,8 @@ def _problems(config: Config) -> list[str]:
         config,
         {
             "model.decoder_self_attention": ("attention",),
-            "model.positions": ("sinusoidal", "learned", "rotary"),
+            "model.positions": ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative"),
+            "model.attention_scale": (True, False),
             "model.embedding_bias": (False,),
             "model.padding_mask": ("source", "both"),
         },
@@ -94,8 +97,9 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     spec.save(str(folder))
     write_config_json(weights, folder, _NAME, spec.config.to_dict())
     vocabs.save(folder / VOCAB_NAME)
-    vocabs.source.save(folder / "source.spm")
-    vocabs.target.save(folder / "target.spm")
+    if not isinstance(vocabs.target, PretrainedVocab):
+        vocabs.source.save(folder / "source.spm")
+        vocabs.target.save(folder / "target.spm")
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:

@@ -19,7 +19,7 @@ from flaxformer_mt.convert.array_layouts import (
     TRANSPOSED,
 )
 from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Table, rules_for
-from flaxformer_mt.model.positions import sinusoidal_table
+from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -27,7 +27,9 @@ _ACTIVATIONS = {
     "gelu_tanh": common_spec.Activation.GELUTanh,
     "silu": common_spec.Activation.SWISH,
     "swiglu": common_spec.Activation.SWISH,
+    "geglu_tanh": common_spec.Activation.GELUTanh,
 }
+_GATED = ("swiglu", "geglu_tanh")
 
 # Flax and CTranslate2 prefix of each norm. The parameters are scale and bias in Flax, gamma and beta in
 # CTranslate2.
@@ -87,8 +89,19 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
         scope, _, attribute = name.rpartition("/")
         copy = copies.setdefault(id(array), np.array(array, np.float32, order="C"))
         setattr(model_spec.index_spec(spec, scope), attribute, copy)
+    if config.positions == "relative":
+        _share_relative_biases(spec, config.relative_distance)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
+
+
+def _share_relative_biases(spec: transformer_spec.TransformerSpec, longest: int) -> None:
+    """Gives all layers of a stack the biases of its first layer, which CTranslate2 then stores once."""
+    for stack in (spec.encoder, spec.decoder):
+        table = stack.layer[0].self_attention.relative_attention_bias
+        for layer in stack.layer:
+            layer.self_attention.relative_attention_bias = table
+            layer.self_attention.relative_attention_max_distance = np.dtype("int32").type(longest)
 
 
 def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
@@ -116,12 +129,13 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
         "no_final_norm": not final_norm,
         "activation": _ACTIVATIONS[config.activation],
         "layernorm_embedding": config.embedding_norm,
-        "ffn_glu": config.activation == "swiglu",
+        "ffn_glu": config.activation in _GATED,
         "rms_norm": config.norm == "rms",
         "head_dim": None if head_dim * config.num_heads == config.model_dim else head_dim,
         # Rotary embeddings rotate numbers i and i + key_dim / 2 of each head as a pair.
         "rotary_dim": key_dim if config.positions == "rotary" else None,
         "rotary_interleave": False,
+        "relative_attention_bias": config.positions == "relative",
     }
     encoder = transformer_spec.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **options)
     if config.alignment.weight:  # CTranslate2 takes alignments from the first heads of a layer
@@ -132,12 +146,12 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
         # although CTranslate2 applies one to post-norm models too where the file has it.
         stack.pre_norm = pre_norm
         stack.scale_embeddings = config.embedding_scale
-        if key_dim != head_dim:
+        if key_dim != head_dim or not config.attention_scale:
+            scale = np.float32(key_dim**-0.5 if config.attention_scale else 1)
             for layer in stack.layer:
-                layer.self_attention.queries_scale = np.float32(key_dim**-0.5)
-    if key_dim != head_dim:
-        for layer in decoder.layer:
-            layer.attention.queries_scale = np.float32(key_dim**-0.5)
+                layer.self_attention.queries_scale = scale
+                if stack is decoder:
+                    layer.attention.queries_scale = scale
     if config.logit_scale:
         decoder.scale_outputs = np.float32(config.model_dim**-0.5)
     return transformer_spec.TransformerSpec(encoder, decoder)
@@ -191,7 +205,7 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 def _rules(config: ModelConfig) -> list[Rule | Constant]:
     dense = CONVOLUTION_TO_LINEAR if config.ffn_layer == "convolution" else TRANSPOSED
-    gated = config.activation == "swiglu"
+    gated = config.activation in _GATED
     # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
     inner = "/linear_0_noact" if gated else "/linear_0"
     feedforward = [
@@ -215,6 +229,13 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
             Rule(f"{stack}/positions/embedding", f"{stack}/position_encodings/encodings")
             for stack in ("encoder", "decoder")
         ),
+        *(
+            Rule(
+                f"{stack}/relative_positions/embedding",
+                f"{stack}/layer_0/self_attention/relative_attention_bias",
+            )
+            for stack in ("encoder", "decoder")
+        ),
         Rule("output_bias", "decoder/projection/bias"),
     ]
     if config.tying in ("all", "target_output"):
@@ -224,9 +245,10 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
     """Arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that have none."""
-    if config.positions == "sinusoidal":
+    if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
-        encodings = sinusoidal_table(first + longest, config.model_dim)[first:]
+        make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
+        encodings = make_table(first + longest, config.model_dim)[first:]
         for stack in ("encoder", "decoder"):
             yield Constant(f"{stack}/position_encodings/encodings", encodings)
     if config.norm_affine:

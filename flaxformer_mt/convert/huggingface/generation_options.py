@@ -152,9 +152,11 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         value = settings.get(name)
         return default if value is None else float(value)
 
+    # What translations begin with is not a search option here: the tag of the target language, or <s>.
+    foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
     ignored = [
         f"{name} is {settings[name]}"
-        for name, neutral in _FOREIGN.items()
+        for name, neutral in foreign.items()
         if settings.get(name) is not None and settings[name] not in neutral
     ]
     if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
@@ -197,7 +199,7 @@ def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...]
     words = [[word] if isinstance(word, int) else list(word) for word in settings.get("bad_words_ids") or []]
     words += [[token] for token in settings.get("suppress_tokens") or []]
     # The search never selects pad and bos, and transformers does not forbid the end symbol either.
-    always = {vocab.pad_id, vocab.bos_id, vocab.eos_id}
+    always = {vocab.pad_id, vocab.bos_id, vocab.eos_id} - vocab.silent_ids
     single = {int(word[0]) for word in words if len(word) == 1} - always
     if outside := sorted(token for token in single if not 0 <= token < vocab.size):
         raise ValueError(f"bad_words_ids has {outside[0]}, but the vocabulary has {vocab.size} ids")

@@ -3,21 +3,22 @@
 Contains the names of the fields; generation_options.py has the settings of `generate`.
 """
 
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
+from flaxformer_mt.config.subword_vocabulary import Normalization
 from flaxformer_mt.convert.foreign_limits import check_fields, stored_bytes
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.vocab.model_file import Settings
 
 # model.activation -> activation_function; and every known activation_function -> model.activation.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-_FROM_TRANSFORMERS: dict[str, Any] = {
+FROM_TRANSFORMERS: dict[str, Any] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -138,8 +139,8 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
         ]
         if facts[one] != facts[other]
     ]
-    if str(facts["activation_function"]) not in _FROM_TRANSFORMERS:
-        allowed = ", ".join(_FROM_TRANSFORMERS)
+    if str(facts["activation_function"]) not in FROM_TRANSFORMERS:
+        allowed = ", ".join(FROM_TRANSFORMERS)
         problems.append(
             f"{path}: activation_function is {facts['activation_function']}; supported: {allowed}"
         )
@@ -193,14 +194,14 @@ def make_config(
             max_target_length=longest,
             batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
         ),
-        vocab=_make_vocab_config(read_tokenizer_settings(folder)),
+        vocab=_make_vocab_config(folder),
         model=ModelConfig(
             num_encoder_layers=facts["encoder_layers"],
             num_decoder_layers=facts["decoder_layers"],
             model_dim=facts["d_model"],
             num_heads=facts["encoder_attention_heads"],
             ffn_dim=facts["encoder_ffn_dim"],
-            activation=_FROM_TRANSFORMERS[facts["activation_function"]],
+            activation=FROM_TRANSFORMERS[facts["activation_function"]],
             norm_position=norm_position,
             max_positions=facts["max_position_embeddings"],
             embedding_scale=facts["scale_embedding"],
@@ -215,13 +216,19 @@ def make_config(
     return fit_vocabulary(config, vocabs)
 
 
-def _make_vocab_config(settings: Settings) -> VocabConfig:
+def _make_vocab_config(folder: Path) -> VocabConfig:
     """Settings for training a similar vocabulary."""
-    known = ("identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf")
-    kind: Any = settings.kind
-    normalization: Any = settings.normalization
+    settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
+    known = typing.get_args(Normalization)
+    # Rules under another name are closest to the usual ones.
+    names: Any = {
+        side: one.normalization if one.normalization in known else "nmt_nfkc"
+        for side, one in settings.items()
+    }
+    kind: Any = settings["target"].kind
     return VocabConfig(
         kind=kind,
-        byte_fallback=settings.byte_fallback,
-        normalization=normalization if normalization in known else VocabConfig().normalization,
+        byte_fallback=settings["target"].byte_fallback,
+        normalization=names["source"],
+        target_normalization=names["target"],
     )

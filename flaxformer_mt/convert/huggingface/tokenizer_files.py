@@ -118,9 +118,9 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / _FACTS)
 
 
-def read_tokenizer_settings(folder: Path) -> Settings:
-    """Reads the training settings of the target's SentencePiece model; without it, those of OPUS-MT."""
-    path = folder / _SPM["target"]
+def read_tokenizer_settings(folder: Path, side: str) -> Settings:
+    """Reads the training settings of a side's SentencePiece model; without it, those of OPUS-MT."""
+    path = folder / _SPM[side]
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")
     return read_settings(_read_bytes(path), origin=str(path))

@@ -34,6 +34,7 @@ from flaxformer_mt.convert.format_interface import (
     read_config_json,
     shapes_of,
     size_fields,
+    unsupported_fields,
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
@@ -194,5 +195,9 @@ def load_tensors(path: Path) -> Tensors:
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
-# modeling.py supports every value of every ModelConfig field, so that no config is refused.
-FORMAT = Format("torch", lambda config: [], _write, _open, _read)
+# modeling.py supports every value of every ModelConfig field, but for what imported models alone have.
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.positions": ("sinusoidal", "learned", "rotary", "one_vector"),
+    "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu"),
+}
+FORMAT = Format("torch", lambda config: unsupported_fields(config, _ALLOWED), _write, _open, _read)

@@ -1,197 +1,477 @@
-"""Random generation of toy_de_en: sentence trees, and the German-English pairs made from them.
+"""The grammar of toy_de_en: makes the German and the English of a sentence together, phrase by phrase.
 
-Contains the kinds of sentence and the combinations of tenses. All random choices come from one seed, so the
-text is the same on every machine. Phrases and clauses are generated in phrases.py; german.py and english.py
-turn trees into text.
+A clause is a verb with a subject and slots: each slot has the words of both languages, and each language has
+its own order of slots. All random choices come from one seed, so the text is the same on every machine.
 """
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import random
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from flaxformer_mt.corpus.toy.english import to_english
-from flaxformer_mt.corpus.toy.german import to_german
-from flaxformer_mt.corpus.toy.lexicon import VERBS, Adverb
-from flaxformer_mt.corpus.toy.phrases import (
-    PEOPLE,
-    STATES,
-    RandomChoices,
-    TenseWeights,
-    fill_clause,
-    generate_clause,
-    generate_subject,
-)
-from flaxformer_mt.corpus.toy.syntax import (
-    Clause,
-    Compound,
-    Gap,
-    NounPhrase,
-    Question,
-    Sentence,
-    Statement,
-    WithInfinitive,
-)
+from flaxformer_mt.corpus.toy import lexicon as words
+from flaxformer_mt.corpus.toy.lexicon import PEOPLE, VERBS, Adjective, Modal, Noun, Verb
+
+Both = tuple[str, str]  # German and English words
 
 SEED = 20_110
 SHORTEST, LONGEST = 4, 16  # words, on both sides
-
-_REASONS = (Adverb("weil", "because"), Adverb("obwohl", "although"))
-_IF, _BEFORE, _THAT = Adverb("wenn", "if"), Adverb("bevor", "before"), Adverb("dass", "that")
-_COORDINATIONS = (Adverb("aber", "but"), Adverb("und", "and"))
-_INDIRECT = (Adverb("ob", "whether"), Adverb("warum", "why"), Adverb("wann", "when"))
-_WHO, _WHOM, _WHAT = Adverb("wer", "who"), Adverb("wen", "who"), Adverb("was", "what")
-_TO_WHOM = Adverb("wem", "who")
-_WHERE, _WHERE_TO = Adverb("wo", "where"), Adverb("wohin", "where")
-_WHEN, _WHY = Adverb("wann", "when"), Adverb("warum", "why")
+CASES = ("nominative", "accusative", "dative", "genitive")
 
 
-def generate_sentence(dice: RandomChoices) -> Sentence:
-    """Generates a sentence of a random kind."""
-    kinds: dict[Callable[[RandomChoices], Sentence], float] = {
-        _grow_statement: 9,
-        _grow_question: 3,
-        _grow_subordinate: 3,
-        _grow_that: 2,
-        _grow_indirect_question: 0.7,
-        _grow_infinitive: 1.2,
-        _grow_coordination: 1.2,
-    }
-    return dice.weigh(kinds)(dice)
+def _table(rows: str) -> dict[str, list[str]]:
+    """Reads endings: a row for each case; columns masculine, feminine, neuter, plural."""
+    return dict(zip(CASES, (row.replace("-", "").split(" ") for row in rows.split(" / ")), strict=False))
 
 
-def _grow_statement(dice: RandomChoices) -> Statement:
-    clause = generate_clause(dice, rich=True)
-    accusative = clause.accusative
-    if clause.time and dice.chance(0.45):
-        return Statement(clause, "time")
-    if clause.place and clause.verb.frame != "goal" and dice.chance(0.3):
-        return Statement(clause, "place")
-    if isinstance(accusative, NounPhrase) and accusative.noun.gender == "m" and not accusative.plural:
-        if dice.chance(0.15):  # only "den" tells the object from the subject, "die" and "das" do not
-            return Statement(clause, "accusative")
-    return Statement(clause)
+_DEFINITE = _table("der die das die / den die das die / dem der dem den / des der des der")
+_DIES = _table("er e es e / en e es e / em er em en / es er es er")  # dieser, jeder
+_EIN = _DIES | _table("- e - e / en e - e")  # ein, kein, mein
+_WEAK = _table("e e e en / en e e en / en en en en / en en en en")  # adjectives after der, dieser, jeder
+_MIXED = _WEAK | _table("er e es en / en e es en")  # after ein, kein, mein
+_STRONG = _DIES | {"genitive": ["en", "er", "en", "er"]}  # after a number or nothing
+_NONE = _table("- - - - / - - - - / - - - - / - - - -")
+_ARTICLES = dict.fromkeys(words.STEMS, (_EIN, _MIXED)) | dict.fromkeys(("this", "every"), (_DIES, _WEAK))
+_ARTICLES["the"] = _DEFINITE, _WEAK
+_STEMS: dict[str, str] = words.STEMS | words.NUMBERS
+_CONTRACTIONS = {"in dem": "im", "in das": "ins", "zu dem": "zum", "zu der": "zur", "an das": "ans"}
+_PRESENT = {"haben": "habe hast hat haben habt haben", "wissen": "weiß weißt weiß wissen wisst wissen"}
+_PRESENT |= {"sein": "bin bist ist sind seid sind", "werden": "werde wirst wird werden werdet werden"}
+_PRETERITE = {"haben": ("hatte", "hatten"), "sein": ("war", "waren")}
+# The slots between the German finite verb and the end, and after the English verb; it, me: objects, pronouns.
+_GERMAN_ORDER = "it me time often dative accusative not object place predicate".split()
+_ENGLISH_ORDER = "particle link me dative it accusative after predicate object place time".split()
+# Verbs of states, which take no time and no modal verb.
+_STATES = ("kennen", "lieben", "gehören", "haben", "brauchen", "wohnen", "glauben")
+_TENSES = {"present": 4, "past": 3.5, "future": 1}
+_AT = {("in", "dative", "in"): 7, ("vor", "dative", "in front of"): 1, ("hinter", "dative", "behind"): 1}
+_TO = {("in", "accusative", "into"): 1, ("zu", "dative", "to"): 1}
+_FREE = [verb for verb in VERBS if verb.frame not in ("dass", "zu")]
 
 
-def _grow_question(dice: RandomChoices) -> Question:
-    kinds: dict[Callable[[RandomChoices], Question], float] = {
-        _ask_whether: 4,
-        _ask_who: 1.5,
-        _ask_whom: 2,
-        _ask_where: 1.5,
-        _ask_when_or_why: 2,
-    }
-    return dice.weigh(kinds)(dice)
+class Dice(random.Random):
+    """Random choices based on `random()` alone, whose values Python keeps stable for a given seed."""
+
+    def pick(self, items: Collection[Any]) -> Any:
+        """Picks an item or, of a mapping to weights, a key with a probability proportional to its weight."""
+        return self.choices(list(items), [*items.values()] if isinstance(items, Mapping) else None)[0]
 
 
-def _ask_whether(dice: RandomChoices) -> Question:
-    return Question(generate_clause(dice))
+def _join(*parts: str) -> str:
+    return " ".join(filter(None, parts))
 
 
-def _ask_who(dice: RandomChoices) -> Question:
-    verb = dice.pick(
-        [verb for verb in VERBS if "person" in verb.subjects and verb.frame not in ("dass", "zu")]
-    )
-    return Question(fill_clause(dice, Gap(), verb), _WHO)
+def decline_noun(noun: Noun, case: str, plural: bool) -> str:
+    """Declines a noun: decline_noun(Kind, "dative", True) is Kindern."""
+    if plural:
+        return noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
+    if "/" in noun.gender and case != "nominative":  # weak, as Student
+        return noun.german + noun.gender[2:]
+    if case != "genitive" or noun.gender == "f":
+        return noun.german
+    # Words of one syllable, or that end in a sibilant, have -es.
+    vowels = "".join("v" if letter in "aeiouäöü" else " " for letter in noun.german.lower()).split()
+    short = len(vowels) == 1 and noun.german[-1] not in "aeiou"
+    return noun.german + ("es" if short or noun.german[-1] in "sßzx" else "s")
 
 
-def _ask_whom(dice: RandomChoices) -> Question:
-    verb = dice.pick([verb for verb in VERBS if verb.frame in ("acc", "dat")])
-    role = "accusative" if verb.frame == "acc" else "dative"
-    word = _TO_WHOM
-    if role == "accusative":
-        word = _WHOM if "person" in verb.objects else _WHAT
-    return Question(fill_clause(dice, generate_subject(dice, verb.subjects), verb, hole=role), word)
+def conjugate(verb: Verb, person: int, plural: bool) -> str:
+    """Conjugates a verb in the present, without its prefix: conjugate(lesen, 2, False) is liest."""
+    if verb.german in _PRESENT:
+        return _PRESENT[verb.german].split()[person - 1 + 3 * plural]
+    stem = verb.german.removesuffix("en")
+    if plural:
+        return f"{stem}{'e' * (stem[-1] in 'td')}t" if person == 2 else verb.german
+    third = f"{stem}e" if verb.third == f"{stem}et" else verb.third.removesuffix("t")
+    return (f"{stem}e", verb.third if third[-1] in "sßzx" else f"{third}st", verb.third)[person - 1]
 
 
-def _ask_where(dice: RandomChoices) -> Question:
-    clause = generate_clause(dice, frames=("place", "goal"))
-    word = _WHERE_TO if clause.verb.frame == "goal" else _WHERE
-    return Question(replace(clause, place=None, negated=False), word)
+def _inflect(singular: str, plural_form: str, person: int, plural: bool) -> str:
+    """Inflects a modal verb or a preterite: kann, kannst, kann, können, könnt, können."""
+    if plural:
+        stem = plural_form.removesuffix("n" if singular[-1] == "e" else "en")
+        return f"{stem}t" if person == 2 else plural_form
+    return singular + ("" if person != 2 else "t" if singular[-1] == "s" else "st")
 
 
-def _ask_when_or_why(dice: RandomChoices) -> Question:
-    clause = generate_clause(dice)
-    if clause.negated or dice.chance(0.4):  # a negated question asks why, never when
-        return Question(clause, _WHY)
-    return Question(replace(clause, time=None, frequency=None), _WHEN)
+def third_person(verb: str) -> str:
+    """Conjugates an English verb in the third person singular: third_person("carry") is carries."""
+    if verb[-1] == "y" and verb[-2] not in "aeiou":
+        return f"{verb[:-1]}ies"
+    return "has" if verb == "have" else verb + "e" * verb.endswith(("s", "sh", "ch", "x", "z", "o")) + "s"
 
 
-def _grow_subordinate(dice: RandomChoices) -> Compound:
-    """Two clauses with because, although, if or before, in compatible tenses and in either order."""
-    kind = dice.weigh({"reason": 5, "if": 2, "before": 1.5})
-    conjunction = {"reason": dice.pick(_REASONS), "if": _IF, "before": _BEFORE}[kind]
-    first: TenseWeights = {"present": 2, "past": 3, "future": 0.7, "modal": 1}
-    if kind != "reason":
-        first = {"present": 2, "future": 2, "modal": 1} if kind == "if" else {"present": 1, "past": 1}
-    main = generate_clause(dice, moods=first)
-    second: TenseWeights = {"present": 1}
-    if main.tense == "past":
-        second = {"past": 1}
-    elif kind == "reason":
-        second = {"present": 3, "past": 1, "modal": 1}
-    return Compound(main, conjunction, generate_clause(dice, moods=second), second_first=dice.chance(0.35))
+class Phrase(NamedTuple):
+    """A phrase: German by case, English as subject and as object; a pronoun is light, a name has no noun."""
+
+    german: Mapping[str, str]
+    english: Both
+    person: int = 3
+    plural: bool = False
+    light: bool = False
+    noun: Any = None  # Noun or None
+    determiner: str = ""
+    adjective: Adjective | None = None
+    column: int = 0
 
 
-def _grow_that(dice: RandomChoices) -> Compound:
-    main = _grow_bare(dice, "dass", past=dice.chance(0.3))
-    second = generate_clause(
-        dice, moods={"past": 1} if main.tense == "past" else {"present": 3, "past": 2, "future": 1}
-    )
-    return Compound(main, _THAT, second)
+def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjective: Any = None) -> Phrase:
+    """Makes a noun phrase; `determiner` is English: the, a, no, every, this, my, a number or empty."""
+    subject = "these" if determiner == "this" and plural else determiner
+    # The negation of an object is at the verb: not ... a, not ... any.
+    other = subject if subject != "no" else "any" if plural or not noun.plural else "a"
+    single, _, irregular = noun.english.partition("/")
+    head = _join(adjective.english if adjective else "", (irregular or f"{single}s") if plural else single)
+    english = [_join("an" if one == "a" and head[0] in "aeiou" else one, head) for one in (subject, other)]
+    column = 3 if plural else "mfn".index(noun.gender[0])
+    articles, endings = _ARTICLES.get(determiner, (_NONE, _STRONG))
+    german = {}
+    for case in CASES:
+        article = _STEMS.get(determiner, "") + articles[case][column]
+        described = adjective.german.split("/")[-1] + endings[case][column] if adjective else ""
+        german[case] = _join(article, described, decline_noun(noun, case, plural))
+    return Phrase(german, (english[0], english[1]), 3, plural, False, noun, determiner, adjective, column)
 
 
-def _grow_indirect_question(dice: RandomChoices) -> Compound:
-    verb = next(verb for verb in VERBS if verb.infinitive == "wissen")
-    main = Clause(generate_subject(dice, PEOPLE), verb)
-    if getattr(main.subject, "determiner", "") not in ("no", "every"):
-        main = replace(main, negated=True)
-    word = dice.pick(_INDIRECT)
-    second = generate_clause(dice)
-    if word.german == "wann":
-        second = replace(second, time=None, frequency=None)
-    return Compound(main, word, second)
+def make_name(name: str) -> Phrase:
+    """Makes a phrase of the name of a person; of no name, an empty phrase, as an interrogative leaves it."""
+    return Phrase(dict.fromkeys(CASES, name), (name, name))
 
 
-def _grow_bare(dice: RandomChoices, frame: str, *, past: bool) -> Clause:
-    """Generates a clause with only a subject and a verb."""
-    verb = dice.pick([verb for verb in VERBS if verb.frame == frame])
-    return Clause(generate_subject(dice, PEOPLE), verb, "past" if past else "present")
+PRONOUNS = [
+    Phrase(dict(zip(CASES, german, strict=False)), (subject, object_), int(person), bool(plural), True)
+    for *german, subject, object_, person, plural in words.PRONOUNS
+]
+IT = Phrase({"accusative": "es"}, ("it", "it"), light=True)
 
 
-def _grow_infinitive(dice: RandomChoices) -> WithInfinitive:
-    main = _grow_bare(dice, "zu", past=dice.chance(0.5))
-    frames = ("-", "acc", "dat", "dat+acc")
-    verbs = [verb for verb in VERBS if verb.frame in frames and "person" in verb.subjects]
-    verb = dice.pick([verb for verb in verbs if verb.infinitive not in (*STATES, "vergessen", "verlieren")])
-    # Generated with the subject of the main clause, so that no object refers to that subject.
-    clause = fill_clause(dice, main.subject, verb, moods={"present": 1}, bare=True)
-    return WithInfinitive(main, replace(clause, subject=Gap()))
+def own(owned: Phrase, owner: Phrase) -> Phrase:
+    """Gives a noun with the definite article an owner: Annas Hund, der Hund des Mannes."""
+    genitive, said = owner.german["genitive"], owner.english[1]
+    bare = make_noun(owned.noun, "", owned.plural, owned.adjective)
+    german = {case: f"{owned.german[case]} {genitive}" for case in CASES}
+    if owner.noun is None:
+        german = {case: f"{genitive}s {bare.german[case]}" for case in CASES}
+    english = f"{said}'{'s' * (said[-1] != 's')} {bare.english[0]}"
+    return owned._replace(german=german, english=(english, english))
 
 
-def _grow_coordination(dice: RandomChoices) -> Compound:
-    main = generate_clause(dice, moods={"present": 2, "past": 2})
-    second = generate_clause(dice, moods={main.tense: 1})
-    return Compound(main, dice.pick(_COORDINATIONS), second, coordinate=True)
+def relate(head: Phrase, case: str, clause: "Clause") -> Phrase:
+    """Adds a relative clause, whose phrase in the given case is the relative pronoun."""
+    pronoun = "denen" if case == "dative" and head.plural else _DEFINITE[case][head.column]
+    who = "who" if case == "nominative" and head.noun and head.noun.kind in PEOPLE else "that"
+    german = {c: f"{form} , {pronoun} {clause.german('last')} ," for c, form in head.german.items()}
+    english = f"{head.english[0]} {who} {clause.english()}"
+    return head._replace(german=german, english=(english, english))
 
 
-def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[tuple[str, str]]]:
+@dataclass
+class Clause:
+    """A verb with a subject and slots, negated by the slot `not`; a modal verb has the tense."""
+
+    subject: Phrase
+    verb: Verb
+    tense: str = "present"
+    modal: Modal | None = None
+    slots: dict[str, Both] = field(default_factory=dict)
+
+    def add(self, name: str, phrase: Phrase) -> "Clause":
+        """Adds an object: the accusative, the dative, or the object of the verb's preposition."""
+        preposition, _, case = self.verb.frame.rpartition("+")
+        german, english = phrase.german[case if name == "object" else name], phrase.english[1]
+        if name == "object":
+            german, english = contract(preposition, german), f"{self.verb.link} {english}"
+        else:  # pronouns stand early in German
+            name = {"accusative": "it", "dative": "me"}[name] if phrase.light else name
+            self.slots["link"] = "", self.verb.link
+        self.slots[name] = german, english
+        return self
+
+    def german(self, order: str, front: str = "") -> str:
+        """Orders the German words: the verb second after `front` or the subject, or first, last, with zu."""
+        subject, prefix = self.subject.german["nominative"], self.verb.prefix
+        slots, (finite, closing) = self.slots, self._german_verb()
+        middle = _join(*(slots[slot][0] for slot in _GERMAN_ORDER if slot in slots and slot != front))
+        if order == "zu":
+            return _join(middle, f"{prefix}zu{'' if prefix else ' '}{self.verb.german}")
+        if order == "last":
+            return _join(subject, middle, closing + finite if closing == prefix else f"{closing} {finite}")
+        lead = slots[front][0] if front else ""
+        first = (lead, finite, subject) if order == "first" or front else (subject, finite)
+        return _join(*first, middle, closing)
+
+    def _german_verb(self) -> Both:
+        """Returns the finite verb and the word at the end of the clause: (hat, gelesen), (steht, auf)."""
+        verb, person, plural = self.verb, self.subject.person, self.subject.plural
+        past, infinitive = self.tense == "past", verb.prefix + verb.german
+        if self.modal is not None:
+            first, we = (self.modal.past, f"{self.modal.past}n") if past else self.modal[:2]
+            return _inflect(first, we, person, plural), infinitive
+        if past and infinitive in _PRETERITE:
+            return _inflect(*_PRETERITE[infinitive], person, plural), ""
+        if self.tense == "present":
+            return conjugate(verb, person, plural), verb.prefix
+        being, _, participle = verb.perfect.rpartition("/")
+        auxiliary = "werden" if not past else "sein" if being else "haben"
+        return _PRESENT[auxiliary].split()[person - 1 + 3 * plural], participle if past else infinitive
+
+    def english(self, *, inverted: bool = False, front: str = "") -> str:
+        """Orders the English words: `front` (a time or place), the auxiliary (`inverted`) or the subject."""
+        negation = "not" if "not" in self.slots else ""
+        auxiliary, verbs = self._english_verb(support=inverted or bool(negation))
+        if auxiliary == "can" and negation and not inverted:
+            auxiliary, negation = "cannot", ""
+        lead, often = (self.slots[slot][1] if slot in self.slots else "" for slot in (front, "often"))
+        first = [self.subject.english[0], auxiliary][:: -1 if inverted else 1]
+        return _join(lead, *first, negation, often, verbs, self.english_rest(front))
+
+    def english_rest(self, front: str = "") -> str:
+        """Returns the English words after the verb."""
+        slots = self.slots | {"after" if "it" in self.slots else "particle": ("", self.verb.particle)}
+        return _join(*(slots[name][1] for name in _ENGLISH_ORDER if name in slots and name != front))
+
+    def _english_verb(self, *, support: bool) -> Both:
+        """Returns the auxiliary, if any, and the other verbs; `support` adds do if there is no auxiliary."""
+        verb, modal, past, tail = self.verb, self.modal, self.tense == "past", ""
+        base, former = (verb.english, verb.past) if modal is None else (modal.english, modal.english_past)
+        single, first = self.subject.person == 3 and not self.subject.plural, self.subject.english[0] == "I"
+        if modal is not None:
+            tail = _join(modal.rest, verb.english)
+            if base not in ("have", "want"):
+                return former if past else base, tail
+        elif self.tense == "future":
+            return "will", base
+        elif base == "be":
+            forms = ("was", "was", "were") if past else ("am", "is", "are")
+            return forms[0 if first else 1 if single else 2], ""
+        if support:
+            return "did" if past else "does" if single else "do", _join(base, tail)
+        return "", _join(former if past else third_person(base) if single else base, tail)
+
+
+def contract(preposition: str, phrase: str) -> str:
+    """Joins a preposition to a phrase: contract("in", "dem Haus") is "im Haus"."""
+    article, _, rest = phrase.partition(" ")
+    return _join(_CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}"), rest)
+
+
+def _finish(german: str, english: str, mark: str = ".") -> Both:
+    """Sets commas, first capitals and marks: "was , , er tut ," becomes "Was, er tut."."""
+    texts = [re.sub(r"( ,)+", ",", text).removesuffix(",") + mark for text in (german, english)]
+    return texts[0][0].upper() + texts[0][1:], texts[1][0].upper() + texts[1][1:]
+
+
+def state(clause: Clause, front: str = "") -> Both:
+    """Makes a statement; `front` is the slot that German puts first instead of the subject."""
+    return _finish(clause.german("second", front), clause.english(front=front.removeprefix("accusative")))
+
+
+def ask(clause: Clause, word: Both = ("", "")) -> Both:
+    """Makes a question: with an interrogative for an empty or missing phrase, or a yes-no question."""
+    english = clause.english(inverted=clause.subject.english[0] != "")
+    return _finish(_join(word[0], clause.german("first")), _join(word[1], english), "?")
+
+
+def subordinate(main: Clause, word: Both, second: Clause, *, second_first: bool = False) -> Both:
+    """Makes a main clause with a subordinate one, in either order."""
+    german, english = f"{word[0]} {second.german('last')}", f"{word[1]} {second.english()}"
+    if second_first:
+        return _finish(f"{german} , {main.german('first')}", f"{english} , {main.english()}")
+    return _finish(f"{main.german('second')} , {german}", f"{main.english()} {english}")
+
+
+def try_to(main: Clause, infinitive: Clause) -> Both:
+    """Makes a main clause with an infinitive of the same subject."""
+    english = _join(main.english(), "to", infinitive.verb.english, infinitive.english_rest())
+    return _finish(f"{main.german('second')} , {infinitive.german('zu')}", english)
+
+
+def _verbs_of(*frames: str) -> list[Verb]:
+    return [verb for verb in VERBS if verb.frame in frames]
+
+
+def _pick_noun(dice: Dice, kinds: Collection[str], other: Noun | None = None) -> Noun:
+    return dice.pick([noun for noun in words.NOUNS if noun.kind in kinds and noun is not other])
+
+
+def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, rich: bool = False) -> Phrase:
+    """Generates a noun of these kinds; if `rich`, perhaps with an owner or a relative clause."""
+    noun = _pick_noun(dice, kinds)
+    plural = bool(noun.plural) and dice.random() < 0.25
+    weights = {"the": 9.0, "this": 1.2, "my": 0.8, "your": 0.4, "his": 0.4, "our": 0.6}
+    if plural:
+        weights |= {"": 2.5} | dict.fromkeys(words.NUMBERS, 0.35)
+    else:
+        weights |= {"a": 4.0, "every": 0.6} if noun.plural else {"": 4.0}
+    determiner = dice.pick(weights | {"no": 0.3} if subject and noun.plural else weights)
+    fitting: list[Any] = [one for one in words.ADJECTIVES if noun.kind in one.kinds]
+    phrase = make_noun(noun, determiner, plural, dice.pick(fitting if dice.random() < 0.25 else [None]))
+    if not rich or determiner != "the" or dice.random() < 0.75:
+        return phrase
+    if dice.random() < 0.6:
+        return _relate(dice, phrase, noun)
+    owner = make_name(dice.pick(words.NAMES))
+    if dice.random() < 0.7:
+        determiner, plural = dice.pick({"the": 4, "my": 2, "our": 1, "this": 1}), dice.random() < 0.2
+        owner = make_noun(_pick_noun(dice, PEOPLE, noun), determiner, plural)
+    return own(phrase, owner)
+
+
+def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
+    """Adds a relative clause; only "den" may be the object of a noun: "die das Kind sieht" is ambiguous."""
+    case = dice.pick(["nominative", "accusative", "dative"])
+    verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects and "person" in verb.subjects]
+    clear = [one for one in PRONOUNS if one.german["nominative"] != "sie"]  # sie is she or they
+    subject = _grow_noun(dice, PEOPLE) if head.column == 0 and dice.random() < 0.5 else dice.pick(clear)
+    if case == "nominative" or not verbs:
+        verbs = [verb for verb in _verbs_of("", "accusative", "dative") if noun.kind in verb.subjects]
+        case, subject = "nominative", make_name("")._replace(plural=head.plural)
+    return relate(head, case, _grow_clause(dice, dice.pick(verbs), subject, hole=case)) if verbs else head
+
+
+def _grow_phrase(dice: Dice, kinds: Collection[str], case: str, other: Phrase, rich: bool) -> Phrase:
+    """Generates a noun, a name or a pronoun that does not refer to the same person as `other`."""
+    if "person" in kinds and dice.random() < 0.3:  # not: I see me
+        others = [one for one in PRONOUNS if one.person == 3 or one.person != other.person]
+        return dice.pick([one for one in others if one.german[case]])
+    if "person" in kinds and dice.random() < 0.1:
+        return make_name(dice.pick([name for name in words.NAMES if name != other.english[0]]))
+    if case == "accusative" and "thing" in kinds and "person" not in kinds and dice.random() < 0.06:
+        return IT
+    return _grow_noun(dice, kinds, subject=case == "nominative", rich=rich)
+
+
+def _grow_place(dice: Dice, verb: Verb) -> Both:
+    """Generates the place of a clause or, with verbs of motion, its destination."""
+    goal = verb.frame == "goal"
+    if dice.random() < 0.12:
+        return ("nach Hause", "home") if goal else ("zu Hause", "at home")
+    if verb.german in ("reisen", "fahren") or dice.random() < 0.2:
+        german, english = dice.pick(words.CITIES)
+        return f"{'nach' if goal else 'in'} {german}", f"{'to' if goal else 'in'} {english}"
+    preposition, case, english = dice.pick(_TO if goal else _AT)
+    determiner = dice.pick({"the": 6, "a": 2, "this": 1, "our": 0.5})
+    phrase = make_noun(_pick_noun(dice, ("room", "place")), determiner)
+    return contract(preposition, phrase.german[case]), f"{english} {phrase.english[1]}"
+
+
+def _grow_clause(
+    dice: Dice, verb: Any = None, subject: Any = None, tenses: Any = _TENSES, *, how: str = "", hole: str = ""
+) -> Clause:
+    """Generates a clause, `how` rich or bare, without its object in the case `hole`; by default any verb."""
+    verb = verb or (words.BE if dice.random() < 0.1 else dice.pick(_FREE))
+    rich, (preposition, _, case) = how == "rich", verb.frame.rpartition("+")
+    subject = subject or _grow_phrase(dice, verb.subjects, "nominative", IT, rich)
+    clause = Clause(subject, verb, dice.pick(tenses))
+    alive = subject.noun is None or subject.noun.kind in (*PEOPLE, "animal")
+    if alive and verb.german not in _STATES and clause.tense != "future" and dice.random() < 0.2:
+        clause.modal = dice.pick([modal for modal in words.MODALS if modal.past or clause.tense == "present"])
+    objects: dict[str, Phrase] = {}
+    for name in ("dative", "accusative") if case == "both" else (case,) if case in CASES else ():
+        kinds = PEOPLE if case == "both" and name == "dative" else verb.objects
+        phrase = make_name("") if name == hole else _grow_phrase(dice, kinds, name, subject, rich)
+        if phrase is IT and case == "both":  # not: bring her it
+            phrase = _grow_noun(dice, kinds)
+        objects["object" if preposition else name] = phrase
+    if how != "bare":
+        _negate(dice, clause, objects)
+    for name, phrase in objects.items():
+        clause.add(name, phrase)
+    if verb is words.BE:
+        kind = subject.noun.kind if subject.noun else "person"
+        fitting = [one for one in words.ADJECTIVES if kind in one.kinds and one is not subject.adjective]
+        german, english, _ = dice.pick(fitting)
+        clause.slots["predicate"] = german.split("/")[0], english
+    if case in ("place", "goal") or (case == "accusative" and rich and dice.random() < 0.1):
+        clause.slots["place"] = _grow_place(dice, verb)
+    negated, point = "not" in clause.slots or subject.determiner == "no", dice.random() * (1 if rich else 2)
+    if how != "bare" and verb.german not in _STATES and point < 0.5:
+        tense = "modal" if clause.modal and clause.tense == "present" else clause.tense
+        # "Not every day" would need the negation in another position.
+        times = [time for time in words.TIMES if not time[2] or tense in time[2]]
+        clause.slots["time"] = dice.pick([time for time in times if not (negated and "every" in time[1])])[:2]
+    elif how != "bare" and not negated and 0.5 < point < 0.65:
+        clause.slots["often"] = dice.pick(words.FREQUENCIES)
+    return clause
+
+
+def _negate(dice: Dice, clause: Clause, objects: dict[str, Phrase]) -> None:
+    """Negates some clauses: with kein if the accusative is indefinite, never with every or a number."""
+    if clause.subject.determiner in ("no", "every") or dice.random() < 0.8:
+        return
+    phrase, unfit = objects.get("accusative", IT), ("a", "", "every", *words.NUMBERS)
+    if phrase.noun and phrase.determiner in ("a", ""):
+        objects["accusative"] = make_noun(phrase.noun, "no", phrase.plural, phrase.adjective)
+        clause.slots["not"] = "", "not"
+    elif not any(one.noun and one.determiner in unfit for one in objects.values()):
+        clause.slots["not"] = "nicht", "not"
+
+
+def _grow_statement(dice: Dice) -> Both:
+    clause = _grow_clause(dice, how="rich")
+    fronts = {"": 4.0, "time": 3.0, "place": 2.0 * (clause.verb.frame != "goal")}
+    # Only "den", "einen" and their like tell the object from the subject; "die" and "das" do not.
+    first = clause.slots.get("accusative", ("", ""))[0].split(" ")[0]
+    fronts["accusative"] = float(first.islower() and first.endswith("en"))
+    return state(clause, dice.pick({slot: fronts[slot] for slot in fronts if slot in ("", *clause.slots)}))
+
+
+def _grow_question(dice: Dice) -> Both:
+    kind = dice.pick({"": 4, "wer": 1.5, "wen": 2, "wo": 1.5, "warum": 2})
+    if kind == "wer":
+        verb = dice.pick([verb for verb in _FREE if "person" in verb.subjects])
+        return ask(_grow_clause(dice, verb, make_name("")), ("wer", "who"))
+    if kind == "wen":
+        verb = dice.pick(_verbs_of("accusative", "dative"))
+        person = ("wem", "who") if verb.frame == "dative" else ("wen", "who")
+        clause = _grow_clause(dice, verb, hole=verb.frame)
+        return ask(clause, person if "person" in verb.objects else ("was", "what"))
+    clause = _grow_clause(dice, dice.pick(_verbs_of("place", "goal")) if kind == "wo" else None)
+    if kind == "wo":
+        clause.slots = {name: both for name, both in clause.slots.items() if name not in ("place", "not")}
+        return ask(clause, ("wohin", "where") if clause.verb.frame == "goal" else ("wo", "where"))
+    return ask(clause, ("warum", "why") if kind else ("", ""))
+
+
+def _grow_subordinate(dice: Dice) -> Both:
+    """Generates two clauses with because, although, if or before, in compatible tenses."""
+    main, kinds = _grow_clause(dice), [("weil", "because"), ("obwohl", "although"), ("bevor", "before")]
+    word = dice.pick(kinds if main.tense == "past" else [*kinds, ("wenn", "if")])
+    second = _grow_clause(dice, tenses={"past": 1} if main.tense == "past" else {"present": 1})
+    return subordinate(main, word, second, second_first=dice.random() < 0.35)
+
+
+def _grow_that(dice: Dice) -> Both:
+    """Generates a clause of saying or knowing, with an indirect question if somebody does not know."""
+    verb, tense = dice.pick(_verbs_of("dass")), dice.pick({"present": 7, "past": 3})
+    main = Clause(_grow_phrase(dice, PEOPLE, "nominative", IT, False), verb, tense)
+    second = _grow_clause(dice, tenses={"past": 1} if tense == "past" else _TENSES)
+    if verb.german == "wissen" and main.subject.determiner not in ("no", "every") and dice.random() < 0.5:
+        main.slots["not"] = "nicht", "not"
+        return subordinate(main, dice.pick([("ob", "whether"), ("warum", "why")]), second)
+    return subordinate(main, ("dass", "that"), second)
+
+
+def _grow_infinitive(dice: Dice) -> Both:
+    subject = _grow_phrase(dice, PEOPLE, "nominative", IT, False)
+    main = Clause(subject, dice.pick(_verbs_of("zu")), dice.pick(["past", "present"]))
+    unfit, verbs = (*_STATES, "vergessen", "verlieren"), _verbs_of("", "accusative", "dative", "both")
+    fitting = [verb for verb in verbs if "person" in verb.subjects and verb.german not in unfit]
+    return try_to(main, _grow_clause(dice, dice.pick(fitting), subject, how="bare"))
+
+
+_KINDS = {_grow_statement: 9, _grow_question: 3, _grow_subordinate: 4, _grow_that: 2.5, _grow_infinitive: 1.2}
+
+
+def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[Both]]:
     """Makes lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
-    dice = RandomChoices(seed)
-    pairs: list[tuple[str, str]] = []
-    seen: set[str] = set()
+    dice, seen, pairs = Dice(seed), set[str](), list[Both]()
     while len(pairs) < sum(sizes):
-        sentence = generate_sentence(dice)
-        pair = to_german(sentence), to_english(sentence)
-        if not all(SHORTEST <= len(text.split()) <= LONGEST for text in pair) or not seen.isdisjoint(pair):
-            continue
-        seen.update(pair)
-        pairs.append(pair)
-    dice.shuffle(pairs)  # later pairs are longer, because short sentences run out
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [pairs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-
-
-def digest_pairs(splits: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Hex digest of the whole text, which identifies a version of the grammar."""
-    lines = (f"{german}\t{english}\n" for pairs in splits for german, english in pairs)
-    return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
+        pair = dice.pick(_KINDS)(dice)
+        if all(SHORTEST <= len(text.split()) <= LONGEST for text in pair) and seen.isdisjoint(pair):
+            seen.update(pair)
+            pairs.append(pair)
+    pairs.sort(key=lambda _: dice.random())  # later pairs are longer, because short sentences run out
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    return [pairs[end - size : end] for end, size in zip(ends, sizes, strict=True)]

@@ -1,11 +1,10 @@
-"""The attention of chosen sentences: a table for each, whose cells are as dark as their weights."""
+"""The attention of chosen sentences."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.run_report.sections import escape
 from flaxformer_mt.evaluation.translation_files import Translations
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.translator import Translator
@@ -42,27 +41,3 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
         target = translator.pieces([token for token in one.tokens if token != eos])
         found.append(Attention(number, source[: len(one.attention[0])], target, one.attention))
     return found
-
-
-def make_attention(found: Sequence[Attention]) -> str:
-    """Returns the tables as HTML."""
-    return "".join(map(_make_table, found))
-
-
-def _make_table(one: Attention) -> str:
-    label = f"Sentence {one.number}: attention of each piece of the translation, down, to the source, across"
-    head = "".join(f'<th scope="col">{escape(piece)}</th>' for piece in one.source)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(piece)}</th>'
-        + "".join(
-            f'<td title="{weight:.2f}"><span style="opacity:{min(1.0, weight):.2f}"></span></td>'
-            for weight in weights
-        )
-        + "</tr>"
-        for piece, weights in zip(one.target, one.weights, strict=False)
-    )
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}"><table class="heat">'
-        f"<caption>{escape(label)}</caption><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody>"
-        "</table></div>"
-    )

@@ -1,13 +1,11 @@
-"""Charts as SVG inside a page: curves, and bars with intervals; their colors are classes of its style."""
+"""Charts as places in a drawing, which the page's template writes as SVG: curves, and bars with intervals."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # Sizes in units of the drawing, which is as wide as the page allows.
-_WIDTH, _HEIGHT = 420, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 34
+SIZE = {"width": 420, "height": 240, "left": 46, "right": 8, "top": 10, "bottom": 34}
 # More points of a curve could not be told apart.
 _MOST_POINTS = 300
 
@@ -28,57 +26,83 @@ class Bar(NamedTuple):
     interval: float | None
 
 
-def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> str:
-    """Returns curves over the same axis as SVG, with a legend; "" if no curve has two finite points."""
+class Rectangle(NamedTuple):
+    """A bar in the drawing; `whisker` has the x and both ys of its interval."""
+
+    run: int
+    x: float
+    y: float
+    width: float
+    height: float
+    whisker: tuple[float, float, float] | None
+
+
+class Chart(NamedTuple):
+    """A drawing: ticks with their texts, and what is drawn."""
+
+    title: str
+    # What is said to who does not see it.
+    said: str
+    x_name: str
+    x_ticks: Sequence[tuple[float, str, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    lines: Sequence[Line] = ()
+    bars: Sequence[Rectangle] = ()
+
+
+def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
+    """Draws curves over the same axis; nothing if no curve has two finite points."""
     kept = [line._replace(points=_thin(_finite(line.points))) for line in lines]
     kept = [line for line in kept if len(line.points) > 1]
     if not kept:
-        return ""
+        return []
     xs, ys = zip(*(point for line in kept for point in line.points), strict=True)
     x_ticks, y_ticks = _ticks(0, max(xs)), _ticks(*_robust_range(ys))
     scale = _Scale((0, max(xs)), (y_ticks[0], y_ticks[-1]))
-    parts = [*_draw_axes(scale, x_ticks, y_ticks, x_name)]
-    for line in kept:
-        path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
-        dashed = " dashed" if line.dashed else ""
-        parts.append(f'<polyline class="line run{line.run}{dashed}" points="{path}"/>')
-    legend = "".join(
-        f'<li><svg class="key" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" class="line '
-        f'run{line.run}{" dashed" if line.dashed else ""}"/></svg>{html.escape(line.name)}</li>'
-        for line in kept
-    )
     said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in kept)
-    return _frame(title, said, parts, f'<ul class="legend">{legend}</ul>')
+    return [
+        Chart(
+            title,
+            said,
+            x_name,
+            [(scale.x(tick), _write(tick), "end" if tick == x_ticks[-1] else "middle") for tick in x_ticks],
+            [(scale.y(tick), _write(tick)) for tick in y_ticks],
+            [line._replace(points=[(scale.x(x), scale.y(y)) for x, y in line.points]) for line in kept],
+        )
+    ]
 
 
-def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> str:
-    """Returns groups of bars, one of each run, with whiskers for their intervals, as SVG; "" without any.
+def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
+    """Draws groups of bars, one of each run, with whiskers for their intervals; nothing without any.
 
     Values are scores of at most 100.
     """
     bars = [bar for group in groups.values() for _, bar in group]
     if not bars:
-        return ""
+        return []
     y_ticks = _ticks(0, min(100.0, max(bar.value + (bar.interval or 0) for bar in bars)))
     scale = _Scale((0, len(groups)), (0, y_ticks[-1]))
-    parts = [*_draw_axes(scale, [], y_ticks, x_name)]
-    for number, (label, group) in enumerate(groups.items()):
+    drawn = []
+    for number, group in enumerate(groups.values()):
         width = 0.8 / max(1, len(group))
         for place, (run, bar) in enumerate(group):
             left, right = (scale.x(number + 0.1 + width * (place + end)) for end in (0, 0.9))
-            top, middle = scale.y(bar.value), (left + right) / 2
-            parts.append(
-                f'<rect class="bar run{run}" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-                f'height="{scale.y(0) - top:.1f}"/>'
-            )
+            top, whisker = scale.y(bar.value), None
             if bar.interval:
-                high, low = scale.y(bar.value + bar.interval), scale.y(max(0.0, bar.value - bar.interval))
-                parts.append(f'<path class="whisker" d="M{middle:.1f} {high:.1f}V{low:.1f}"/>')
-        parts.append(
-            f'<text class="middle" x="{scale.x(number + 0.5):.1f}" y="{_HEIGHT - _BOTTOM + 14}">'
-            f"{html.escape(label)}</text>"
+                low, high = max(0.0, bar.value - bar.interval), bar.value + bar.interval
+                whisker = round((left + right) / 2, 1), scale.y(high), scale.y(low)
+            size = round(right - left, 1), round(scale.y(0) - top, 1)
+            drawn.append(Rectangle(run, left, top, *size, whisker))
+    return [
+        Chart(
+            title,
+            f"{len(groups)} groups; the table has the values",
+            x_name,
+            [(scale.x(number + 0.5), label, "middle") for number, label in enumerate(groups)],
+            [(scale.y(tick), _write(tick)) for tick in y_ticks],
+            bars=drawn,
         )
-    return _frame(title, f"{len(groups)} groups; the table has the values", parts, "")
+    ]
 
 
 class _Scale:
@@ -89,36 +113,14 @@ class _Scale:
 
     def x(self, value: float) -> float:
         low, high = self._x
-        return _LEFT + (value - low) / ((high - low) or 1) * (_WIDTH - _LEFT - _RIGHT)
+        width = SIZE["width"] - SIZE["left"] - SIZE["right"]
+        return round(SIZE["left"] + (value - low) / ((high - low) or 1) * width, 1)
 
     def y(self, value: float) -> float:
         low, high = self._y
         share = min(1.0, max(0.0, (value - low) / ((high - low) or 1)))
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _draw_axes(scale: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_name: str) -> list[str]:
-    parts = []
-    for tick in y_ticks:
-        y = scale.y(tick)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 5}" y="{y + 4:.1f}">{_write(tick)}</text>')
-    for tick in x_ticks:
-        anchor = "end" if tick == x_ticks[-1] else "middle"
-        place = f'x="{scale.x(tick):.1f}" y="{_HEIGHT - _BOTTOM + 14}"'
-        parts.append(f'<text class="{anchor}" {place}>{_write(tick)}</text>')
-    parts.append(
-        f'<text class="end soft" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}">{html.escape(x_name)}</text>'
-    )
-    return parts
-
-
-def _frame(title: str, said: str, parts: Sequence[str], legend: str) -> str:
-    label = html.escape(f"{title}. {said}", quote=True)
-    return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><svg class="chart" role="img" '
-        f'aria-label="{label}" viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(parts)}</svg>{legend}</figure>'
-    )
+        base = SIZE["height"] - SIZE["bottom"]
+        return round(base - share * (base - SIZE["top"]), 1)
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -9,20 +9,18 @@ from typing import Any
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.run_report import sections
-from flaxformer_mt.evaluation.run_report.attention_tables import find_attention, make_attention
+from flaxformer_mt.evaluation.run_report.attention_tables import find_attention
+from flaxformer_mt.evaluation.run_report.charts import SIZE
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, share_a_set
-from flaxformer_mt.evaluation.run_report.sections import escape
-
-_STYLE = Path(__file__).with_name("page.css")
 
 # Bootstrap samples of the intervals.
 SAMPLES = 1000
 _SAMPLES_IN_TRAINING = 200
 
 _NO_TRANSLATIONS = (
-    "<p>No run has translations of this set; <code>evaluate</code> writes them to RUN/translations/.</p>"
+    "No run has translations of this set; the command evaluate writes them to RUN/translations/."
 )
-_BY_DIRECTION = "<p>Each direction has translations of its own: <code>report --name={}</code> shows them.</p>"
+_BY_DIRECTION = "Each direction has translations of its own, which report --name={} shows."
 
 
 def report_runs(
@@ -77,7 +75,7 @@ def _write(output: Path, text: str) -> None:
 
 def make_parts(
     runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
-) -> dict[str, str]:
+) -> dict[str, sections.Blocks]:
     """Returns the sections that have something to show, by their headings."""
     numbers = {run.name: number for number, run in enumerate(runs)}
     compared = share_a_set(runs)
@@ -86,7 +84,7 @@ def make_parts(
             f"no run has translations of {name}, whose attention is asked for; translate them with evaluate"
         )
     scored: dict[str, Any] = {"all": {}}
-    lengths = quality = shown = ""
+    lengths, quality, shown = [], [], []
     if compared:
         scored = sections.score_groups(compared, samples)
         sources = compared[0].translations.sources  # type: ignore[union-attr]
@@ -95,9 +93,11 @@ def make_parts(
         quality = sections.make_sentences(compared)
     if attention:
         found = find_attention(compared[0].run_dir, compared[0].translations, attention)  # type: ignore[arg-type]
-        shown = f"<p>Model: {escape(compared[0].name)}.</p>{make_attention(found)}"
+        shown = [("paragraph", f"Model: {compared[0].name}."), *(("attention", one) for one in found)]
     left_out = [run.name for run in runs if run.translations is not None and run not in compared]
-    note = f"<p>Other sentences than the others have: {escape(', '.join(left_out))}.</p>" if left_out else ""
+    note = (
+        [("paragraph", f"Other sentences than the others have: {', '.join(left_out)}.")] if left_out else []
+    )
     parts = {
         "Summary": sections.make_summary(runs, scored["all"]) + note,
         "Training": sections.make_curves(runs),
@@ -111,31 +111,26 @@ def make_parts(
     return {heading: content for heading, content in parts.items() if content}
 
 
-def _explain_absence(runs: Sequence[RunFacts], name: str) -> str:
+def _explain_absence(runs: Sequence[RunFacts], name: str) -> sections.Blocks:
     """Returns why no translations can be compared."""
     directions = [direction for run in runs for direction in run.by_direction]
-    return _BY_DIRECTION.format(escape(f"{name}.{directions[0].name}")) if directions else _NO_TRANSLATIONS
+    text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
+    return [("paragraph", text)]
 
 
-def make_page(runs: Sequence[RunFacts], parts: dict[str, str]) -> str:
+def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) -> str:
     """Returns the page as HTML."""
-    title = " · ".join(run.name for run in runs)
-    links = "".join(
-        f'<li><a href="#part{number}">{escape(heading)}</a></li>' for number, heading in enumerate(parts)
+    import jinja2
+
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
-    body = "".join(
-        f'<section id="part{number}" aria-labelledby="heading{number}"><h2 id="heading{number}">'
-        f"{escape(heading)}</h2>{content}</section>"
-        for number, (heading, content) in enumerate(parts.items())
-    )
-    places = ", ".join(escape(run.run_dir) for run in runs)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; img-src data:\">\n"
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        f'<header><h1>{escape(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
-        f"<main>{body}</main>\n<footer>{places}</footer>\n</body>\n</html>\n"
+    return templates.get_template("page.html.jinja").render(
+        title=" · ".join(run.name for run in runs),
+        sections=parts,
+        places=[run.run_dir for run in runs],
+        size=SIZE,
+        zip=zip,
     )

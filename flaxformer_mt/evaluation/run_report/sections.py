@@ -1,14 +1,13 @@
-"""The sections of the page, as HTML, each from the facts of the runs; "" where there is nothing to show."""
+"""The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
 
 import difflib
-import html
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_sentences_chrf, score_with_intervals
-from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts
 from flaxformer_mt.evaluation.translation_files import Translations
 
@@ -25,46 +24,35 @@ _PROBLEMS = {
 _ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
 
-def escape(value: object) -> str:
-    """Returns a value as the text of an element."""
-    return html.escape(str(value))
+# What a section consists of: the kind of a block, as the template names it, and its values.
+Blocks = list[tuple[str, Any]]
 
 
-def make_table(
-    heading: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numbers: Sequence[int] = ()
-) -> str:
-    """Returns a table of cells that are HTML; the first cell of a row is its heading.
+class Table(NamedTuple):
+    """A table of texts, of runs, or of lists of lines; the first cell of a row is its heading.
 
-    Args:
-      caption: what the table shows, as text.
-      numbers: the columns that are aligned on the right.
+    numbers: the columns that are aligned on the right.
     """
 
-    def cell(tag: str, column: int, content: str, scope: str = "") -> str:
-        kind = ' class="number"' if column in numbers else (' class="value"' if tag == "td" else "")
-        return f"<{tag}{kind}{scope}>{content}</{tag}>"
-
-    head = "".join(cell("th", i, content, ' scope="col"') for i, content in enumerate(heading))
-    body = "".join(
-        "<tr>"
-        + cell("th", 0, row[0], ' scope="row"')
-        + "".join(cell("td", i, content) for i, content in enumerate(row) if i)
-        + "</tr>"
-        for row in rows
-    )
-    label = html.escape(caption, quote=True)
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table><caption>{escape(caption)}'
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    heading: Sequence[Any]
+    rows: Iterable[Sequence[Any]]
+    caption: str
+    numbers: Container[int] = ()
 
 
-def name_run(number: int, run: RunFacts) -> str:
-    """Returns a run's name with its color."""
-    return f'<span class="swatch run{number}" aria-hidden="true"></span>{escape(run.name)}'
+class Sentence(NamedTuple):
+    """A sentence: its rows are names with words, each with "ins", "del" or ""."""
+
+    title: str
+    rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar]]) -> str:
+def name_run(number: int, run: RunFacts) -> dict[str, Any]:
+    """Returns the cell of a run: its name and the number of its color."""
+    return {"number": number, "name": run.name}
+
+
+def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar]]) -> Blocks:
     """The scores of the compared set with 95% intervals, and what training took."""
     rows = []
     for number, run in enumerate(runs):
@@ -78,12 +66,12 @@ def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
                 "–" if seconds is None else _time(seconds),
-                escape(report.get("hardware", "–")),
+                str(report.get("hardware", "–")),
             ]
         )
     heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    return make_table(heading, rows, caption=caption, numbers=range(1, 7))
+    return [("table", Table(heading, rows, caption, range(1, 7)))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -102,9 +90,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
-def make_curves(runs: Sequence[RunFacts]) -> str:
+def make_curves(runs: Sequence[RunFacts]) -> Blocks:
     """Losses, BLEU and learning rate over updates; dashed: of the validation set beside that of training."""
-    charts = []
+    charts: list[Chart] = []
     for field, title in _PANELS.items():
         lines = []
         for number, run in enumerate(runs):
@@ -116,9 +104,8 @@ def make_curves(runs: Sequence[RunFacts]) -> str:
                 }
                 name = run.name if field != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
                 lines.append(Line(number, name, sorted(points.items()), dashed))
-        charts.append(draw_lines(lines, title=title, x_name="updates"))
-    drawn = "".join(charts)
-    return f'<div class="charts">{drawn}</div>' if drawn else ""
+        charts += draw_lines(lines, title=title, x_name="updates")
+    return [("charts", charts)] if charts else []
 
 
 def score_groups(runs: Sequence[RunFacts], samples: int) -> dict[str, dict[str, dict[str, Bar]]]:
@@ -139,13 +126,15 @@ def _score(
     run: RunFacts, translations: Translations, indices: Sequence[int], language: str, samples: int
 ) -> dict[str, Bar]:
     """Scores some sentences, whose references are in a language, as the run's config says."""
-    train = run.config.train
+    train, references = run.config.train, translations.references
     found = score_with_intervals(
         [translations.hypotheses[i] for i in indices],
-        [translations.references[i] for i in indices],
+        [references[i] for i in indices],
         samples=samples,
         lowercase=train.lowercase,
-        tokenize=choose_tokenizer(language, train.bleu_tokenize, warn=lambda message: None),
+        tokenize=choose_tokenizer(
+            language, train.bleu_tokenize, references=references, warn=lambda message: None
+        ),
     )
     return {metric: Bar(*pair) for metric, pair in found.items()}
 
@@ -155,34 +144,31 @@ def make_length_scores(
     scored: Mapping[str, Mapping[str, Mapping[str, Bar]]],
     sizes: Mapping[str, int],
     numbers: Mapping[str, int],
-) -> str:
+) -> Blocks:
     """Charts and a table of the scores by source length.
 
     Args:
       sizes: number of sentences of each range of lengths.
       numbers: number of the color of each run, by name.
     """
-    charts, rows = [], []
+    charts: list[Chart] = []
+    rows = []
     for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length")):
         groups = {
             label: [(numbers[run.name], scored[label][run.name][metric]) for run in runs] for label in sizes
         }
-        charts.append(draw_bars(groups, title=title, x_name="words of the source"))
+        charts += draw_bars(groups, title=title, x_name="words of the source")
     for label, size in sizes.items():
         for run in runs:
             found = scored[label][run.name]
             cells = [name_run(numbers[run.name], run), write_bar(found["bleu"]), write_bar(found["chrf"])]
             rows.append([label, f"{size:,}", *cells])
-    table = make_table(
-        ["words", "sentences", "run", "BLEU", "chrF"],
-        rows,
-        caption="Scores with 95% intervals by the number of words of the source",
-        numbers=(1, 3, 4),
-    )
-    return f'<div class="charts">{"".join(charts)}</div>{table}'
+    caption = "Scores with 95% intervals by the number of words of the source"
+    table = Table(["words", "sentences", "run", "BLEU", "chrF"], rows, caption, (1, 3, 4))
+    return [("charts", charts), ("table", table)]
 
 
-def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> str:
+def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks:
     """A chart and a table of the scores of each direction, of runs of several.
 
     They have intervals if the run has translations of the direction; without them, those of the test set are
@@ -206,34 +192,34 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> str:
             found[direction.name] = size, _score(run, own, range(size), direction.target, samples)
         for direction_name, (size, scores) in found.items():
             cells = [write_bar(scores.get(metric)) for metric in ("bleu", "chrf")]
-            rows.append([escape(direction_name), name_run(number, run), _number(size), *cells])
+            rows.append([direction_name, name_run(number, run), _number(size), *cells])
             if "bleu" in scores:
                 bars.setdefault(direction_name, []).append((number, scores["bleu"]))
     if not rows:
-        return ""
+        return []
     order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
     rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
     caption = "Scores by direction, with 95% intervals where there are translations"
     chart = draw_bars(bars, title="BLEU by direction", x_name="direction")
-    return f'<div class="charts">{chart}</div>{make_table(heading, rows, caption=caption, numbers=(2, 3, 4))}'
+    return [("charts", chart), ("table", Table(heading, rows, caption, (2, 3, 4)))]
 
 
-def mark_words(old: str, new: str) -> str:
-    """Returns the words of both texts as HTML: `del` around those of the old one, `ins` of the new."""
+def mark_words(old: str, new: str) -> list[tuple[str, str]]:
+    """Returns the words of both texts: marked "del" those of the old one only, "ins" those of the new."""
     before, after = old.split(), new.split()
-    parts = []
+    parts: list[tuple[str, str]] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
-            parts.append(escape(" ".join(before[i:j])))
-            continue
-        for tag, words in (("del", before[i:j]), ("ins", after[k:m])):
-            if words:
-                parts.append(f"<{tag}>{escape(' '.join(words))}</{tag}>")
-    return " ".join(parts)
+            parts.append(("", " ".join(before[i:j])))
+        else:
+            parts += [
+                (tag, " ".join(words)) for tag, words in (("del", before[i:j]), ("ins", after[k:m])) if words
+            ]
+    return parts
 
 
-def make_sentences(runs: Sequence[RunFacts]) -> str:
+def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
     """The sentences whose chrF differs most between the first run and each other one, with words marked.
 
     Of a single run: those with the lowest chrF, compared with their references.
@@ -244,74 +230,71 @@ def make_sentences(runs: Sequence[RunFacts]) -> str:
     if len(runs) == 1:
         worst = sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]
         rows = [
-            _list_sentence(
+            Sentence(
                 f"Sentence {i + 1}, chrF {own[i]:.1f}",
                 [
-                    ("source", escape(first.sources[i])),
-                    ("translation", escape(first.hypotheses[i])),
+                    ("source", [("", first.sources[i])]),
+                    ("translation", [("", first.hypotheses[i])]),
                     ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
                 ],
             )
             for i in worst
         ]
-        return "<h3>The lowest chrF</h3>" + "".join(rows)
-    parts = []
+        return [("heading", "The lowest chrF"), *(("sentence", row) for row in rows)]
+    parts: Blocks = []
     for other in runs[1:]:
         assert other.translations is not None
         theirs = score_sentences_chrf(other.translations.hypotheses, first.references)
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
         unlike = [i for i, (one, two) in enumerate(pairs) if one != two]
         chosen = sorted(unlike, key=lambda i: -abs(own[i] - theirs[i]))[:_SENTENCES]
-        parts.append(f"<h3>{escape(runs[0].name)} and {escape(other.name)}</h3>")
-        parts.append(f"<p>{len(unlike):,} of {len(own):,} translations differ.</p>")
-        parts += [
-            _list_sentence(
+        parts.append(("heading", f"{runs[0].name} and {other.name}"))
+        parts.append(("paragraph", f"{len(unlike):,} of {len(own):,} translations differ."))
+        shown = [
+            Sentence(
                 f"Sentence {i + 1}, chrF {own[i]:.1f} and {theirs[i]:.1f}",
                 [
-                    ("source", escape(first.sources[i])),
-                    ("reference", escape(first.references[i])),
+                    ("source", [("", first.sources[i])]),
+                    ("reference", [("", first.references[i])]),
                     (f"{runs[0].name} → {other.name}", mark_words(*pairs[i])),
                 ],
             )
             for i in chosen
         ]
-    return "".join(parts)
+        parts += [("sentence", one) for one in shown]
+    return parts
 
 
-def _list_sentence(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{content}</dd>" for name, content in rows)
-    return f'<div class="sentence"><p class="soft">{escape(title)}</p><dl>{items}</dl></div>'
-
-
-def make_config_differences(runs: Sequence[RunFacts]) -> str:
+def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
     """The fields of the configs that differ between the runs, or of one run from the default."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
         changed = [name for name in defaults if tables[0][name] != defaults[name]]
-        rows = [[escape(n), escape(repr(defaults[n])), escape(repr(tables[0][n]))] for n in changed]
-        return make_table(["field", "default", "value"], rows, caption="Fields that are not the default")
+        rows = [[n, repr(defaults[n]), repr(tables[0][n])] for n in changed]
+        return [("table", Table(["field", "default", "value"], rows, "Fields that are not the default"))]
     unlike = [name for name in tables[0] if any(table[name] != tables[0][name] for table in tables)]
     if not unlike:
-        return "<p>The configs are equal.</p>"
-    rows = [[escape(name), *(escape(repr(table[name])) for table in tables)] for name in unlike]
+        return [("paragraph", "The configs are equal.")]
+    rows = [[name, *(repr(table[name]) for table in tables)] for name in unlike]
     names = [name_run(number, run) for number, run in enumerate(runs)]
-    return make_table(["field", *names], rows, caption="Fields that are not the same in all runs")
+    return [("table", Table(["field", *names], rows, "Fields that are not the same in all runs"))]
 
 
-def make_data(runs: Sequence[RunFacts]) -> str:
+def make_data(runs: Sequence[RunFacts]) -> Blocks:
     """What became of the pairs of each data set."""
     rows = []
     for number, run in enumerate(runs):
         for split, found in run.report.get("data", {}).items():
             for part in (found or {}).get("parts", []):
                 problems = [
-                    f"{_PROBLEMS.get(name, escape(name))}: {one['count']:,} {_ACTIONS.get(one['action'], '')}"
+                    f"{_PROBLEMS.get(name, name)}: {one['count']:,} {_ACTIONS.get(one['action'], '')}"
                     for name, one in part["problems"].items()
                 ]
-                cells = [escape(split), escape(part["name"]), f"{part['read']:,}", f"{part['pairs']:,}"]
-                rows.append([name_run(number, run), *cells, "<br>".join(problems) or "none"])
+                cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
+                rows.append([name_run(number, run), *cells, problems or "none"])
     if not rows:
-        return "<p>The runs were trained by a version that did not record it; see <code>prepare</code>.</p>"
+        text = "The runs were trained by a version that did not record it; see the command prepare."
+        return [("paragraph", text)]
     heading = ["run", "split", "data set", "read", "kept", "problems"]
-    return make_table(heading, rows, caption="Pairs that were read and kept", numbers=(3, 4))
+    return [("table", Table(heading, rows, "Pairs that were read and kept", (3, 4)))]

@@ -1,5 +1,7 @@
 """Documents: lines are translated with their tags, and everything else stays."""
 
+import time
+
 import pytest
 
 from flaxformer_mt.commands.server.markup import Template, read_html, read_text
@@ -86,3 +88,80 @@ def test_the_character_that_stands_in_for_ampersands_is_none_of_the_document():
     lines = ["\U000f0000 & &copy=2 \U000f0001", "c"]
     assert [line.text for line in read_html(document).lines] == lines
     assert fill(read_html(document), *lines) == document
+
+
+# Each with the texts that an HTML5 parser finds outside of translate="no": html5lib agrees on all of them.
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ("<ul><li translate=no>a<li>b</ul>", ["b"]),
+        ("<ul><li translate='No'>a<p>c<ul><li>d</ul>e</ul>b", ["b"]),
+        ("<ul><li translate=no><div><ul><li>x</ul>y</div>z<li>b</ul>", ["b"]),
+        ("<dl><dt translate=no>a<dd>b<dt>c</dl>", ["b", "c"]),
+        ("<p translate=no>a <b>x<p>b", ["b"]),
+        ("<p translate=no>a<div>b</div>", ["b"]),
+        ("<div><p translate=no>a</div>b", ["b"]),
+        ("<div><p translate=no>a</b>c</div>b", ["b"]),
+        ("<p>a<span translate=no>x<p>b", ["a", "b"]),
+        ("<table><tr><td translate=no>a<td>b<tr><td>c</table>", ["b", "c"]),
+        ("<table><tr translate=no><td>a<tr><td>b<tbody><tr><td>c</table>", ["b", "c"]),
+        ("<table><thead translate=no><tr><th>a<tbody><tr><td>b</table>", ["b"]),
+        ("<table><tr><td translate=no><table><tr><td>a<td>b</table>c<td>d</table>", ["d"]),
+        ("<select><option translate=no>a<option>b</select>", ["b"]),
+        ("<select><optgroup translate=no><option>a<optgroup><option>b</select>", ["b"]),
+        ("<ruby>x<rt translate=no>a<rt>b</ruby>", ["x", "b"]),
+    ],
+)
+def test_end_tags_that_may_be_left_out_end_what_is_not_translated(document, lines):
+    template = read_html(document)
+    assert [line.text for line in template.lines] == lines
+    assert fill(template, *lines) == document
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ("<pre>\n  a <b>b\n c</b>\r\n\n d</pre>e", ["a b", "c", "d", "e"]),
+        ("<p style='color: red; white-space:pre-wrap'>a\nb<p>c", ["a", "b", "c"]),
+        ("<div style='WHITE-SPACE : pre-line'><p>a\nb</div>c", ["a", "b", "c"]),
+        ("<pre>a\nb<code>c\nd</code></pre>", ["a", "b"]),
+        ("<pre translate=no>a\nb</pre>c", ["c"]),
+    ],
+)
+def test_line_breaks_that_are_seen_stay(document, lines):
+    template = read_html(document)
+    assert [line.text for line in template.lines] == lines
+    assert fill(template, *lines) == document
+
+
+def test_line_breaks_that_are_not_seen_are_spaces():
+    assert [line.text for line in read_html("<p>a\nb<pre style='white-space: normal'>c\nd").lines] == [
+        "a b",
+        "c d",
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "<p>a <![CDATA[ x > y && <b> ]]> b</p>",
+        "<svg><style><![CDATA[ a > b {} ]]></style></svg><p>a b</p>",
+        "<?xml version='1.0'?><!DOCTYPE html SYSTEM 'about:legacy-compat'><P >a b</P\n>",
+        "<p>a <!-- <b> --!> --> b</p>",
+        "<p title='a > b' CLASS=x>a b</p\t>",
+    ],
+)
+def test_what_is_no_text_stays_byte_for_byte(document):
+    template = read_html(document)
+    assert template.lines[0].text == "a b"
+    assert fill(template, *(line.text for line in template.lines)) == document
+
+
+def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
+    """Each start tag looks at a limited number of open elements: 10 times as many take 10 times as long."""
+    start = time.perf_counter()
+    read_html("<p><button>" + "<div>a" * 500)
+    short = time.perf_counter() - start
+    start = time.perf_counter()
+    assert len(read_html("<p><button>" + "<div>a" * 5_000).lines) == 5_000
+    assert time.perf_counter() - start < 10 * 10 * max(short, 0.05)

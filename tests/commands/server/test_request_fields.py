@@ -34,6 +34,8 @@ def test_json_and_forms_give_the_same_request():
     expected = TextRequest(("ä b",), False, "de", "en", alternatives=2, scores=True)
     for kind, body in bodies.items():
         assert read_request(read_fields(body.encode(), kind), LIMITS) == expected, kind
+    with_mark = b'\xef\xbb\xbf{"q": ["a"]}'  # as editors and PowerShell write it
+    assert read_fields(with_mark, JSON) == {"q": ["a"]}
     assert read_request(read_fields(b"q=a&q=b&source=de&target=en", FORM), LIMITS).texts == ("a", "b")
     many = read_request({"q": [], "source": "de", "target": "en", "format": "html"}, LIMITS)
     assert many.several and many.texts == () and many.format == "html" and not many.describes

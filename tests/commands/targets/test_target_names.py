@@ -52,17 +52,12 @@ def test_an_unknown_target_is_refused_with_the_nearest_one(name, near):
     assert f"--target={name}" in str(error.value)
 
 
-def test_every_accelerator_has_a_peak_rate_and_its_clock_reaches_it():
-    """Operations of a cycle are a power of two: 128 x 128 or 256 x 256 units, two operations each."""
+def test_every_accelerator_has_a_peak_rate_and_gpus_a_description():
     config = Config(model=ModelConfig(dtype="bfloat16"))
     for kind, accelerator in ACCELERATORS.items():
-        peak = peak_flops(config, accelerator.device_kind)
-        assert peak is not None, kind
-        if accelerator.platform == "tpu":
-            assert peak / accelerator.clock in (
-                pytest.approx(2**power, rel=0.01) for power in range(16, 21)
-            ), kind
-        else:
+        assert peak_flops(config, accelerator.device_kind) is not None, kind
+        if accelerator.platform == "cuda":
             text = describe_gpu(kind)
             assert text.count("{") == text.count("}")
             assert re.search(rf"device_memory_size: {accelerator.memory}\b", text)
+            assert f"memory_bandwidth: {accelerator.bandwidth:.0f} " in text

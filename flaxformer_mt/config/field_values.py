@@ -1,0 +1,105 @@
+"""Values of config fields: from nested dicts or dotted paths to dataclasses of the declared types."""
+
+import dataclasses
+import difflib
+import math
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flaxformer_mt.errors import UserError
+
+# Larger whole numbers overflow arithmetic with floats and arrays.
+LARGEST_INT = (1 << 63) - 1
+
+# Fields of earlier versions, which their runs and exports still have.
+_REMOVED = ("config.train.prng",)
+
+# Shows values of any size in messages.
+_SHORT = reprlib.Repr()
+
+
+def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    """Builds a config, or a section of one, from nested dicts; missing fields take their defaults.
+
+    Args:
+      kind: the dataclass to build.
+      values: the fields by name, those of sections as dicts.
+      where: dotted name of the section in messages, "config.model".
+
+    Raises:
+      UserError: an unknown field (the message suggests the most similar one) or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    built = {}
+    for name, value in values.items():
+        if f"{where}.{name}" in _REMOVED:
+            continue
+        built[name] = _read_value(value, _find_type(hints, name, where), f"{where}.{name}")
+    return kind(**built)
+
+
+def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
+    """Returns a section with other values of some fields, which are named by their dotted paths.
+
+    Raises:
+      UserError: as `make_section`.
+    """
+    found: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    hints = typing.get_type_hints(type(section))
+    for path, value in changes.items():
+        name, dot, rest = path.partition(".")
+        kind = _find_type(hints, name, where)
+        if dot and dataclasses.is_dataclass(kind):
+            inner.setdefault(name, {})[rest] = value
+        elif dot:
+            raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
+        else:
+            found[name] = (
+                value if dataclasses.is_dataclass(value) else _read_value(value, kind, f"{where}.{name}")
+            )
+    for name, own in inner.items():
+        found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
+    return dataclasses.replace(section, **found)
+
+
+def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
+    if name in hints:
+        return hints[name]
+    near = difflib.get_close_matches(name, hints, n=1)
+    hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+    raise UserError(f"unknown config field {where}.{name}{hint}")
+
+
+def _read_value(value: Any, hint: Any, where: str) -> Any:
+    shown = _SHORT.repr(value)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} should be an object, got {shown}")
+        return make_section(typing.cast(type, hint), value, where)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} is {shown}; allowed: {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where} should be a list, got {shown}")
+        return tuple(_read_value(item, args[0], where) for item in value)
+    if origin is types.UnionType:
+        if value is None and type(None) in args:
+            return None
+        return _read_value(value, next(a for a in args if a is not type(None)), where)
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if type(value) is not hint:
+        raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
+    if hint is int and abs(value) > LARGEST_INT:
+        raise UserError(f"{where} is {shown}; the largest accepted value is {LARGEST_INT}")
+    if hint is float and not math.isfinite(value):
+        raise UserError(f"{where} is {value}; it must be a finite number")
+    return value

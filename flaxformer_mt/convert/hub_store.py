@@ -1,0 +1,136 @@
+"""Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded with a model card.
+
+Contains the only import of huggingface_hub. Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
+"""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.errors import UserError, install_command
+
+PREFIX = "hf:"
+# The files that an import reads; weights in addition, in the first form that there is.
+_FILES = ("*.json", "*.model", "*.spm", "merges.txt")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def find_hub_name(path: str | Path) -> str | None:
+    """Return OWNER/NAME, with @REVISION if it has one, of a path that names a model of the Hub; else None."""
+    text = str(path)
+    return text.removeprefix(PREFIX) if text.startswith(PREFIX) else None
+
+
+def fetch_model(name: str) -> Path:
+    """Download the config, the tokenizer and the weights of a model; return the folder in the Hub's cache.
+
+    Files that are there already are not downloaded again, and without a network those are used.
+
+    Args:
+      name: see `find_hub_name`.
+
+    Raises:
+      UserError: huggingface_hub is not installed, or there is no such model that can be read.
+    """
+    hub = _import_hub(f"--input={PREFIX}{name}")
+    repository, _, revision = name.partition("@")
+    options: dict[str, Any] = {"repo_id": repository, "revision": revision or None}
+    try:
+        try:
+            stored = hub.HfApi().list_repo_files(repository, revision=revision or None)
+        except Exception as error:
+            if not _is_offline(error):
+                raise
+            return Path(hub.snapshot_download(**options, local_files_only=True))
+        safe = any(file.endswith(".safetensors") and "/" not in file for file in stored)
+        patterns = [*_FILES, _WEIGHTS[0] if safe else _WEIGHTS[1]]
+        return Path(hub.snapshot_download(**options, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except Exception as error:  # of the network, of the Hub, of the disk
+        raise UserError(_explain(error, name, "downloaded")) from error
+
+
+def push_model(folder: Path, name: str, card: str) -> str:
+    """Upload the files of a folder as a model of the Hub, with a model card; return its address.
+
+    Raises:
+      UserError: huggingface_hub is not installed, or the model cannot be written to.
+    """
+    hub = _import_hub(f"--push={PREFIX}{name}")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    try:
+        api = hub.HfApi()
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Export of flaxformer_mt")
+    except Exception as error:
+        raise UserError(_explain(error, name, "uploaded")) from error
+    return f"https://huggingface.co/{name}"
+
+
+def make_card(config: Config, facts: dict[str, Any]) -> str:
+    """Return a model card, README.md, for an export: what the Hub reads, and how to translate with it.
+
+    Args:
+      facts: of the export: format, checkpoint, step.
+    """
+    directions = find_directions(config.data)
+    languages = list(dict.fromkeys(code for one in directions for code in one if code))
+    library = "ctranslate2" if facts["format"] == "ctranslate2" else "transformers"
+    header = {
+        "language": languages,
+        "library_name": library,
+        "pipeline_tag": "translation",
+        "tags": ["translation", "flaxformer_mt"],
+    }
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
+    names = ", ".join(one.name for one in directions)
+    lines += [f"# Translation, {names}", ""]
+    lines += [
+        f"Trained with flaxformer_mt; checkpoint {facts['checkpoint']}, step {facts['step']}, exported as "
+        f"`{facts['format']}`."
+    ]
+    if library == "transformers":
+        lines += [
+            "",
+            "```python",
+            "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+            "",
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            'model = AutoModelForSeq2SeqLM.from_pretrained(".")',
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _import_hub(what: str) -> ModuleType:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{what} needs the package huggingface_hub, which is not installed; install it with: "
+            f"{install_command(extra='huggingface')}"
+        ) from error
+    return huggingface_hub
+
+
+def _is_offline(error: Exception) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"ConnectError", "ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout"})
+
+
+def _explain(error: Exception, name: str, done: str) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    reason = str(error).strip().split("\n")[0][:200]
+    if "GatedRepoError" in names:
+        remedy = "accept its terms on its page, and log in with `hf auth login`"
+    elif names & {"RepositoryNotFoundError", "RevisionNotFoundError", "HFValidationError"}:
+        remedy = (
+            "correct the name, which is OWNER/NAME or OWNER/NAME@REVISION, or log in with `hf auth login`"
+        )
+    elif _is_offline(error) or "LocalEntryNotFoundError" in names:
+        remedy = "check the network, or download the model elsewhere and give its folder"
+    else:
+        remedy = "see the reason"
+    return f"{PREFIX}{name} cannot be {done}: {type(error).__name__}: {reason}; {remedy}"

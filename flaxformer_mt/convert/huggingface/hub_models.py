@@ -1,0 +1,185 @@
+"""Format hf: the models of Hugging Face's Hub that translation starts from, to and from their own layout.
+
+    bart                BART
+    mbart               mBART-50
+    m2m_100             M2M100 and NLLB-200
+    t5, mt5             T5, T5 1.1, mT5, MADLAD-400, ByT5
+    marian, pegasus     the formats marian and hf-pre-norm
+
+The model_type of config.json says which one it is. An export writes the arrays under the names of the class,
+and all other files as the import has found them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.foreign_limits import check_network
+from flaxformer_mt.convert.format_interface import (
+    Format,
+    Given,
+    Weights,
+    constraining_options,
+    read_config_json,
+    shapes_of,
+    size_fields,
+    unsupported_fields,
+)
+from flaxformer_mt.convert.huggingface import bart_table, marian, pegasus, t5_table
+from flaxformer_mt.convert.huggingface.forward_pass import open_model
+from flaxformer_mt.convert.huggingface.generation_options import read_search
+from flaxformer_mt.convert.huggingface.pretrained_config import (
+    Facts,
+    make_model_config,
+    make_pretrained_config,
+    read_facts,
+)
+from flaxformer_mt.convert.huggingface.pretrained_tokenizer import read_vocab, write_vocab
+from flaxformer_mt.convert.huggingface.stored_tensors import open_tensors
+from flaxformer_mt.convert.name_table import Table
+from flaxformer_mt.convert.safetensors_file import save_safetensors
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import PretrainedVocab, Vocabs
+
+_NAME = "hf"
+_FILE = "model.safetensors"
+# The formats of models with a vocabulary of this package, by the model_type of their classes.
+_OWN = {"marian": marian.FORMAT, "pegasus": pegasus.FORMAT}
+
+# What the classes of both families have, by whether the positions are relative.
+_ALLOWED: dict[bool, dict[str, tuple[Any, ...]]] = {
+    True: {
+        "model.norm": ("rms",),
+        "model.norm_position": ("pre",),
+        "model.final_norm": (None, True),
+        "model.embedding_norm": (False,),
+        "model.embedding_scale": (False,),
+        "model.attention_scale": (False,),
+        "model.attention_bias": (False,),
+        "model.ffn_bias": (False,),
+        "model.output_bias": (False,),
+    },
+    False: {
+        "model.positions": ("learned", "sinusoidal_halves"),
+        "model.first_position": (2,),
+        "model.norm": ("layer",),
+        "model.norm_epsilon": (1e-5,),
+        "model.attention_bias": (True,),
+        "model.ffn_bias": (True,),
+        "model.activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    },
+}
+_ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
+    "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
+    "model.ffn_layer": ("dense",),
+    "model.norm_affine": (True,),
+    "model.embedding_bias": (False,),
+    "model.tying": ("all", "embeddings"),
+    "model.padding_mask": ("source", "both"),
+}
+
+
+def _problems(config: Config) -> list[str]:
+    if config.vocab.kind != "pretrained":
+        return _own_format(config).problems(config)
+    return unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
+
+
+def _own_format(config: Config) -> Format:
+    return _OWN["marian" if config.model.norm_position == "post" else "pegasus"]
+
+
+def _is_t5(config: Config) -> bool:
+    return config.model.positions == "relative"
+
+
+def _make_table(config: Config, vocabs: Vocabs) -> Table:
+    shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    if _is_t5(config):
+        return t5_table.make_t5_table(config, shapes, what=_NAME)
+    positions = (config.model.longest_input or 0) + config.model.first_position
+    final_norm = config.model.norm_position == "pre"
+    return bart_table.make_bart_table(config, shapes, what=_NAME, positions=positions, final_norm=final_norm)
+
+
+def _tied_names(config: Config) -> list[str]:
+    """Names of one array, as tensors, of which files have the first one at least."""
+    if _is_t5(config):
+        return [f"{name}.weight" for name in t5_table.tied_names(config.model)]
+    return bart_table.tied_names(config.model)
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    config, vocab = weights.config, weights.vocabs.target
+    if not isinstance(vocab, PretrainedVocab):
+        _own_format(config).write(weights, folder, quantization)
+        return
+    if vocab.facts.kept is not None:
+        raise UserError(
+            f"{_NAME} cannot express this model: its vocabulary was cut at the import (--vocab_text), and "
+            "the original tokenizer has other ids; give --format=ctranslate2"
+        )
+    tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves)
+    for name in _tied_names(config)[1:]:
+        del tensors[name]
+    for name in [name for name in tensors if name.endswith("embed_positions.weights")]:
+        del tensors[name]  # computed by the class
+    changes = {"vocab_size": vocab.size} | {
+        field: "float32"
+        for field in ("dtype", "torch_dtype")
+        if f'"{field}"'.encode() in vocab.files["config.json"]
+    }
+    write_vocab(vocab, folder, changes)
+    save_safetensors(tensors, folder / _FILE)
+
+
+def _read(path: Path, given: Given) -> Weights:
+    folder = path if path.is_dir() else path.parent
+    stored = read_config_json(folder)
+    if not stored:
+        raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
+    if stored.get("model_type") in _OWN:
+        read = _OWN[stored["model_type"]].read
+        assert read is not None
+        return read(path, given)
+    if given != Given():
+        raise UserError(
+            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
+        )
+    facts = read_facts(folder, stored)
+    with open_tensors(folder) as tensors:
+        return _read_tensors(folder, facts, {n: t for n, t in tensors.items() if n not in t5_table.UNUSED})
+
+
+def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:
+    vocab, data = read_vocab(folder, facts)
+    vocabs = Vocabs(vocab, vocab, joint=True)
+    bias = bart_table.BIAS
+    has_bias = bias in tensors and bool(np.any(np.asarray(tensors[bias])))
+    model = make_model_config(facts, tied=_is_tied(facts, tensors), output_bias=has_bias)
+    search = read_search(folder, facts.fields, vocab)
+    config = make_pretrained_config(facts, model, vocab, search, data)
+    try:
+        check_network(config, folder)
+    except UserError as error:
+        raise UserError(f"{folder}: its config.json makes this config: {error}") from error
+    leaves = _make_table(config, vocabs).to_flax(
+        tensors, tied=_tied_names(config), origin=str(folder), sizes=size_fields(config, vocabs)
+    )
+    return Weights(config, vocabs, leaves)
+
+
+def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
+    """Whether the output matrix is the embedding: as transformers decides it, by what the file has."""
+    shared = "shared.weight" if facts.is_t5 else "model.shared.weight"
+    if "lm_head.weight" not in tensors or shared not in tensors:
+        return True
+    one, other = tensors["lm_head.weight"], tensors[shared]
+    return one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
+
+
+FORMAT = Format(_NAME, _problems, _write, open_model, _read, lost_options=constraining_options)

@@ -1,0 +1,126 @@
+"""The arrays of a Hugging Face folder, read one by one: a model of gigabytes is never in memory twice.
+
+Contains model.safetensors, in one file or in several shards with an index, and pytorch_model.bin, which
+PyTorch reads without running code (`weights_only`) and by mapping the file into memory.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from flaxformer_mt.config.files import read_json_object
+from flaxformer_mt.convert.foreign_limits import check_tensors
+from flaxformer_mt.errors import UserError
+
+_FILE = "model.safetensors"
+_PICKLE = "pytorch_model.bin"
+
+
+class StoredTensor:
+    """An array in a file: its shape is known, and its numbers are read whenever it becomes a numpy array."""
+
+    def __init__(self, read: Any, shape: tuple[int, ...]) -> None:
+        self._read, self.shape = read, shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._read().float().numpy(), dtype)
+
+
+@contextlib.contextmanager
+def open_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
+    """Yields the arrays of a folder by name, as float32 when they are read.
+
+    Raises:
+      UserError: no file has them, a file is missing or damaged, or has something else than plain floating-
+        point arrays.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _open_pickles(folder) if _has_only_pickles(folder) else _open_safetensors(folder, stack)
+
+
+def _has_only_pickles(folder: Path) -> bool:
+    stored = (folder / name for name in (_FILE, f"{_FILE}.index.json"))
+    return not any(path.is_file() for path in stored) and any(
+        (folder / name).is_file() for name in (_PICKLE, f"{_PICKLE}.index.json")
+    )
+
+
+def _find_files(folder: Path, name: str) -> list[Path]:
+    """The file of this name, or the shards that its index lists."""
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        raise UserError(
+            f"{folder / name} does not exist, nor does {index.name}; give the folder of a model as "
+            "--input=PATH"
+        )
+    try:
+        shards = read_json_object(index)["weight_map"]
+        names = sorted({shard for shard in shards.values() if isinstance(shard, str)})
+    except (ValueError, OSError, KeyError, AttributeError) as error:
+        raise UserError(f"{index} is damaged: {type(error).__name__}: {error}; download it again") from error
+    for shard in names:
+        if Path(shard).name != shard:
+            raise UserError(f"{index} names the shard {shard!r:.60}, which is not a file of its folder")
+        if not (folder / shard).is_file():
+            raise UserError(f"{folder / shard} does not exist, but {index.name} lists it; download it")
+    return [folder / shard for shard in names]
+
+
+def _open_safetensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for path in _find_files(folder, _FILE):
+        with _naming_damage(path):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        for name, shape in shapes.items():
+
+            def read(file: Any = file, name: str = name, path: Path = path) -> torch.Tensor:
+                with _naming_damage(path):
+                    tensor = file.get_tensor(name)
+                check_tensors({name: tensor}, path)
+                return tensor
+
+            _add(tensors, name, StoredTensor(read, shape), path)
+    return tensors
+
+
+def _open_pickles(folder: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for path in _find_files(folder, _PICKLE):
+        with _naming_damage(path):
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        found: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
+        if not found or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+        ):
+            raise UserError(f"{path} is no state dict: it must have a tensor for each name")
+        check_tensors(dict(found), path)
+        for name, tensor in found.items():
+            _add(tensors, name, StoredTensor(lambda tensor=tensor: tensor, tuple(tensor.shape)), path)
+    return tensors
+
+
+def _add(tensors: dict[str, StoredTensor], name: str, tensor: StoredTensor, path: Path) -> None:
+    if name in tensors:
+        raise UserError(f"{path} has {name}, which another shard has too; download the model again")
+    tensors[name] = tensor
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # damaged headers and pickles raise errors of many types
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"{path} is damaged or no file of tensors: {type(error).__name__}: {reason}"
+        ) from error

@@ -1,0 +1,209 @@
+"""Sides of a corpus that are swapped, shifted against each other by some lines, or in another language.
+
+Compares samples: the letter sequences of a side with those that its language has in the training set, and the
+correlation of the lengths of a pair with that of a source and the target some lines later or earlier.
+Contains pure functions of pairs.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.writing_systems import find_script, lacks_spaces
+
+# A sample of a set: consecutive pairs, in blocks that are spread evenly over it.
+_BLOCK, _BLOCKS = 200, 20
+# Fewer pairs, or letters in a block, say nothing.
+_FEWEST_PAIRS, _FEWEST_LETTERS = 100, 1000
+# Largest number of lines by which sides are tried to be shifted. Sides are shifted if lengths correlate at
+# least so much with those of other lines, and so much more than with those of their own.
+_LARGEST_SHIFT = 3
+_CORRELATION, _MORE = 0.5, 0.3
+# Sides are swapped if each is more similar to the other language by this much (cosine of letter sequences),
+# and in an unknown language below this similarity to its own.
+_CLOSER, _UNLIKE = 0.1, 0.4
+_EXAMPLES = 3
+
+_Profile = collections.Counter[str]
+
+
+class PartedPairs(Protocol):
+    """What is read of `Pairs`."""
+
+    parts: tuple[Part, ...]
+    languages: tuple[tuple[str, str], ...]
+
+    def read_range(self, part: int, positions: range) -> list[Pair]:
+        """The pairs at these positions of a data set, which is one of `parts`."""
+        ...
+
+
+class Block(NamedTuple):
+    """Consecutive pairs of a data set from number `start` on, and the letter sequences of both sides."""
+
+    start: int
+    pairs: list[Pair]
+    profiles: tuple[_Profile, _Profile]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A problem of a data set.
+
+    problem: swapped, shifted, source or target (that side is in another language). blocks: number of blocks
+    with the problem, of how many. first: number of the first pair of the first one, from 1 on. shift: targets
+    that are this number of lines later belong to the sources.
+    """
+
+    split: str
+    name: str
+    problem: str
+    blocks: int
+    of: int
+    first: int
+    examples: list[dict[str, Any]]
+    shift: int = 0
+
+
+def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[Finding]:
+    """Compares the sides of each data set of the splits with those of the training set, which is `train`."""
+    samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
+    known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
+    for _, languages, blocks in samples["train"]:
+        for block in blocks:
+            for language, counts in zip(languages, block.profiles, strict=True):
+                known[language].update(counts)
+    known = {name: own for name, own in known.items() if name and own.total() >= _FEWEST_LETTERS}
+    findings = []
+    for split, parts in samples.items():
+        for name, languages, blocks in parts:
+            found: dict[str, list[tuple[Block, int]]] = collections.defaultdict(list)
+            for block in blocks:
+                for problem, shift in _examine(block, languages, known):
+                    found[problem].append((block, shift))
+            for problem, where in found.items():
+                block, shift = where[0]
+                numbers = len(where), len(blocks), block.start + 1
+                findings.append(Finding(split, name, problem, *numbers, _choose_examples(block), shift))
+    return findings
+
+
+def find_shift(pairs: Sequence[Pair]) -> int:
+    """Returns by how many lines the targets of consecutive pairs are late; 0 if they belong to their sources.
+
+    With 1, the target of each source is that of the next pair.
+    """
+    lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
+    if len(pairs) < _FEWEST_PAIRS:
+        return 0
+    found = {
+        shift: _correlate(
+            lengths[max(0, -shift) : len(pairs) - max(0, shift), 0],
+            lengths[max(0, shift) : len(pairs) + min(0, shift), 1],
+        )
+        for shift in range(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1)
+    }
+    best = max(found, key=found.__getitem__)
+    is_clear = found[best] >= _CORRELATION and found[best] - found[0] >= _MORE
+    return best if is_clear else 0
+
+
+def count_sequences(texts: Iterable[str]) -> _Profile:
+    """Counts the sequences of three letters, with the spaces around words; single letters without spaces."""
+    texts = [text.lower() for text in texts]
+    counts: _Profile = collections.Counter()
+    size = 1 if lacks_spaces(texts) else 3
+    for text in texts:
+        letters = "".join(letter if find_script(letter) else " " for letter in text)
+        line = f" {' '.join(letters.split())} " if size > 1 else letters.replace(" ", "")
+        counts.update(line[start : start + size] for start in range(len(line) - size + 1))
+    return counts
+
+
+def compare_sequences(one: _Profile, other: _Profile) -> float:
+    """Returns the cosine of the angle between two counts, from 0 to 1."""
+    product = sum(count * other[key] for key, count in one.items())
+    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
+    return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
+
+
+def describe_side_problems(findings: Iterable[Finding]) -> list[str]:
+    """A warning for each finding, with an example."""
+    return [_describe(finding) for finding in findings]
+
+
+def _take_samples(pairs: PartedPairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
+    """Yields name, languages and blocks of each data set of a split."""
+    for number, (part, languages) in enumerate(zip(pairs.parts, pairs.languages, strict=True)):
+        last = max(0, part.size - _BLOCK)
+        count = min(_BLOCKS, -(-part.size // _BLOCK))
+        starts = np.unique(np.linspace(0, last, count).astype(int)).tolist()
+        ranges = [range(start, min(start + _BLOCK, part.size)) for start in starts]
+        yield part.name, languages, [_make_block(r.start, pairs.read_range(number, r)) for r in ranges]
+
+
+def _make_block(start: int, pairs: list[Pair]) -> Block:
+    source, target = (count_sequences(pair[side] for pair in pairs) for side in (0, 1))
+    return Block(start, pairs, (source, target))
+
+
+def _examine(
+    block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]
+) -> Iterator[tuple[str, int]]:
+    """Yields the problems of a block, each with the number of lines by which targets are late."""
+    source, target = languages
+    own = block.profiles
+    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]
+    if source and target in known and source in known and source != target and all(is_enough):
+        gains = [
+            compare_sequences(own[0], known[target]) - compare_sequences(own[0], known[source]),
+            compare_sequences(own[1], known[source]) - compare_sequences(own[1], known[target]),
+        ]
+        if min(gains) >= _CLOSER:
+            yield "swapped", 0
+            return
+    for name, language, counts, enough in zip(("source", "target"), languages, own, is_enough, strict=True):
+        if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
+            yield name, 0
+    if source and (shift := find_shift(block.pairs)):
+        yield "shifted", shift
+
+
+def _correlate(one: np.ndarray, other: np.ndarray) -> float:
+    if min(one.std(), other.std()) < 1e-9:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _choose_examples(block: Block) -> list[dict[str, Any]]:
+    return [
+        {"pair": block.start + number + 1, "source": pair.source[:80], "target": pair.target[:80]}
+        for number, pair in enumerate(block.pairs[:_EXAMPLES])
+    ]
+
+
+def _describe(finding: Finding) -> str:
+    where = f"the {finding.split} set {finding.name}"
+    example = finding.examples[0]
+    shown = f"pair {example['pair']:,} is {example['source'][:50]!r} | {example['target'][:50]!r}"
+    amount = "" if finding.blocks == finding.of else f" in {finding.blocks} of {finding.of} places"
+    if finding.problem == "swapped":
+        return (
+            f"source and target of {where} look swapped{amount}, compared with the training set ({shown}); "
+            "exchange the two files or columns"
+        )
+    if finding.problem == "shifted":
+        order = "after" if finding.shift > 0 else "before"
+        lines = f"{abs(finding.shift)} line{'s' * (abs(finding.shift) > 1)}"
+        return (
+            f"the two sides of {where} look shifted against each other{amount}: lengths of sources fit "
+            f"targets {lines} {order} them, first near {shown}; look for a line that one of the files lacks"
+        )
+    return (
+        f"the {finding.problem}s of {where} look like another language{amount} than those of the training "
+        f"set ({shown}); check the files and their languages"
+    )

@@ -1,0 +1,91 @@
+"""Text that a vocabulary cannot produce: references that are not the same after tokenizing and detokenizing.
+
+A model with such a vocabulary cannot score 100, whatever it has learned.
+"""
+
+import collections
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from flaxformer_mt.vocab import Vocab
+
+# Lines that are looked at, evenly spaced over the set, and numbers of examples and of characters in a report.
+_MOST = 5000
+_EXAMPLES, _CHARACTERS = 5, 10
+_SHORT = 120
+
+
+class _Pairs(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
+    """Tokenizes and detokenizes targets, and reports those that come back as other text.
+
+    Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
+
+    Args:
+      pairs: pairs, or more than 5,000 of which as many are looked at; each has `.target`.
+
+    Returns:
+      {"lines": number of lines looked at, "lost": number of those that change, "characters": the characters
+      that most changed lines lack, each with its name and the number of lines, "examples": the first changed
+      lines, each with its number in `pairs` from 1 on and with the text that comes back}.
+    """
+    numbers = np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST)).astype(int)).tolist()
+    texts = [" ".join(filter(None, pairs[number].target.split(" "))) for number in numbers]
+    back = list(map(vocab.detokenize, vocab.tokenize_all(texts)))
+    changed = [
+        (number, text, found)
+        for number, text, found in zip(numbers, texts, back, strict=True)
+        if text != found
+    ]
+    missing = collections.Counter(
+        character for _, text, found in changed for character in _find_missing(text, found)
+    )
+    return {
+        "lines": len(texts),
+        "lost": len(changed),
+        "characters": [
+            {"character": _name(character), "lines": count}
+            for character, count in missing.most_common(_CHARACTERS)
+        ],
+        "examples": [
+            {"number": number + 1, "text": text[:_SHORT], "back": found[:_SHORT]}
+            for number, text, found in changed[:_EXAMPLES]
+        ],
+    }
+
+
+def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
+    """A warning if references of the validation set cannot be produced, with characters and an example."""
+    if not report or not report["lost"]:
+        return []
+    characters = ", ".join(f"{one['character']} ({one['lines']:,})" for one in report["characters"][:3])
+    example: Mapping[str, Any] = report["examples"][0]
+    shown = "; ".join(
+        [
+            f"lines lack {characters}" if characters else "characters are in another order",
+            f"line {example['number']} {example['text'][:60]!r} becomes {example['back'][:60]!r}",
+        ]
+    )
+    share = report["lost"] / report["lines"]
+    return [
+        f"{report['lost']:,} of {report['lines']:,} targets of the validation set ({share:.1%}) cannot be "
+        f"produced with this vocabulary: {shown}. A vocabulary keeps its targets with "
+        "vocab.target_normalization=identity, vocab.byte_fallback=True and vocab.character_coverage=1"
+    ]
+
+
+def _find_missing(text: str, found: str) -> Sequence[str]:
+    """The characters that occur more often in a text than in what comes back of it."""
+    return list(collections.Counter(text) - collections.Counter(found))
+
+
+def _name(character: str) -> str:
+    return f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip()

@@ -1,0 +1,120 @@
+"""The lock of a run in an object store: one object .lock with the owner of the run and the time.
+
+The owner writes it again every few seconds. Whoever finds a lock whose owner gives no sign of life for a
+minute, or has died on this machine, takes it over. The old owner, should it still live, finds another owner
+in it before it publishes anything further, and ends.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.object_store.filesystem import ObjectStore
+
+NAME = ".lock"
+# Seconds between two signs of life, and after how many without one an owner counts as dead.
+BEAT, SILENCE = 15.0, 60.0
+
+
+class OwnerLock:
+    """The lock of one process; `check` before each publication."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Takes the lock, at once or after the silence of an owner that no longer lives.
+
+        Raises:
+          UserError: another process has the lock, or the store cannot be written to.
+        """
+        self._store, self._end = store, threading.Event()
+        self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
+        # A process number means nothing on another machine, in another container or after a restart.
+        self._me["machine"] = _name_machine()
+        self._await_silence()
+        try:
+            self._store.write(NAME, self._content(), mode="create" if self._read() is None else "overwrite")
+        except FileExistsError:
+            pass
+        time.sleep(BEAT / 15)  # of several that take it over at once, the last one has it
+        self.check()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises UserError if another process has the lock."""
+        if (owner := self._read() or {}).get("token") != self._me["token"]:
+            raise UserError(
+                f"{self._store.url} is being trained by {_describe(owner)}; this process publishes nothing "
+                "further; wait until the other one ends, or give another --run=DIR"
+            )
+
+    def release(self) -> None:
+        """Gives the lock back; leaves it to its silence if the store cannot be reached."""
+        self._end.set()
+        self._thread.join()
+        try:
+            self.check()
+            self._store.remove([NAME])
+        except UserError as error:
+            warn_user(f"the lock of the run was not given back: {error}")
+
+    def _beat(self) -> None:
+        while not self._end.wait(BEAT):
+            try:
+                self.check()  # a process that was suspended must not take the lock back
+                self._store.write(NAME, self._content())
+            except UserError:
+                continue  # whoever publishes next says what is wrong
+
+    def _await_silence(self) -> None:
+        first, start = self._read(), time.monotonic()
+        while (owner := self._read()) is not None and not _has_died(owner):
+            if owner != first:
+                raise UserError(
+                    f"{self._store.url} is being trained by {_describe(owner)}; wait until it ends, or give "
+                    "another --run=DIR"
+                )
+            waited = time.monotonic() - start
+            if waited >= SILENCE:
+                break
+            if waited < BEAT / 15:
+                who = f"{self._store.url} was last trained by {_describe(owner)}"
+                warn_user(f"{who}; waiting up to {SILENCE:.0f} s for a sign of life of it")
+            time.sleep(BEAT / 10)
+
+    def _content(self) -> bytes:
+        return json.dumps({**self._me, "time": time.time()}).encode()
+
+    def _read(self) -> dict[str, Any] | None:
+        """The owner in the lock; None if there is no lock."""
+        try:
+            owner = json.loads(self._store.read(NAME))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            owner = {}
+        return owner if isinstance(owner, dict) else {}
+
+
+def _describe(owner: dict[str, Any]) -> str:
+    return f"process {owner['process']} on host {owner['host']}" if "process" in owner else "another process"
+
+
+def _name_machine() -> str:
+    """Names this boot of this machine, and the processes that can be seen here; "" if it cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _has_died(owner: dict[str, Any]) -> bool:
+    """Whether the owner was a process of this very machine that lives no more."""
+    here = owner.get("machine") and owner.get("machine") == _name_machine()
+    return bool(here) and not Path(f"/proc/{owner.get('process')}").exists()

@@ -1,0 +1,264 @@
+"""The vocabulary of a pretrained model: how it segments text, its special symbols, and its language tags.
+
+In a run it is a file of facts and the files of the original tokenizer, unchanged, so that an export gives
+them back:
+
+    pretrained.json   tokenizer/tokenizer.json   tokenizer/tokenizer_config.json   ...
+
+Models of many languages begin a text with the tag of its language (`deu_Latn Hallo`): sources with that of
+the source language, and translations with that of the target language.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from flaxformer_mt.config.files import read_file, read_json_object
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab.cut_pieces import CutPieces, choose_pieces
+from flaxformer_mt.vocab.segmenters import Kind, make_segmenter
+from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
+
+FACTS_NAME = "pretrained.json"
+FILES_NAME = "tokenizer"
+# Larger files are not read.
+_FILE_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedFacts:
+    """What the files of a tokenizer do not say in one way.
+
+    kind: see `segmenters`. size: number of ids, those without a piece included. pad_id, eos_id, unk_id: the
+    special symbols; bos_id: what targets begin with, which may be any of them. first_ids: what every text
+    begins with, as BART's <s>. tags: ids of language tags, by name. target_tags: whether translations begin
+    with a tag. family: the model type whose tokenizer it is.
+    """
+
+    kind: Kind
+    size: int
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    unk_id: int
+    first_ids: tuple[int, ...] = ()
+    tags: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    target_tags: bool = False
+    family: str = ""
+    # Of a vocabulary that was cut: the id in the original tokenizer of each id. None: it was not cut.
+    kept: tuple[int, ...] | None = None
+
+    def check(self, name: str) -> None:
+        """Raise UserError, which names the file, if an id is outside the vocabulary or a value is wrong."""
+        ids = {field: getattr(self, field) for field in ("pad_id", "bos_id", "eos_id", "unk_id")}
+        ids |= {f"first_ids {number}": number for number in self.first_ids} | dict(self.tags)
+        if type(self.size) is not int or not 1 <= self.size <= 1 << 24:
+            raise UserError(f"{name}: size is {self.size!r:.40}; it must be a number from 1 to {1 << 24}")
+        for field, number in ids.items():
+            if type(number) is not int or not 0 <= number < self.size:
+                raise UserError(
+                    f"{name}: {field} is {number!r:.40}, but the model has the ids 0 to {self.size - 1}; the "
+                    "files belong to different models"
+                )
+        if self.pad_id == self.eos_id:
+            raise UserError(f"{name}: padding and the end symbol are both {self.pad_id}; they must differ")
+        if self.kept is not None and len(self.kept) != self.size:
+            raise UserError(f"{name}: kept has {len(self.kept)} ids, but size is {self.size}")
+        if self.kind not in get_args(Kind):
+            kinds = ", ".join(get_args(Kind))
+            raise UserError(f"{name}: kind is {self.kind!r:.40}; it must be one of {kinds}")
+
+
+class PretrainedVocab(Vocab):
+    """The vocabulary of a pretrained model, with the interface of `Vocab`.
+
+    A text may begin with the name of a tag and a space, as in `deu_Latn Hallo`: it becomes the id of the tag,
+    before the ids of the rest. `files` are those of the original tokenizer, by name.
+    """
+
+    def __init__(
+        self, facts: PretrainedFacts, files: Mapping[str, bytes], *, name: str = "the vocabulary"
+    ) -> None:
+        """Make the segmenter; error messages refer to the files as those of `name`.
+
+        Raises:
+          UserError: a file is missing or damaged, or contradicts the facts.
+        """
+        facts.check(name)
+        self.facts, self.files = facts, dict(files)
+        self._segmenter = make_segmenter(facts.kind, files, name=name)
+        found = self._segmenter.pieces
+        self._cut = None if facts.kept is None else CutPieces(facts.kept, found, facts.unk_id)
+        if facts.kept is not None:
+            found = [found[old] if 0 <= old < len(found) else "" for old in facts.kept]
+        if len(found) > facts.size and any(found[facts.size :]):
+            raise UserError(
+                f"the tokenizer of {name} has {len(found)} pieces, but the model has {facts.size} ids; the "
+                "files belong to different models"
+            )
+        self.size = facts.size
+        self.pad_id, self.bos_id = facts.pad_id, facts.bos_id
+        self.eos_id, self.unk_id = facts.eos_id, facts.unk_id
+        self.tags = dict(facts.tags)
+        self.silent_ids = frozenset((*facts.first_ids, *self.tags.values()))
+        self.num_forced = len(facts.first_ids) + facts.target_tags
+        named = [found[number] if number < len(found) else "" for number in range(facts.size)]
+        for tag, number in self.tags.items():
+            named[number] = tag
+        self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
+        self._dropped = self.silent_ids | {self.pad_id, self.bos_id}
+        digest = hashlib.sha256(json.dumps(_to_json(facts), sort_keys=True).encode())
+        for file in sorted(self.files):
+            digest.update(file.encode() + hashlib.sha256(self.files[file]).digest())
+        self.fingerprint = digest.hexdigest()
+
+    def __reduce__(self) -> tuple[type[Vocab], tuple[Any, ...]]:
+        """Travel to a worker as the files alone."""
+        return PretrainedVocab, (self.facts, self.files)
+
+    def save(self, path: Path) -> None:
+        """Refuse: it is not one file; see `save_files`."""
+        raise UserError(
+            f"{path} cannot be written: the vocabulary of a pretrained model is not one SentencePiece model; "
+            "use an export format of its own system, such as hf or ctranslate2"
+        )
+
+    def save_files(self, directory: Path) -> None:
+        """Write the facts and the files into the folder of a run's vocabulary, each file atomically."""
+        facts = json.dumps(_to_json(self.facts), indent=1, ensure_ascii=False) + "\n"
+        (directory / FILES_NAME).mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            _replace(directory / FILES_NAME / name, content)
+        _replace(directory / FACTS_NAME, facts.encode())
+
+    @classmethod
+    def load_files(cls, directory: Path) -> "PretrainedVocab":
+        """Load what `save_files` wrote.
+
+        Raises:
+          UserError: a file is missing or damaged.
+        """
+        path = directory / FACTS_NAME
+        try:
+            stored = read_json_object(path)
+            names = {field.name for field in dataclasses.fields(PretrainedFacts)}
+            facts = PretrainedFacts(**{name: stored[name] for name in names})
+            kept = None if facts.kept is None else tuple(map(int, facts.kept))
+            first = tuple(facts.first_ids)
+            facts = dataclasses.replace(facts, first_ids=first, tags=dict(facts.tags), kept=kept)
+            files = {
+                file.name: read_file(file, most=_FILE_BYTES)
+                for file in sorted((directory / FILES_NAME).iterdir())
+                if file.is_file() and not file.name.startswith(".")
+            }
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise UserError(
+                f"{path} is damaged: {type(error).__name__}: {error}; restore it from a copy of the run, or "
+                "import the model again"
+            ) from error
+        return cls(facts, files, name=str(directory / FILES_NAME))
+
+    def tokenize_all(
+        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
+    ) -> list[np.ndarray]:
+        """Return the ids of many texts, each as an int32 array that ends in eos; see `Vocab.tokenize_all`.
+
+        Segmenters choose the number of threads themselves.
+        """
+        if sampling:
+            raise UserError(
+                f"vocab.sampling is {sampling}, but a pretrained model segments text in one way; set it to 0"
+            )
+        check_unicode(texts)
+        split = [self._split_tag(text) for text in texts]
+        first, found = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
+        # Some segmenters know the names of special symbols: a text that has one does not end there.
+        if self._cut is not None:
+            found = [self._cut.renumber(ids) for ids in found]
+        special = {self.eos_id, self.pad_id}
+        found = [[self.unk_id if one in special else one for one in ids] for ids in found]
+        return [
+            np.array([*first, *tag, *ids, self.eos_id], np.int32)
+            for (tag, _), ids in zip(split, found, strict=True)
+        ]
+
+    def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
+        """Return the vocabulary of the pieces that these texts have; see `choose_pieces`.
+
+        Args:
+          tags: the language tags that are kept. None: all.
+        """
+        facts = self.facts
+        if facts.kept is not None:
+            raise UserError("the vocabulary was cut before; cut that of the original model")
+        left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
+        always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *facts.first_ids, *left.values()}
+        ids = (one for text in texts for one in self._segmenter.encode([text])[0])
+        kept = choose_pieces(self._segmenter.pieces, ids, always=always)
+        new = {old: number for number, old in enumerate(kept)}
+        changed = dataclasses.replace(
+            facts,
+            size=len(kept),
+            kept=tuple(kept),
+            first_ids=tuple(new[one] for one in facts.first_ids),
+            tags={tag: new[number] for tag, number in left.items()},
+            pad_id=new[self.pad_id],
+            bos_id=new[self.bos_id],
+            eos_id=new[self.eos_id],
+            unk_id=new[self.unk_id],
+        )
+        return PretrainedVocab(changed, self.files)
+
+    def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
+        """Split a text in the id of the tag that it begins with, if there is one, and the rest."""
+        if not self.facts.target_tags:  # the segmenter knows the tags, which are text
+            return (), text
+        first, _, rest = text.lstrip().partition(" ")
+        number = self.tags.get(first)
+        return ((), text) if number is None else ((number,), rest)
+
+    def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of `ids` up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
+        tokens = np.asarray(ids).tolist()
+        if self.eos_id in tokens:
+            tokens = tokens[: tokens.index(self.eos_id)]
+        plain = [one for one in tokens if one not in self._dropped]
+        if self.facts.kept is not None:
+            plain = [self.facts.kept[one] for one in plain]
+        return join_lines(self._segmenter.decode(plain))
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
+        return [self._names[token] for token in np.asarray(ids).tolist()]
+
+
+def read_tags(directory: Path) -> dict[str, int]:
+    """Return the ids of the language tags of a run's vocabulary, by name; none if it is not a pretrained one.
+
+    The folder may be absent or damaged: whoever loads the vocabulary says so.
+    """
+    try:
+        tags = read_json_object(directory / FACTS_NAME).get("tags")
+    except (ValueError, OSError):
+        return {}
+    return dict(tags) if isinstance(tags, dict) else {}
+
+
+def _to_json(facts: PretrainedFacts) -> dict[str, Any]:
+    return dataclasses.asdict(facts)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""How the vocabularies of pretrained models segment text: tokenizer.json, SentencePiece with ids, or bytes.
+
+Contains the only import of `tokenizers`. A segmenter knows nothing of special symbols and of tags, which
+pretrained.py adds.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.vocab.vocabulary import load_processor
+
+# json: tokenizer.json of the library tokenizers. m2m_100: SentencePiece pieces, with the ids of vocab.json.
+# fairseq: SentencePiece ids plus 1, after four special symbols. sentencepiece: SentencePiece ids. bytes: the
+# bytes of UTF-8 plus 3.
+Kind = Literal["json", "m2m_100", "fairseq", "sentencepiece", "bytes"]
+
+TOKENIZER_JSON = "tokenizer.json"
+# The names under which models store their SentencePiece model.
+SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spiece.model", "source.spm")
+# Ids before those of bytes: padding, end and unknown.
+_BYTES_FROM = 3
+# How byte-level BPE writes a space at the start of a piece, and how SentencePiece does.
+_BYTE_SPACE, _SPACE = "\u0120", "\u2581"
+
+
+class Segmenter(Protocol):
+    """Text to ids and back, without special symbols; `pieces` are the names of ids, by id."""
+
+    pieces: list[str]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids."""
+
+
+def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
+    """Make the segmenter of a kind from the bytes of its files, by name; `name` names the folder in messages.
+
+    Raises:
+      UserError: a file is missing or damaged, or the package tokenizers is not installed.
+    """
+    if kind == "json":
+        return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
+    if kind == "bytes":
+        return ByteSegmenter()
+    found = next((file for file in SENTENCEPIECE_NAMES if file in files), SENTENCEPIECE_NAMES[0])
+    origin = f"{name}/{found}"
+    processor = load_processor(_take(files, found, name), name=origin)
+    names = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+    if kind == "sentencepiece":
+        return SentencePieceSegmenter(processor, list(range(len(names))), names)
+    if kind == "fairseq":
+        specials = ["<s>", "<pad>", "</s>", "<unk>"]
+        ids = [3, 0, 2, *range(4, len(names) + 1)]
+        return SentencePieceSegmenter(processor, ids, specials + names[3:])
+    table = _read_ids(_take(files, "vocab.json", name), f"{name}/vocab.json")
+    unknown = table.get("<unk>")
+    if unknown is None:
+        raise UserError(f"{name}/vocab.json has no <unk>; copy or download it again")
+    pieces = [""] * len(table)
+    for piece, number in table.items():
+        pieces[number] = piece
+    return SentencePieceSegmenter(processor, [table.get(piece, unknown) for piece in names], pieces)
+
+
+class JsonSegmenter:
+    """A tokenizer of the library `tokenizers`. Names of special symbols inside a text are plain text."""
+
+    def __init__(self, content: bytes, *, name: str) -> None:
+        """Load the bytes of a tokenizer.json."""
+        try:
+            import tokenizers
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{name} needs the package tokenizers, which is not installed; install it with: "
+                f"{install_command(extra='huggingface')}"
+            ) from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+            decoder: Any = (json.loads(content).get("decoder") or {}).get("type")
+        except Exception as error:  # the library raises the bare class
+            raise UserError(f"{name} is damaged: {error}; copy or download it again") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.pieces = [""] * (max(ids.values(), default=-1) + 1)
+        for piece, number in ids.items():
+            self.pieces[number] = piece
+        if decoder == "ByteLevel":
+            self.pieces = [piece.replace(_BYTE_SPACE, _SPACE) for piece in self.pieces]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [one.ids for one in found]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids, without special symbols."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+class SentencePieceSegmenter:
+    """A SentencePiece model whose pieces have other ids; those of no piece are in no text."""
+
+    def __init__(self, processor: Any, ids: list[int], pieces: list[str]) -> None:
+        """Take a processor, the id of each of its pieces, and the name of each id."""
+        self._processor, self._ids, self.pieces = processor, ids, pieces
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        return [[self._ids[number] for number in one] for one in self._processor.encode(list(texts))]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids."""
+        names = [self.pieces[number] for number in ids if number < len(self.pieces)]
+        return self._processor.decode_pieces(names)
+
+
+class ByteSegmenter:
+    """The bytes of UTF-8 (ByT5); ids beyond those of bytes have no text."""
+
+    def __init__(self) -> None:
+        """Name the bytes: letters and marks of ASCII by themselves, a space as SentencePiece does."""
+        printable = [chr(byte) if 0x21 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in range(256)]
+        printable[0x20] = _SPACE
+        self.pieces = ["<pad>", "</s>", "<unk>", *printable]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        return [[byte + _BYTES_FROM for byte in text.encode("utf-8")] for text in texts]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 are left out."""
+        known = bytes(number - _BYTES_FROM for number in ids if 0 <= number - _BYTES_FROM < 256)
+        return known.decode("utf-8", errors="ignore")
+
+
+def _take(files: Mapping[str, bytes], name: str, folder: str) -> bytes:
+    if name not in files:
+        raise UserError(
+            f"{folder} has no {name}, which its vocabulary needs; copy or download the files of the tokenizer"
+        )
+    return files[name]
+
+
+def _read_ids(content: bytes, name: str) -> dict[str, int]:
+    try:
+        ids = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is damaged: {error}; copy or download it again") from error
+    numbers: list[Any] = list(ids.values()) if isinstance(ids, dict) else [None]
+    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(numbers))):
+        raise UserError(
+            f"{name} is damaged: it must give the pieces the ids 0 to {len(numbers) - 1}, each once; copy or "
+            "download it again"
+        )
+    return ids

@@ -1,0 +1,173 @@
+"""The vocabularies of a run, in a folder: one for both languages or one for each."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab.pretrained import FACTS_NAME, PretrainedVocab
+from flaxformer_mt.vocab.symbols import check_symbols
+from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab, normalize_like, train_model
+
+_JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
+
+
+@dataclass(frozen=True)
+class Vocabs:
+    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
+
+    source: Vocab
+    target: Vocab
+    joint: bool
+
+    def __post_init__(self) -> None:
+        """Refuse models with different pad ids: a batch has one pad id."""
+        if self.source.pad_id != self.target.pad_id:
+            raise UserError(
+                f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
+                f"{self.target.pad_id}; train both with the same --pad_id"
+            )
+
+    def save(self, directory: str | Path) -> None:
+        """Write joint.model, or source.model and target.model if the two differ.
+
+        Of a pretrained model, the files of its tokenizer are written instead.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.target, PretrainedVocab):
+            self.target.save_files(directory)
+            return
+        if self.joint and self.source.fingerprint == self.target.fingerprint:
+            self.source.save(directory / _JOINT)
+        else:
+            self.source.save(directory / _SOURCE)
+            self.target.save(directory / _TARGET)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Vocabs":
+        """Load the vocabularies that `save` wrote.
+
+        Raises:
+          UserError: the models are absent or damaged, or both joint and separate models exist.
+        """
+        directory = Path(directory)
+        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
+        separate = source.is_file() and target.is_file()
+        if (directory / FACTS_NAME).is_file():
+            pretrained = PretrainedVocab.load_files(directory)
+            return cls(pretrained, pretrained, joint=True)
+        if joint.is_file() and separate:
+            raise UserError(
+                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
+            )
+        if joint.is_file():
+            vocab = Vocab.load(joint)
+            return cls(vocab, vocab, joint=True)
+        if separate:
+            one, other = Vocab.load(source), Vocab.load(target)
+            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
+            # Different models with the same pieces are one imported vocabulary with two segmentations.
+            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
+        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
+
+
+def load_vocabs(directory: str | Path) -> Vocabs:
+    """Load the vocabularies of a run; see `Vocabs.load`."""
+    return Vocabs.load(directory)
+
+
+def make_vocabs(
+    config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
+) -> Vocabs:
+    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
+
+    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
+    trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
+    pieces, and differ in the normalization of the text.
+
+    Raises:
+      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+    """
+    directory = Path(directory)
+    if target_only:
+        own = config.target_normalization
+        config = dataclasses.replace(config, joint=True, source_size=None, normalization=own)
+    if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
+        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
+    ):
+        vocabs = Vocabs.load(directory)
+        if vocabs.source is not vocabs.target and not config.joint:
+            # Two vocabularies that happen to have the same pieces, of two texts that are equal.
+            vocabs = dataclasses.replace(vocabs, joint=False)
+        _check_agrees(vocabs, config, directory)
+        return vocabs
+    if config.kind == "pretrained":
+        raise UserError(
+            f"vocab.kind is pretrained, but {directory} has no vocabulary of a pretrained model; import the "
+            "model, and train with --init=RUN, or set vocab.kind=bpe for a vocabulary of your own"
+        )
+    if config.joint:
+        vocabs = _load_or_train_joint(config, pairs, target_only=target_only)
+    else:
+        vocabs = Vocabs(
+            _load_or_train(dataclasses.replace(config, size=config.size_of_source), pairs, "source"),
+            _load_or_train(config, pairs, "target"),
+            joint=False,
+        )
+    vocabs.save(directory)
+    return vocabs
+
+
+def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
+    remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
+    if (kept := isinstance(vocabs.target, PretrainedVocab)) != (config.kind == "pretrained"):
+        holds = "the vocabulary of a pretrained model" if kept else "SentencePiece models"
+        raise UserError(f"vocab.kind is {config.kind}, but {directory} holds {holds}; {remedy}")
+    if vocabs.joint != config.joint:
+        raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
+    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
+        size = getattr(vocabs, side).size
+        wanted = config.size_of_source if side == "source" else config.size
+        if not given and wanted and size != wanted:
+            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
+
+
+def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: bool) -> Vocabs:
+    if config.target_model and target_only:
+        raise UserError(
+            f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
+            "vocab.source_model"
+        )
+    if config.target_model and not config.source_model:
+        raise UserError(
+            f"vocab.target_model is {config.target_model}, but vocab.source_model is empty and vocab.joint "
+            "is True; set vocab.source_model to the model of the same vocabulary, or vocab.joint=False"
+        )
+    if config.source_model:
+        source = _load(config, "source")
+        target = _load(config, "target") if config.target_model else source
+        if source.pieces(range(source.size)) != target.pieces(range(target.size)):
+            raise UserError(
+                f"vocab.source_model {config.source_model} and vocab.target_model {config.target_model} have "
+                "different pieces, but vocab.joint is True; give two models of one joint vocabulary, or set "
+                "vocab.joint=False"
+            )
+        return Vocabs(source, target, joint=True)
+    model = train_model(config, pairs, ("target",) if target_only else ("source", "target"))
+    source, target = (Vocab(normalize_like(config, model, side)) for side in ("source", "target"))
+    return Vocabs(source, source if source.fingerprint == target.fingerprint else target, joint=True)
+
+
+def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str) -> Vocab:
+    if getattr(config, f"{side}_model"):
+        return _load(config, side)
+    return Vocab(normalize_like(config, train_model(config, pairs, (side,)), side))
+
+
+def _load(config: VocabConfig, side: str) -> Vocab:
+    given = getattr(config, f"{side}_model")
+    vocab = Vocab.load(given, name=f"vocab.{side}_model")
+    check_symbols(vocab, config.symbols, name=given)
+    return vocab

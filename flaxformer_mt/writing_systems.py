@@ -1,0 +1,76 @@
+"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
+
+Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
+and category.
+"""
+
+import collections
+import functools
+import unicodedata
+from collections.abc import Iterable
+
+# Scripts that are written without spaces between words, by the first word of their characters' names: those
+# whose line breaks need a dictionary (Line_Break=SA) or may be at any character (ID), and Tibetan, Javanese
+# and Balinese. "TAI" are Tai Le, Tai Tham and Tai Viet; "NEW" is New Tai Lue.
+_WITHOUT_SPACES = frozenset(
+    "AHOM BALINESE BOPOMOFO CJK HIRAGANA JAVANESE KATAKANA KHMER LAO MYANMAR NEW NUSHU TAI TANGUT THAI "
+    "TIBETAN YI".split()
+)
+# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
+# the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
+_IGNORABLE = frozenset(
+    map(
+        chr,
+        (
+            0x034F,
+            0x115F,
+            0x1160,
+            0x17B4,
+            0x17B5,
+            *range(0x180B, 0x1810),
+            0x2065,
+            0x3164,
+            *range(0xFE00, 0xFE10),
+            0xFFA0,
+            *range(0xFFF0, 0xFFF9),
+            *range(0xE0000, 0xE1000),
+        ),
+    )
+)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def find_script(character: str) -> str:
+    """Returns the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    first = unicodedata.name(character, "").partition(" ")[0]
+    # Letters of several scripts, and forms of letters, are named by what they are.
+    return "" if first in ("COMBINING", "MODIFIER", "FULLWIDTH", "HALFWIDTH", "MATHEMATICAL") else first
+
+
+def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
+    """Counts the letters of texts by script, most frequent first."""
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        for character, number in collections.Counter(text).items():
+            if script := find_script(character):
+                counts[script] += number
+    return counts
+
+
+def lacks_spaces(texts: Iterable[str]) -> bool:
+    """Whether most letters of texts are of scripts without spaces between words."""
+    counts = count_scripts(texts)
+    return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: white space, marks of direction, byte order marks and so on."""
+    return not text or text.isspace() or all(map(_is_invisible, text))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_invisible(character: str) -> bool:
+    category = unicodedata.category(character)
+    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE

@@ -1,0 +1,84 @@
+"""The format of foreign files is found from them: from config.json, or from names that only one class has."""
+
+import json
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from documents.test_originals_equal import make_aiayn, make_decoder_only, make_handbuilt, make_kokoyi
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.convert.format_of_files import find_format_name
+from flaxformer_mt.convert.format_registry import NAMES
+from flaxformer_mt.errors import UserError
+
+
+class Translation(torch.nn.Module):
+    """PyTorch's own Transformer, under the name that a class of torch-nn gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = torch.nn.Transformer(8, 2, 1, 1, 16)
+
+
+ORIGINALS = {
+    "aiayn": make_aiayn,
+    "decoder-only": make_decoder_only,
+    "handbuilt": make_handbuilt,
+    "kokoyi": make_kokoyi,
+    "torch-nn": Translation,
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_the_originals_are_known_by_the_names_of_their_tensors(name, tmp_path):
+    torch.save(ORIGINALS[name]().state_dict(), tmp_path / "any.pt")
+    (tmp_path / "notes.txt").write_text("x")
+    assert find_format_name(tmp_path) == find_format_name(tmp_path / "any.pt") == name
+
+
+@pytest.mark.parametrize(("kind", "name"), [("MarianConfig", "marian"), ("PegasusConfig", "hf-pre-norm")])
+def test_transformers_models_are_known_by_their_type(kind, name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    getattr(transformers, kind)().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert find_format_name(tmp_path) == find_format_name(tmp_path / "model.safetensors") == name
+
+
+def test_an_export_comes_back_without_a_format(tiny_run, tmp_path, capsys):
+    run, folder = f"--run={tiny_run}", tmp_path / "exported"
+    assert main(["export", run, "--format=torch", f"--output={folder}"]) == 0
+    capsys.readouterr()
+    assert main(["import", f"--input={folder}", f"--run={tmp_path / 'again'}"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "torch"
+    weights = shutil.copy(folder / "model.safetensors", tmp_path)  # without config.json
+    assert find_format_name(tmp_path / "model.safetensors") == "torch" and weights
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert main(["import", f"--input={folder}", f"--run={tmp_path / 'other'}"]) == 2
+    error = capsys.readouterr().err
+    assert "do not say their format (its config.json has model_type bert; known: marian, pegasus" in error
+    assert error.rstrip().endswith(f"give --format={'|'.join(NAMES)}")
+    assert not (tmp_path / "other").exists()
+
+
+def test_files_that_do_not_say_it_are_asked_about(tmp_path):
+    with pytest.raises(UserError, match="does not exist; give the folder of the model as --input=PATH"):
+        find_format_name(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"its files have no tensors .*--format=torch\|"):
+        find_format_name(tmp_path)
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match="no format is known that has its tensors"):
+        find_format_name(tmp_path)
+    # Of two models in a folder, none is chosen.
+    for name in ("aiayn", "handbuilt"):
+        torch.save(ORIGINALS[name]().state_dict(), tmp_path / f"{name}.pt")
+    with pytest.raises(UserError, match=r"the tensors are those of handbuilt and aiayn"):
+        find_format_name(tmp_path)
+    (tmp_path / "b.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="b.safetensors cannot be read as safetensors"):
+        find_format_name(tmp_path / "b.safetensors")
+    (tmp_path / "model.chkpt").touch()
+    assert find_format_name(tmp_path / "model.chkpt") == "aiayn"

@@ -1,0 +1,91 @@
+"""Sentences of many languages: none is lost, and what surrounds sentencex is worth its lines."""
+
+import random
+import time
+
+import pytest
+
+from flaxformer_mt.corpus.sentence_split import split_sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("de", ["Der Mann liest ein Buch. ", "Die Frau schläft."]),
+        ("en", ["Dr. Smith went home. ", "He slept."]),
+        ("en", ['He said: "Stop!" ', "Then he left. ", "(He had to.) ", "Fine."]),
+        ("en", ["It costs 3.14 Euro. ", "See www.example.org. ", "Yes."]),
+        ("en", ["Visit https://example.org/a.b?c=d. ", "It is in the U.S. today."]),
+        ("en", ["J. R. R. Tolkien wrote. ", "We read."]),
+        ("en", ["Wait... ", "What?! ", "No… he said."]),
+        ("en", ["“Stop!” he said. ", "“No.” ", "Yes."]),
+        ("en", ["hello. ", "how are you?"]),
+        ("es", ["¿Qué? ", "¡No! ", "Sí."]),
+        ("zh", ["你好。", "再见！", "「走吧。」", "他说：3.14。", "好"]),
+        ("ja", ["犬は寝る。 ", "猫も寝る？", "はい"]),
+        ("th", ["สวัสดีครับ ผมชื่อจอห์น คุณสบายดีไหม"]),
+        ("hi", ["क्या हाल है? ", "मैं ठीक हूँ। ", "चलो॥ ", "अब"]),
+        ("ar", ["هل أنت بخير؟ ", "نعم. ", "حسنا۔ ", "نعم"]),
+        ("ru", ["Привет, г. Иванов. ", "Нет."]),
+        ("", ["Foo bar. ", "Baz qux? ", "你好。", "再见！"]),
+        ("tlh", ["Foo bar. ", "Baz qux?"]),
+        ("de", ["no stop at the end"]),
+        ("de", [" "]),
+        ("de", []),
+    ],
+)
+def test_sentences_of_many_languages(language, sentences):
+    assert split_sentences("".join(sentences), language=language) == sentences
+
+
+def test_ordinal_numbers_and_lists_are_no_sentences():
+    sentences = ["Am 3. Mai, im 21. Jahrhundert, kam er. ", "Es gibt z. B. Hunde. ", "Im Jahr 1990. ", "Ja."]
+    for code in ("de", "de_AT", "DE"):
+        assert split_sentences("".join(sentences), language=code) == sentences
+    assert split_sentences("Terminal 3. He left.", language="en") == ["Terminal 3. ", "He left."]
+    listed = ["1. First item. ", "2. Second item. ", "- Third. ..."]
+    assert split_sentences("".join(listed), language="en") == listed
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("de", ["Er sagte: „Ich bin müde. ", "Ich gehe heim.“ ", "Dann ging er."]),
+        ("en", ['"Dr. Smith is tired. ', 'He goes home," he said.']),
+        ("en", ['The 5" disk is here. ', 'The 3" disk is gone.']),
+        ("en", ["Father is angry with me. ", "Tom is wearing a mask. ", "She said no. ", "Fine."]),
+        ("de", ["Sie liebt mich. ", "Tom kam. ", "Das ist unglaublich! ", "14 Leute kamen."]),
+        ("fr", ["M. Dupont est là. ", "A. С. Пушкин aussi."]),
+        ("de", ["das ist gut. ", "und du? ", "am 3. mai kam er, z. b. mit hunden bzw. katzen."]),
+        ("fr", ["Elle est l\u00e0. ", "A\u2028."]),
+    ],
+)
+def test_what_sentencex_alone_does_not_find(language, sentences):
+    import sentencex
+
+    text = "".join(sentences)
+    assert split_sentences(text, language=language) == sentences
+    try:
+        alone = sentencex.segment(language, text)
+    except BaseException as error:  # what Rust raises is no Exception
+        assert "char boundary" in str(error)
+    else:
+        assert alone != sentences, "sentencex has learned this: remove what does it here"
+
+
+def test_nothing_is_lost_whatever_the_text():
+    chance = random.Random(0)
+    alphabet = ".!?。！…\"'“”„«»()[] \n\t\r\u2028\u00a0abABÄß12:;,-–/@\u0301\u200d\u200b\ufeff你क😀🚀"
+    for _ in range(5000):
+        text = "".join(chance.choices(alphabet, k=chance.randrange(30)))
+        sentences = split_sentences(text, language=chance.choice(["en", "de", "zh", "hi", "", "xx", "e\x00"]))
+        assert "".join(sentences) == text and all(sentences)
+
+
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+def test_runs_of_marks_take_linear_time(language):
+    for unit in (".", "。", ". ", '."', "(", "'", " ", "„a. ", "1. ", "\n", "a.b", '.") ', " .'"):
+        start = time.process_time()
+        text = unit * 20_000 + "a"
+        assert "".join(split_sentences(text, language=language)) == text
+        assert time.process_time() - start < 2, unit

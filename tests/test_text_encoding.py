@@ -1,0 +1,97 @@
+"""Files in UTF-16 and UTF-32 are refused by the name of their encoding, with a byte order mark or without."""
+
+import gzip
+import subprocess
+import sys
+
+import pytest
+
+from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_encoding import find_encoding
+from flaxformer_mt.text_io.lines import read_lines
+
+# The names of iconv and of Python.
+ENCODINGS = {
+    "UTF-16LE": "utf-16-le",
+    "UTF-16BE": "utf-16-be",
+    "UTF-32LE": "utf-32-le",
+    "UTF-32BE": "utf-32-be",
+}
+TEXTS = {
+    "English": "The dog sleeps in the house.\nIt is late.\n",
+    "two letters": "OK",
+    "German": "Größe läßt überall grüßen.\r\nSüß!\r\n",
+    "Polish": "Zażółć gęślą jaźń.\n",
+    "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι.\n",
+    "Russian": "Все люди рождаются свободными и равными.\n",
+    "Arabic": "يولد جميع الناس أحراراً متساوين.\n",
+    "Hindi": "सभी मनुष्यों को जन्मजात स्वतन्त्रता\n",
+    "Thai": "มนุษย์ทั้งหลายเกิดมา\n",
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("language", TEXTS)
+def test_it_is_named(encoding, language):
+    data = TEXTS[language].encode(ENCODINGS[encoding])
+    assert find_encoding(data) == encoding
+    assert find_encoding("\ufeff".encode(ENCODINGS[encoding]) + data) == encoding
+    assert find_encoding(data * 400) == encoding
+    assert find_encoding(TEXTS[language].encode()) == ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"a", b"\n", b"\n\n\n\n", b"a\nb\nc\nd\n", b"\t\n\t\n", b"\0", b"\0\0\0\0", b"ein\0haus\n",
+     b"a\0b c\0d\n", b"\0\n\0\n",
+     b"\xef\xbb\xbfabc\n", b"\x04\x05text\n", b"1\t2\n3\t4\n"],
+    ids=ascii,
+)  # fmt: skip
+def test_utf8_is_none_of_them(data):
+    assert find_encoding(data) == ""
+
+
+@pytest.mark.parametrize("name", ["train.de", "train.en", "train.de.gz", "train.tsv", "valid.en"])
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE"])
+def test_files_are_refused_whatever_the_rules(name, encoding, tmp_path):
+    rules = CleanConfig(invalid_utf8="drop", unequal_lines="drop")
+    config = DataConfig(
+        dataset="parallel_text", text_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), clean=rules
+    )
+    split = name.partition(".")[0]
+    languages = () if name.endswith("tsv") else ("de", "en")
+    for language in languages:
+        (tmp_path / f"{split}.{language}").write_text(TEXTS["English"])
+    text = "a dog\tein Hund\n" if name.endswith("tsv") else TEXTS["English"]
+    data = text.encode(ENCODINGS[encoding])
+    if name.endswith(".gz"):
+        (tmp_path / name.removesuffix(".gz")).unlink()
+        data = gzip.compress(data)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(
+        UserError, match=f"{name} is in {encoding}, not in UTF-8; convert it.*iconv -f {encoding}"
+    ):
+        read_pairs(config, split)
+
+
+@pytest.mark.parametrize("invalid_utf8", ["refuse", "replace"])
+def test_lines_are_refused(invalid_utf8, tmp_path):
+    path = tmp_path / "in.txt"
+    for mark in ("", "\ufeff"):
+        path.write_bytes((mark + TEXTS["English"]).encode("utf-16-le"))
+        with path.open("rb") as stream, pytest.raises(UserError, match="in.txt is in UTF-16LE"):
+            list(read_lines(stream, name=str(path), invalid_utf8=invalid_utf8))
+    with pytest.raises(UserError, match="^standard input is in UTF-16BE"):
+        list(read_lines([TEXTS["English"].encode("utf-16-be")], name="-"))
+
+
+def test_the_remedy_works(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(TEXTS["German"].encode("utf-16-le"))
+    with path.open("rb") as stream, pytest.raises(UserError) as error:
+        list(read_lines(stream, name=str(path)))
+    command = str(error.value).split("`")[1]
+    assert sys.platform != "linux" or subprocess.run(command, shell=True, check=True).returncode == 0
+    assert path.with_name("in.txt.utf8").read_bytes() == TEXTS["German"].encode()
