@@ -95,7 +95,8 @@ def prepare(
         train_pairs = read_pairs(config.data, "train", hands=hands)
         valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
         test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
-    with _stage(f"training the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
+    making = "reading" if config.vocab.kind == "pretrained" else "training"
+    with _stage(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         _check_tags(vocabs, train_pairs)
     if run_dir is not None and is_first():

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_experiment import quick_environment, random_params
@@ -25,7 +26,7 @@ from flaxformer_mt.text_io import lines as lines_module
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab import Vocab, make_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ["der kleine Hund schläft .", "the small dog sleeps .", "wir lesen ein Buch .", "we read a book ."]
@@ -191,7 +192,7 @@ class Shouting(Translator):
     """Translates without a model, and keeps the sizes of its windows."""
 
     def __init__(self):
-        self.config, self.windows = Config(), []
+        self.config, self.windows, self.vocabs = Config(), [], SimpleNamespace(target=Vocab)
 
     def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
         self.windows.append(len(lines))
@@ -275,33 +276,6 @@ def test_dtype_reaches_the_model(run_dir, loaded, monkeypatch, capfd):
             files = ["--source=in", "--reference=out"] if command == ["evaluate"] else []
             assert main([*command, f"--run={run_dir}", *files, *flags]) == 2
             assert f"loaded in {dtype}" in capfd.readouterr().err, command
-
-
-def test_sentences_are_apart_or_together_as_the_flag_says(run_dir, tmp_path, capfd):
-    """A run that does not know what it was trained on translates sentences apart."""
-    text = tmp_path / "in"
-    text.write_text("wir. es\n")
-    parts = {}
-    for option in ("auto", "always", "never"):
-        command = ["translate", f"--run={run_dir}", f"--input={text}", "--json"]
-        assert main([*command, f"--split_sentences={option}"]) == 0
-        parts[option] = json.loads(capfd.readouterr().out)["parts"]
-    assert parts == {"auto": 2, "always": 2, "never": 1}
-
-
-@pytest.mark.parametrize("command", ["evaluate", "backtranslate", "distil", "translate", "serve"])
-def test_split_sentences_reaches_the_model(run_dir, tmp_path, monkeypatch, capfd, command):
-    (tmp_path / "in").write_text("ba do. fi\n")
-
-    def refuse(*arguments, **options):
-        raise UserError(f"loaded with {options['split_sentences']}")
-
-    monkeypatch.setattr(Translator, "load", refuse)
-    files = [] if command in ("evaluate", "serve") else [f"--input={tmp_path / 'in'}"]
-    files += [f"--output={tmp_path / command}"] if command in ("backtranslate", "distil") else []
-    files += ["--port=0"] if command == "serve" else []
-    assert main([command, f"--run={run_dir}", *files, "--split_sentences=never"]) == 2
-    assert "loaded with never" in capfd.readouterr().err
 
 
 def test_quantization_reaches_the_search_of_this_run_alone(run_dir, monkeypatch, capfd):

@@ -482,3 +482,19 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
         assert answer.translation.tokens == short.tokens
     finally:
         thread.stop()
+
+
+@pytest.mark.parametrize(("variant", "model_type"), [("all", "marian"), ("pre", "pegasus")])
+def test_runs_that_were_not_imported_go_out_as_their_own_class(variant, model_type, tmp_path):
+    from test_huggingface import VARIANTS, make_weights
+
+    _, model, vocab = VARIANTS[variant]
+    weights = make_weights(tmp_path, model, vocab)
+    assert not FORMAT.problems(weights.config)
+    (tmp_path / "out").mkdir()
+    FORMAT.write(weights, tmp_path / "out", "none")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
+    again = FORMAT.read(tmp_path / "out", Given())
+    assert again.config == weights.config
+    for path, leaf in weights.leaves.items():
+        np.testing.assert_array_equal(leaf, again.leaves[path])

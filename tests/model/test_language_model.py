@@ -127,7 +127,7 @@ def test_it_learns_and_logs_perplexity_instead_of_translations(run):
     assert not (run_dir / "translations").exists()
     told = describe_report(report, run_dir)
     assert f"test perplexity {report['test']['perplexity']:.2f}, {report['test']['loss']:.4f} nats" in told
-    assert f"evaluate --run={run_dir} --reference=FILE" in told
+    assert f"evaluate {run_dir} --reference=FILE" in told
     assert "translate" not in told and "BLEU" not in told
 
 

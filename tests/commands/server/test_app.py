@@ -54,17 +54,6 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
 
 
-def test_every_sentence_of_a_paragraph_is_in_the_answer(serving, translator):
-    first, second, third = (one.text for one in translator.translate(["ba do.", "gu!", "ka lo."]))
-    assert len({first, second, third}) == 3 and first and second and third
-    _, answer = serving.translate("ba do.  gu!\nka lo. ba do.")
-    assert answer["translatedText"] == f"{first}  {second}\n{third} {first}"
-    document = "<div><p>ba do.\n gu! ka lo.</p><p><i>gu!</i> ba do.</p></div>"
-    _, answer = serving.translate(document, format="html")
-    expected = f"<div><p>{first} {second} {third}</p><p><i>{second}</i> {first}</p></div>"
-    assert answer["translatedText"] == expected
-
-
 def test_alternatives_scores_alignments_and_attention(serving, translator):
     notes = Notes(alignments="words", attention=True)
     line = "ba do fi gu"
@@ -166,7 +155,7 @@ class SlowSystem:
     def __len__(self):
         return len(self.lines)
 
-    def submit(self, name, line, *, n_best, notes, tags, lead=""):
+    def submit(self, name, line, *, n_best, notes, tags, lead):
         self.lines[name] = line
 
     def cancel(self, name):
@@ -283,9 +272,11 @@ def test_keys(serve, slow, slow_thread):
 
 def test_one_model_serves_several_pairs(serve):
     system = SlowSystem()
-    system.submit = lambda name, line, *, n_best, notes, tags, lead="": system.lines.update(
-        {name: f"{tags}|{line}"}
-    )
+
+    def submit(name, line, *, n_best, notes, tags, lead):
+        system.lines[name] = f"{tags}|{lead}|{line}"
+
+    system.submit = submit
     system.finish = lambda found: Translation(found, 0.0, -1.0, (1,))
     system.go.set()
     thread = ModelThread(system, "many")
@@ -295,7 +286,7 @@ def test_one_model_serves_several_pairs(serve):
     assert languages == [("en", ["de", "fr"]), ("de", ["en"])]
     for source, target in (("en", "fr"), ("en", "de"), ("de", "en")):
         _, answer = server.translate(">>xx<< a", source=source, target=target)
-        assert answer["translatedText"] == f">>{target}<< |>>xx<< a"
+        assert answer["translatedText"] == f">>{target}<< ||>>xx<< a"
     assert server.translate("a", source="fr", target="en") == (
         400,
         {"error": "no model translates from 'fr' to 'en'; this server has en-de, en-fr, de-en"},
