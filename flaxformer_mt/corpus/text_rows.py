@@ -4,6 +4,7 @@ Contains the checks of whole files and the reading of any row by its block of li
 the order of the files; `cleaning` selects among them later.
 """
 
+import itertools
 import json
 import threading
 from collections.abc import Iterable, Iterator
@@ -23,8 +24,8 @@ from flaxformer_mt.errors import UserError
 class TextRows:
     """The rows of one table (.tsv or .jsonl), of two files of one language each, or of one file of targets.
 
-    Keeps the block of lines that was read last: rows in ascending order are read once. Several threads may
-    read.
+    Keeps the block of lines that was read last: rows in ascending order are read once, also from a packed
+    file, in which all lines between them are read. Several threads may read.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TextRows:
         self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
         self._languages = languages
         self._lock = threading.Lock()
+        self._packed = any(path.suffix == ".gz" for path in files)
         self._number, self._block = -1, list[tuple[bytes, bytes]]()
         self._following: Iterator[list[tuple[bytes, bytes]]] = iter(())
 
@@ -65,13 +67,16 @@ class TextRows:
 
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:
         if number != self._number:
-            if number != self._number + 1 or number == 0:
-                self._following = self._read_from(number)
-            self._block, self._number = next(self._following, []), number
+            last, self._number = self._number, -1  # stays so if an error is raised
+            # To go back in a packed file is to unpack it from its beginning, and so is a jump ahead.
+            reads_on = 0 <= last < number and (self._packed or number == last + 1)
+            if not reads_on:
+                self._following, last = self._read_from(number), number - 1
+            self._block = next(itertools.islice(self._following, number - last - 1, None), [])
             for path, stamp in zip(self._files, self._stamps, strict=True):
                 if not path.is_file() or text_files.read_stamp(path) != stamp:
-                    self._number = -1
                     raise UserError(f"{path} changed while it was being read; run the command again")
+            self._number = number
         return self._block
 
     def _read_from(self, number: int) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -33,6 +33,14 @@ def test_numbers(source, target, differ):
     assert RULES["numbers"](block((source, target)), CleanConfig()).tolist() == [0 if differ else -1]
 
 
+def test_sides_that_show_nothing_are_empty():
+    pairs = [("Hund", "dog"), ("\ufeff", "dog"), ("Hund", "\u200b \u200e"), ("", ""), ("a\u200b", "b")]
+    assert RULES["empty"](block(*pairs), CleanConfig()).tolist() == [-1, 0, 1, 0, -1]
+    # of the empty ones, the ratio of lengths is not looked at
+    long = [(source * 20, target) for source, target in pairs]
+    assert RULES["length_ratio"](block(*long), CleanConfig()).tolist() == [0, -1, -1, -1, 0]
+
+
 def test_scripts():
     rules = CleanConfig(script="drop", source_script="cyrillic", target_script="CJK+HIRAGANA+KATAKANA")
     found = RULES["script"](

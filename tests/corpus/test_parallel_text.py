@@ -18,6 +18,7 @@ from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_fil
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.reader import open_train_set
 from flaxformer_mt.corpus.text_files import read_lines, read_stamp, scan
 from flaxformer_mt.errors import UserError
 
@@ -367,6 +368,36 @@ def test_text_of_several_blocks_is_read_in_any_order(config, monkeypatch, suffix
     order = np.random.default_rng(0).permutation(100)
     assert [pairs[i].source for i in order] == [numbers[i] for i in order]
     assert [pair.source for pair in pairs.select(np.array([3, 3, 40, 99]))] == ["003", "003", "040", "099"]
+
+
+@pytest.mark.parametrize(("suffix", "times"), [("", 3), ("_gz", 1)])
+def test_a_packed_file_is_unpacked_once_for_ascending_rows(config, monkeypatch, suffix, times):
+    monkeypatch.setattr(text_files, "BLOCK", 8)
+    numbers = [f"{number:03d}" for number in range(100)]
+    write(config, **{f"train_de{suffix}": numbers, "train_en": numbers})
+    pairs, opened = read_pairs(config, "train"), []
+
+    def read_blocks(path, original=text_files.read_blocks, **start):
+        opened.append(path.name.removesuffix(".gz"))
+        return original(path, **start)
+
+    monkeypatch.setattr(text_files, "read_blocks", read_blocks)
+    assert [pairs[i].source for i in (9, 15, 16, 50, 99)] == ["009", "015", "016", "050", "099"]
+    assert opened == ["train.de", "train.en"] * times
+    assert pairs[2].source == "002" and len(opened) == 2 * times + 2
+
+
+def test_rows_are_read_again_after_an_error(config, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK", 2)
+    write(config, train_jsonl=['{"de": "a", "en": "b"}'] * 3 + ["{}"] + ['{"de": "c", "en": "d"}'])
+    split = open_train_set(config)
+    for _ in range(2):
+        assert split.read([0]) == [(b"a", b"b")]
+        with pytest.raises(UserError, match="train.jsonl line 4 is no JSON object"):
+            split.read([2])
+        with pytest.raises(UserError, match="train.jsonl line 4 is no JSON object"):
+            split.read([2])
+        assert split.read([4]) == [(b"c", b"d")]
 
 
 def test_lines_of_json_in_several_blocks_and_both_directions(config, monkeypatch):

@@ -13,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import VocabConfig
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.config import NoiseConfig, VocabConfig
+from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit
 from flaxformer_mt.data import token_store as store_module
 from flaxformer_mt.data.epoch_stores import EpochStores
+from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import BuildStopped, TokenStore
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
 from flaxformer_mt.workers.open_crew import Hands
 
 
@@ -228,6 +230,32 @@ def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch)
     shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", hands=Hands(2))
     for path in alone.folder.iterdir():
         assert (shared.folder / path.name).read_bytes() == path.read_bytes()
+
+
+class Rows(list):
+    def read(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, workers):
+    """The tag is one id, in front of the text and of its noise, also where a chunk has two languages."""
+    monkeypatch.setattr(store_module, "CHUNK", 7)
+    monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
+    tags = {"eng_Latn": 259, "fra_Latn": 260}
+    facts = PretrainedFacts("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
+    vocab = PretrainedVocab(facts, {})
+    splits, expected = [], []
+    for language, tag, size in (("en", "eng_Latn", 10), ("fr", "fra_Latn", 11)):
+        rows = Rows((b"a %d" % number, b"%s %d" % (language.encode(), number)) for number in range(size))
+        sides = ("x.de", f"x.{language}")
+        splits.append(RawSplit(language, language, rows, ("de", language), sides, "line", target_tag=tag))
+        expected += [[tags[tag], *(byte + 3 for byte in target.upper()), 1] for _, target in rows]
+    pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
+    noise = TextNoise(NoiseConfig(upper_case=1.0), ())
+    vocabs, hands = Vocabs(vocab, vocab, joint=True), Hands(workers)
+    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, hands=hands)
+    assert [target for _, target in ids_of(store)] == expected
 
 
 def _edit(name, change):
