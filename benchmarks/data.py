@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
-from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import make_batch, train_batches
@@ -68,7 +68,9 @@ class MadeUpVocab:
         """Stores the size; all ids are below it."""
         self.size = size
 
-    def tokenize_all(self, texts: Sequence[int], *, sampling: float, seed: int) -> list[np.ndarray]:
+    def tokenize_all(
+        self, texts: Sequence[int], *, sampling: float, seed: int, threads: int
+    ) -> list[np.ndarray]:
         """Draws ids for sentences of the given lengths, in a Zipf-like distribution: small ids are common."""
         ends = np.cumsum(texts)
         uniform = np.random.default_rng(seed).random(ends[-1], np.float32)
@@ -94,9 +96,9 @@ class MadeUpPairs:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), 1 << 16):
-            yield from map(tuple, self._lengths[start : start + (1 << 16)].tolist())
+            yield from map(Pair._make, self._lengths[start : start + (1 << 16)].tolist())
 
 
 def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:

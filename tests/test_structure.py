@@ -22,7 +22,7 @@ LAYERS = [
     {"errors"},
     {"shapes", "trees", "processor", "text_encoding", "writing_systems"},
     {"config"},
-    {"flops", "vocab", "tracking", "figures", "object_store"},
+    {"flops", "vocab", "tracking", "figures", "object_store", "workers"},
     {"parallel"},
     {"kernels"},
     {"losses"},
@@ -64,9 +64,10 @@ DOORS = {
     "tyro": ["commands.flags"],
     "starlette": ["commands.server.app"],
     "uvicorn": ["commands.server.serve"],
-    "ray": ["parallel.ray_actors"],
+    "ray": ["workers.ray_actors"],
     "grain": ["data"],
     "tensorflow_datasets": ["corpus"],
+    "datasets": ["corpus.hub_sets"],
     "tensorflow": [],
     "pickle": [],
 }
@@ -292,7 +293,7 @@ def test_no_module_loads_tensorflow_torch_or_slow_dependencies():
         builder = wing_of(file) == "corpus" and "tensorflow_datasets" in top
         late = builder or (wing_of(file) == "convert" and file.stem not in COMMON_TO_ALL_FORMATS)
         # Imported where they are needed, if their extras are there.
-        late |= module_of(file) in ("commands.server.app", "parallel.ray_actors")
+        late |= module_of(file) in ("commands.server.app", "workers.ray_actors")
         assert late or not top & slow, f"{file.name} imports {top & slow} before anyone needs it"
         if not late and file.name != "__main__.py":
             modules.append(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))

@@ -55,6 +55,7 @@ EXTRAS = {
     "gs": ("runs and text in Google Cloud Storage", ("gcsfs",)),
     "s3": ("runs and text in S3", ("s3fs",)),
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
+    "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),

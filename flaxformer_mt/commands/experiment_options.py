@@ -70,6 +70,14 @@ class PrepareOptions(ExperimentOptions):
 
     # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
     json: bool = False
+    # ---- workers ----
+
+    # Number of worker processes that check and tokenize a large training set. None: one for each core of this
+    # machine; with --ray, one for each machine of the cluster.
+    workers: int | None = None
+    # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT or ray://HOST:PORT, auto
+    # or local. None: no cluster.
+    ray: str | None = None
     # ---- shortlist ----
 
     # File to write a shortlist to: the most probable target pieces of each source piece, learned from the

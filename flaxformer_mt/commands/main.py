@@ -123,10 +123,14 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.workers.open_crew import choose_hands
 
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
-    report = prepare(options.config, options.run, say=_say, overlap=True, shortlist=shortlist).report
+    hands = choose_hands(options.workers, options.ray)
+    report = prepare(
+        options.config, options.run, say=_say, overlap=True, shortlist=shortlist, hands=hands
+    ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
     return report

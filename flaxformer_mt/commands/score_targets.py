@@ -174,8 +174,8 @@ class ChunkScorer:
 
 def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     """Writes the chunks that are missing; returns all of them, in order."""
-    from flaxformer_mt.parallel.open_crew import open_crew
     from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.workers.open_crew import open_crew
 
     assert options.teacher_scores is not None
     rows = count_lines(str(options.output / TABLE)) or 0

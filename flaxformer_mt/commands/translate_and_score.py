@@ -56,8 +56,8 @@ WINDOW = 2048
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
     """Runs the command `translate`; `keep_record`: see `open_resumable`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
-    from flaxformer_mt.parallel.open_crew import Alone, open_crew
     from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.workers.open_crew import Alone, open_crew
 
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX

@@ -3,10 +3,11 @@
 A field's comment is its `--help` text.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from flaxformer_mt.config.bounds import at_least
+from flaxformer_mt.config.bounds import at_least, between
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,26 @@ class CleanConfig:
     max_length_ratio: Annotated[float, at_least(1)] = 9.0
     # Training pairs identical to an earlier pair: refuse (error), drop the repetitions, or keep and report.
     duplicates: Literal["refuse", "drop", "keep"] = "keep"
+    # Training pairs whose target an earlier pair has, whatever their sources: off, refuse, drop or keep.
+    repeated_targets: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs whose sides differ in the digits from 1 to 9, whatever their order: off, refuse, drop or
+    # keep.
+    numbers: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs with a side of which fewer letters than min_script_share are of its script: off, refuse,
+    # drop or keep.
+    script: Literal["off", "refuse", "drop", "keep"] = "off"
+    # For the rule script, the first word of the Unicode names of the source's letters, as LATIN, CYRILLIC or
+    # ARABIC; of several scripts, CJK+HIRAGANA+KATAKANA. Empty: any.
+    source_script: str = ""
+    # The same for the target.
+    target_script: str = ""
+    # Smallest share of letters of its script on a side, for the rule script. A side without letters passes.
+    min_script_share: Annotated[float, between(0, 1)] = 0.5
+
+    def describe(self) -> dict[str, Any]:
+        """The values that results depend on: without those of rules that are off."""
+        values = dataclasses.asdict(self)
+        off = [name for name in ("repeated_targets", "numbers", "script") if values[name] == "off"]
+        if "script" in off:
+            off += ["source_script", "target_script", "min_script_share"]
+        return {name: value for name, value in values.items() if name not in off}

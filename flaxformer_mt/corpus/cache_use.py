@@ -25,11 +25,10 @@ _TEMPORARY = (
     "alignments/*.npy????????",
     "scans/*.json????????",
     "scans/tmp????????",
-    "overlap/*.json????????",
-    "overlap/*.tmp",
     "tfds/**/incomplete.*",
-    "tokens/.tokens-*",
-    "tokens/process-*/.tokens-*",
+    # Without a dot at the end they are unfinished: the next build goes on with them.
+    "tokens/.tokens-*.*",
+    "tokens/process-*/.tokens-*.*",
 )
 
 _guard = threading.Lock()

@@ -37,7 +37,7 @@ def write_cached(path: Path, values: dict[str, Any]) -> None:
     write_atomically(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Writes a temporary file in the folder, which is created, and renames it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)

@@ -1,153 +1,157 @@
 """Cleaning of sentence pairs: the rows of a split to keep, and a report on the others.
 
 Implements `CleanConfig` and caches the results. Works on row numbers, the same for every data set; without a
-source it checks the target alone.
+source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
 """
 
-import dataclasses
-import hashlib
+import functools
 import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.writing_systems import is_blank
+from flaxformer_mt.workers.open_crew import HERE, Hands, open_crew
 
-_CHUNK = 4096
-# Number of example rows in the report for each problem.
-_EXAMPLES = 5
+# Blocks up to which the start of workers takes longer than the checks.
+_FEW_BLOCKS = 16
 _PROBLEMS = {
     "invalid_utf8": "not UTF-8",
     "empty": "one side is empty",
     "too_long": "one side has too many characters",
     "length_ratio": "the lengths of the sides differ too much",
+    "numbers": "the digits of the sides differ",
+    "script": "too few letters of one side are of its script",
     "duplicates": "exact duplicates",
+    "repeated_targets": "an earlier pair has the same target",
 }
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
-_FORMAT = 3
+_FORMAT = 4
 
 
-def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Reads a split once; returns the rows to keep (int64, None: all) and a report of JSON values.
+class Cleaned(NamedTuple):
+    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values."""
 
-    `may_drop` is True for the train split. Other splits are always scored as a whole: their problems are only
-    reported, except invalid UTF-8, which is refused.
+    rows: np.ndarray | None
+    hashes: np.ndarray
+    report: dict[str, Any]
+
+
+def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands = HERE) -> Cleaned:
+    """Reads a split once, and finds the rows to keep.
+
+    Args:
+      may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
+        reported, except invalid UTF-8, which is refused.
+      hands: who checks the pairs.
 
     Raises:
       UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
-        actions = dict.fromkeys(_PROBLEMS, "keep") | {"invalid_utf8": "refuse"}
+        unasked = {name: "off" for name, action in actions.items() if action == "off"}
+        actions = dict.fromkeys(_PROBLEMS, "keep") | unasked | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
-    first_side = 0 if split.has_source else 1
     kept = np.ones(len(split), dtype=bool)
-    fingerprints = np.zeros(len(split), np.uint64)
-    for start in range(0, len(split), _CHUNK):
-        rows = range(start, min(start + _CHUNK, len(split)))
-        for row, pair in zip(rows, split.read(rows), strict=True):
-            fingerprints[row] = _fingerprint(pair)
-            for name, side in _find_problems(pair, first_side, rules):
-                found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
-                found["count"] += 1
-                if len(found["examples"]) < _EXAMPLES:
-                    found["examples"].append(_example(split, row, side, pair))
-                if actions[name] != "keep":
-                    kept[row] = False
-                    break
-    repeated = _find_repetitions(fingerprints, kept)
-    if len(repeated):
-        first = repeated[:_EXAMPLES].tolist()
-        examples = [_example(split, row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
-        problems["duplicates"] = {
-            "count": len(repeated),
-            "action": actions["duplicates"],
-            "examples": examples,
-        }
-        if actions["duplicates"] != "keep":
-            kept[repeated] = False
+    hashes = np.zeros((len(split), 2), np.uint64)
+
+    def add(name: str, finding: Finding, start: int) -> None:
+        found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
+        found["count"] += finding.pairs
+        wanted = EXAMPLES - len(found["examples"])
+        found["examples"] += [
+            _example(split, start + row, side, pair) for row, side, pair in finding.examples[:wanted]
+        ]
+
+    make = functools.partial(_make_work, CheckBlocks(rules, actions, split.has_source))
+    chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    with open_crew(make, workers=chosen.workers, ray=chosen.ray) as crew:
+        verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
+        for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
+            kept[start : start + BLOCK] = verdict.kept
+            hashes[start : start + BLOCK] = verdict.hashes
+            for name, finding in verdict.problems.items():
+                add(name, finding, start)
+    for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
+        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, kept)
+        if len(repeated):
+            first = repeated[:EXAMPLES].tolist()
+            examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
+            add(name, Finding(len(repeated), examples), 0)
+            if actions[name] != "keep":
+                kept[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
     count = int(kept.sum())
     report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
-    return (None if count == len(split) else np.flatnonzero(kept)), report
+    return Cleaned(None if count == len(split) else np.flatnonzero(kept), hashes, report)
+
+
+def _make_work(work: CheckBlocks, warn: Any) -> CheckBlocks:
+    return work
 
 
 def load_or_clean(
-    split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path
-) -> tuple[np.ndarray | None, dict[str, Any]]:
+    split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path, hands: Hands = HERE
+) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
-    key = digest([_FORMAT, split.identity, reported, dataclasses.asdict(rules) if may_drop else None])
-    rows_path, report_path = folder / f"{key}.npy", folder / f"{key}.json"
-    record = read_cached(report_path)
-    if record is not None and record["rows"] is None:
-        return None, record["report"]
-    if record is not None and rows_path.is_file() and digest_file(rows_path) == record["rows"]:
-        return np.load(rows_path, mmap_mode="r", allow_pickle=False), record["report"]
-    kept, report = clean(split, rules, may_drop=may_drop)
-    if kept is not None:
-        rows_file = io.BytesIO()
-        np.save(rows_file, kept)
-        write_atomically(rows_path, rows_file.getvalue())
-    # The report is written last, with the digest of the rows: without rows all of them are kept.
-    rows_digest = None if kept is None else digest_file(rows_path)
-    write_cached(report_path, {"report": report, "rows": rows_digest})
-    return kept, report
+    key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
+    record = read_cached(folder / f"{key}.json")
+    if record is not None:
+        known = record["arrays"]
+        arrays = {name: folder / f"{key}.{name}.npy" for name in known}
+        if all(
+            path.is_file() and digest_file(path) == record["arrays"][name] for name, path in arrays.items()
+        ):
+            loaded = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in arrays.items()}
+            return Cleaned(loaded.get("rows"), loaded["hashes"], record["report"])
+    cleaned = clean(split, rules, may_drop=may_drop, hands=hands)
+    digests = {}
+    for name, array in (("rows", cleaned.rows), ("hashes", cleaned.hashes)):
+        if array is not None:
+            content = io.BytesIO()
+            np.save(content, array)
+            write_atomically(folder / f"{key}.{name}.npy", content.getbuffer())
+            digests[name] = digest_file(folder / f"{key}.{name}.npy")
+    # The report is written last, with the digests of the arrays: without rows all of them are kept.
+    write_cached(folder / f"{key}.json", {"report": cleaned.report, "arrays": digests})
+    return cleaned
 
 
-def _fingerprint(pair: tuple[bytes, bytes]) -> int:
-    """Hashes a pair to 64 bits; the length of the source tells ("a", "bc") from ("ab", "c")."""
-    source, target = pair
-    digest = hashlib.blake2b(b"%d " % len(source) + source + target, digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Returns the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-
-def _find_repetitions(fingerprints: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns the kept rows, in order, whose fingerprint an earlier kept row has.
-
-    Sorting takes a few numbers a pair; a set of the fingerprints would take about 100 bytes a pair.
+    Rows are sorted by 64 bits of their hashes, which takes a few numbers a pair, and those whose 64 bits are
+    alike are compared by all 128: two pairs out of 10 ** 12 are confused with a probability of 10 ** -15.
     """
-    fingerprints = fingerprints[kept]
-    order = np.argsort(fingerprints, kind="stable")  # equal fingerprints stay in the order of their rows
-    fingerprints = fingerprints[order]
-    repeated = np.sort(order[1:][fingerprints[1:] == fingerprints[:-1]])
-    return np.flatnonzero(kept)[repeated] if len(repeated) else repeated
+    rows = np.flatnonzero(kept)
+    mixed = mix_hashes(hashes[rows] if len(rows) < len(kept) else hashes)
+    order = np.argsort(mixed, kind="stable")  # equal ones stay in the order of their rows
+    mixed = mixed[order]
+    again = np.flatnonzero(mixed[1:] == mixed[:-1]) + 1
+    first = np.flatnonzero(np.concatenate([[True], mixed[1:] != mixed[:-1]]))
+    del mixed
+    if not len(again):
+        return rows[:0]
+    starts = first[np.searchsorted(first, again, side="right") - 1]
+    alike = (hashes[rows[order[again]]] == hashes[rows[order[starts]]]).all(axis=1)
+    return np.sort(rows[order[again[alike]]])
 
 
-def _find_problems(
-    pair: tuple[bytes, bytes], first_side: int, rules: CleanConfig
-) -> Iterator[tuple[str, int]]:
-    """Yields (rule, side) for each problem of a pair by itself; callers may stop early.
-
-    first_side: 0, or 1 where the source is absent and only the target is checked.
-    """
-    texts = []
-    for side, text in enumerate(pair[first_side:], start=first_side):
-        try:
-            texts.append(text.decode("utf-8"))
-        except UnicodeDecodeError:
-            yield "invalid_utf8", side
-            return  # the other rules need decoded text
-    lengths = [len(text) for text in texts]
-    longest = first_side + lengths.index(max(lengths))
-    blank = list(map(is_blank, texts))
-    if any(blank):
-        yield "empty", first_side + blank.index(True)
-    if max(lengths) > rules.max_characters:
-        yield "too_long", longest
-    if len(texts) == 2 and not any(blank) and max(lengths) > rules.max_length_ratio * min(lengths):
-        yield "length_ratio", longest
+def mix_hashes(hashes: np.ndarray) -> np.ndarray:
+    """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
+    return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)
 
 
-def _example(split: RawSplit, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
+def _example(split: RawSplit, row: int, side: int, pair: RawPair) -> dict[str, str]:
     texts = [text.decode("utf-8", errors="replace") for text in pair]
     short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
     source = {"source": short[0]} if split.has_source else {}

@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.writing_systems import is_blank
 
-# Pairs read at a time when iterating: one call into ArrayRecord instead of many.
-_CHUNK = 1024
+# Pairs read at a time when iterating.
+_CHUNK = 16384
 
 
 class Pair(NamedTuple):
@@ -48,11 +48,44 @@ class WordLinks(NamedTuple):
     identity: str
 
 
+class Rows(Protocol):
+    """Pairs of bytes with random access."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
+        """The (source, target) bytes of rows, in that order; the source is b"" where there is none."""
+
+
+class RecordRows:
+    """The rows of a TFDS data source of `{language: bytes}`."""
+
+    def __init__(self, records: Any, languages: tuple[str, str], *, name: str) -> None:
+        self._records, self._languages, self._name = records, languages, name
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
+        """The bytes of rows; raises UserError if the prepared data set is damaged."""
+        source, target = self._languages
+        try:
+            rows = self._records.__getitems__(list(indices))
+            return [(row[source] if source else b"", row[target]) for row in rows]
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what ArrayRecord and TFDS raise
+            reason = str(error).split("\n")[0]
+            raise UserError(
+                f"the prepared data set {self._name} is damaged ({type(error).__name__}: {reason}); remove "
+                "it from data.cache_dir (or tfds_data_dir): the next run prepares it again"
+            ) from error
+
+
 @dataclass(frozen=True)
 class RawSplit:
     """One split of one data set as stored on disk, before cleaning.
 
-    `rows` is a TFDS data source of `{language: bytes}`; `identity` changes whenever the text does; `sides`
+    `rows` are pairs of bytes; `identity` changes whenever the text does; `sides`
     and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
     report. `languages` are ("", "en") where there is no source. `tags`, such as (">>fr<<",), are put before
     each source that is not blank, and `target_tag` before each target, but only to tokenize it. `weights`: of
@@ -61,7 +94,7 @@ class RawSplit:
 
     name: str
     identity: str
-    rows: Any
+    rows: Rows
     languages: tuple[str, str]
     sides: tuple[str, str]
     unit: str
@@ -80,16 +113,12 @@ class RawSplit:
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         """The (source, target) bytes of the rows `indices`, in that order."""
-        source, target = self.languages
-        try:
-            rows = self.rows.__getitems__(list(indices))
-            return [(row[source] if self.has_source else b"", row[target]) for row in rows]
-        except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what ArrayRecord and TFDS raise
-            reason = str(error).split("\n")[0]
-            raise UserError(
-                f"the prepared data set {self.name} is damaged ({type(error).__name__}: {reason}); remove it "
-                "from data.cache_dir (or tfds_data_dir): the next run prepares it again"
-            ) from error
+        return self.rows.read(indices)
+
+    def read_blocks(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yields all rows in order, in lists of `size`."""
+        for start in range(0, len(self), size):
+            yield self.read(range(start, min(start + size, len(self))))
 
     def where(self, row: int, side: int) -> str:
         """Location of one side of a row for messages: `train.de line 7`."""
@@ -115,16 +144,18 @@ class Pairs:
         weights: Sequence[float],
         fingerprint: str,
         report: dict[str, Any],
+        hashes: Sequence[np.ndarray] = (),
         links: Sequence[WordLinks | None] = (),
         scores: Sequence[ScoreFile | None] = (),
     ) -> None:
         """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
 
+        hashes: of the sources and targets of all rows of each split, uint64 [N, 2].
         links: the word alignments of each split, None for a split without; (): there are none at all.
         scores: a teacher's scores of each split, likewise.
         """
         self._links, self.scores = tuple(links), tuple(scores)
-        self._splits = tuple(splits)
+        self._splits, self._hashes = tuple(splits), tuple(hashes)
         self._kept = tuple(kept)
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
         self._ends = list(itertools.accumulate(sizes))
@@ -149,6 +180,11 @@ class Pairs:
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+        """Yields for each data set its tags, and the hashes of its pairs, uint64 [N, 2]."""
+        for split, kept, hashes in zip(self._splits, self._kept, self._hashes, strict=True):
+            yield split.tags, hashes if kept is None else hashes[kept]
 
     @property
     def links_identity(self) -> str:
@@ -190,6 +226,7 @@ class Pairs:
             weights=[part.weight for part in self.parts],
             fingerprint=digest.hexdigest(),
             report=self.report,
+            hashes=self._hashes,
             links=self._links,
             scores=self.scores,
         )
@@ -224,21 +261,24 @@ class Pairs:
 
     def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
-        rows: list[int] = list(positions) if kept is None else kept[positions.start : positions.stop].tolist()
-        pairs = [
-            Pair(*(_decode(text, split, row, side) for side, text in enumerate(sides)))
-            for row, sides in zip(rows, split.read(rows), strict=True)
-        ]
+        rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
+        texts = split.read(rows)
+        try:
+            pairs = [Pair(source.decode(), target.decode()) for source, target in texts]
+        except UnicodeDecodeError:
+            raise UserError(_find_undecodable(texts, split, rows)) from None
         if not split.tags:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
         return [pair if is_blank(pair.source) else pair._replace(source=tags + pair.source) for pair in pairs]
 
 
-def _decode(text: bytes, split: RawSplit, row: int, side: int) -> str:
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{split.where(row, side)} is not UTF-8 ({error.reason}); convert the text to UTF-8"
-        ) from None
+def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:
+    """The message about the first text that is not UTF-8."""
+    for row, pair in zip(rows, texts, strict=True):
+        for side, text in enumerate(pair):
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                return f"{split.where(row, side)} is not UTF-8 ({error.reason}); convert the text to UTF-8"
+    raise AssertionError("all texts are UTF-8")

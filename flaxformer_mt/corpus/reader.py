@@ -20,21 +20,24 @@ from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.cleaning import load_or_clean
 from flaxformer_mt.corpus.held_out import hold_out
+from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
 from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError, find_url, name_full_disk
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 Split = Literal["train", "valid", "test"]
 
 _LANGUAGE_FIELDS = "data.source_language and data.target_language"
 
 
-def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pairs:
+def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: Hands = HERE) -> Pairs:
     """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
@@ -45,6 +48,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
 
     Args:
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
+      hands: who checks the pairs of a set that has not been checked.
 
     Raises:
       UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
@@ -59,14 +63,14 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    splits, kept, reports, identities = [], [], [], []
+    splits, kept, hashes, reports, identities = [], [], [], [], []
     for member in members:
         raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         with name_full_disk(folder):
-            rows, report = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder)
-        rows, report = drop_weightless(raw, rows, report)
+            cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
+        rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
@@ -80,6 +84,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
         added_facts: dict[str, Any] = {"tags": tags, "target_tag": target_tag, "weights": own_weights}
         splits.append(dataclasses.replace(raw, name=member.name, **added_facts))
         kept.append(rows)
+        hashes.append(cleaned.hashes)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
@@ -90,13 +95,14 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True) -> Pair
         kept, reports = _hold_out(splits, kept, reports, config, split)
         identities += held_out
     sizes = [report["pairs"] for report in reports]
-    rules = dataclasses.asdict(config.clean) if may_drop else None
+    rules = config.clean.describe() if may_drop else None
     return Pairs(
         splits,
         kept,
         weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(sizes), "parts": reports},
+        hashes=hashes,
         links=_read_links(splits, config) if split == "train" else (),
         scores=_open_scores(splits, config) if split == "train" else (),
     )
@@ -127,7 +133,7 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
     tables = {
         (member.dataset, member.direction): split.sides[0]
         for member, split in zip(members, splits, strict=True)
-        if split.sides[0] == split.sides[1] and member.direction.source
+        if split.sides[0] == split.sides[1] and ".tsv" in split.sides[0] and member.direction.source
     }
     for (dataset, (source, target)), file in tables.items():
         if (dataset, (target, source)) in tables:
@@ -255,6 +261,8 @@ def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     if name.partition("@")[0] == "parallel_text":
         return _match_files(_text_folder(name, config), wanted, member.direction) is not None
+    if name.startswith(PREFIX):
+        return has_hub_split(name, wanted)
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import SIZES
@@ -266,27 +274,27 @@ def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
 
 
 def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
-    """Opens one data set; imports its builder, and TFDS with it, only here."""
+    """Opens one data set; imports TFDS only for a set of TFDS's."""
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     languages = (member.direction.source, member.direction.target)
+    if name.partition("@")[0] == "parallel_text":
+        folder = _text_folder(name, config)
+        return open_parallel_text(
+            folder,
+            _match_files(folder, wanted, languages) or wanted,
+            name=name,
+            languages=languages,
+            clean=config.clean,
+            may_drop=split == "train",
+            cache=cache_dir(config),
+        )
+    if name.startswith(PREFIX):
+        return open_hub_set(name, wanted, languages=languages, cache=cache_dir(config))
     with quiet():
         if name == "toy_de_en":
             from flaxformer_mt.corpus.toy.toy_de_en import open_toy
 
             return open_toy(wanted, languages=languages, cache=cache_dir(config))
-        if name.partition("@")[0] == "parallel_text":
-            from flaxformer_mt.corpus.parallel_text import open_parallel_text
-
-            folder = _text_folder(name, config)
-            return open_parallel_text(
-                folder,
-                _match_files(folder, wanted, languages) or wanted,
-                name=name,
-                languages=languages,
-                clean=config.clean,
-                may_drop=split == "train",
-                cache=cache_dir(config),
-            )
         from flaxformer_mt.corpus.tfds_sets import open_tfds_set
 
         return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir(config))

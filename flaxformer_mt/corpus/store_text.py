@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.corpus.text_files import TABLES
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.errors import UserError, show_as
 from flaxformer_mt.object_store.transfers import fetch_files
@@ -23,7 +24,7 @@ def copy_text(url: str, config: DataConfig) -> Path:
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
-    texts = _name_files(splits, {*filter(None, languages), "tsv"})
+    texts = _name_files(splits, {*filter(None, languages), *TABLES})
     wanted = texts | _name_files(splits, ["weights"])
     wanted |= {name for name in (*config.alignments, *config.teacher_scores) if name}
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 r"""The user's text files: which files hold a split, how many lines they have, and reading them by line.
 
-Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv`, each also
-`.gz`; for a language model `train.en` alone).
+Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv` or
+`train.jsonl`, each also `.gz`; for a language model `train.en` alone).
 A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
 """
 
@@ -21,8 +21,12 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_encoding import BEGINNING, check_encoding
 
 _BOM = b"\xef\xbb\xbf"
-# Lines per block, the unit of `Scan.block_bytes`.
+# Names of tables, which have both sides of a pair in a line.
+TABLES = ("tsv", "jsonl")
+# Lines per block, the unit of reading and of what a worker is given.
 BLOCK = 16384
+# Part of the cache key: raise it when the facts of a scan change.
+_FORMAT = 2
 # A file that changed less than this time before its scan may change again within one tick of the file
 # system's clock, undetected: its scan is not cached.
 _SETTLED_NS = 2_000_000_000
@@ -30,11 +34,11 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about a file: number of lines, digest of the text, bytes of each BLOCK, CRLF lines, BOM."""
+    """Facts about a file: number of lines, digest of the text, where each BLOCK begins, CRLF lines, BOM."""
 
     lines: int
     digest: str
-    block_bytes: tuple[int, ...]
+    starts: tuple[int, ...]
     crlf_lines: int
     bom: bool
     # Whether each line of a .tsv file has a third column, the weight of the pair.
@@ -48,6 +52,11 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
       UserError: the folder or a file is missing, or the choice of files is ambiguous.
     """
     _require(folder)
+    if objects := find_file(folder, f"{split}.jsonl"):
+        for suffix in (*filter(None, languages), "tsv"):
+            if other := find_file(folder, f"{split}.{suffix}"):
+                raise UserError(f"{folder} has both {objects.name} and {other.name}; keep one of them")
+        return (objects,)
     if not languages[0]:
         return (_find_target(folder, split, languages[1]),)
     source, target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
@@ -69,7 +78,7 @@ def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
       UserError: the folder does not exist.
     """
     _require(folder)
-    return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), "tsv"))
+    return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
@@ -126,38 +135,43 @@ def read_lines(path: Path) -> Iterator[bytes]:
     Raises:
       UserError: the file cannot be read, or a .gz file is not a complete gzip file.
     """
-    for index, line in enumerate(_raw_lines(path)):
-        yield _strip(line, first=index == 0)
+    return itertools.chain.from_iterable(read_blocks(path))
 
 
-def _strip(line: bytes, *, first: bool) -> bytes:
+def read_blocks(path: Path, *, number: int = 0, start: int = 0) -> Iterator[list[bytes]]:
+    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from a block on.
+
+    Args:
+      number, start: the first block, and where it begins in the unpacked file, as in `Scan.starts`.
+    """
+    for index, (_, block) in enumerate(_raw_blocks(path, start), number):
+        yield _strip(block, first=index == 0)
+
+
+def _strip(block: list[bytes], *, first: bool) -> list[bytes]:
     if first:
-        line = line.removeprefix(_BOM)
-    return line.removesuffix(b"\n").removesuffix(b"\r")
+        block[0] = block[0].removeprefix(_BOM)
+    text = b"".join(block)
+    if b"\r" in text:
+        return [line.removesuffix(b"\n").removesuffix(b"\r") for line in block]
+    return text.removesuffix(b"\n").split(b"\n")
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _raw_blocks(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields the position of each block of lines and its lines, with what ends them."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             check_encoding(file.peek(BEGINNING), str(path))
-            yield from file  # a binary file's lines end at b"\n" only
+            file.seek(start)
+            while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
+                yield start, block
+                start += sum(map(len, block))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{path} is not a complete gzip file ({error}); compress it again or unpack it"
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def read_rows(files: tuple[Path, ...]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the (source, target) lines of a split, up to the end of the shorter file."""
-    if len(files) == 2:
-        # The caller compares the line counts.
-        yield from zip(read_lines(files[0]), read_lines(files[1]), strict=False)
-        return
-    for line in read_lines(files[0]):
-        source, target, *_ = line.split(b"\t", 2)
-        yield source, target
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
@@ -169,35 +183,41 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
     """
     content = hashlib.blake2b(digest_size=16)
     lines = crlf_lines = 0
-    block_bytes: list[int] = []
+    starts: list[int] = []
     bom = weighted = False
-    for raw in _raw_lines(path):
-        bom = bom or (lines == 0 and raw.startswith(_BOM))
-        line = _strip(raw, first=lines == 0)
-        found = line.count(b"\t") + 1
-        weighted = weighted or (columns == 2 and lines == 0 and found == 3)
-        if columns == 2 and found != 2 + weighted:
-            expected = "3, as the first one: source, tab, target, tab, weight"
-            if not weighted:
-                expected = "2: source, one tab, target; or all lines have a third one, the weight of the pair"
-            raise UserError(f"{path} line {lines + 1} has {found} columns; a .tsv line has {expected}")
-        crlf_lines += raw.endswith((b"\r\n", b"\r"))
-        content.update(line + b"\n")
-        if lines % BLOCK == 0:
-            block_bytes.append(0)
-        block_bytes[-1] += len(line)
-        lines += 1
-    return Scan(lines, content.hexdigest(), tuple(block_bytes), crlf_lines, bom, weighted)
+    for start, raw in _raw_blocks(path):
+        starts.append(start)
+        bom = bom or (lines == 0 and raw[0].startswith(_BOM))
+        if b"\r" in b"".join(raw):
+            crlf_lines += sum(line.endswith((b"\r\n", b"\r")) for line in raw)
+        block = _strip(raw, first=lines == 0)
+        if columns == 2:
+            weighted = weighted or (lines == 0 and block[0].count(b"\t") == 2)
+            _check_columns(path, lines, block, 2 + weighted)
+        content.update(b"\n".join([*block, b""]))
+        lines += len(block)
+    return Scan(lines, content.hexdigest(), tuple(starts), crlf_lines, bom, weighted)
+
+
+def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> None:
+    counts = [line.count(b"\t") + 1 for line in block]
+    if counts.count(wanted) == len(block):
+        return
+    row, found = next((row, count) for row, count in enumerate(counts) if count != wanted)
+    expected = "3, as the first one: source, tab, target, tab, weight"
+    if wanted == 2:
+        expected = "2: source, one tab, target; or all lines have a third one, the weight of the pair"
+    raise UserError(f"{path} line {before + row + 1} has {found} columns; a .tsv line has {expected}")
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
     """Runs `scan`, or loads its result from `folder` while the file's path and stamp are unchanged."""
     before = read_stamp(path)
-    name = hashlib.blake2b(f"{columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(f"{_FORMAT} {columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
     cached = folder / f"{name}.json"
     record = read_cached(cached)
     if record is not None and tuple(record["stamp"]) == before:
-        return Scan(**(record["scan"] | {"block_bytes": tuple(record["scan"]["block_bytes"])}))
+        return Scan(**(record["scan"] | {"starts": tuple(record["scan"]["starts"])}))
     started = time.time_ns()
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:
@@ -212,20 +232,3 @@ def read_stamp(path: Path) -> tuple[int, ...]:
     """
     facts = path.stat()
     return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
-
-
-def cut_into_blocks(scans: tuple[Scan, ...], lines: int, *, max_bytes: int) -> list[tuple[int, int]]:
-    """Cuts the first `lines` lines into ranges [start, stop) of whole BLOCKs with at most `max_bytes` each.
-
-    A larger block is a range of its own.
-    Three blocks of 60, 30 and 40 bytes with max_bytes 100 give [(0, 2 * BLOCK), (2 * BLOCK, lines)].
-    """
-    sizes = [sum(sizes) for sizes in itertools.zip_longest(*(s.block_bytes for s in scans), fillvalue=0)]
-    ranges, start, size = [], 0, 0
-    for block in range((lines + BLOCK - 1) // BLOCK):
-        if size and size + sizes[block] > max_bytes:
-            ranges.append((start, block * BLOCK))
-            start, size = block * BLOCK, 0
-        size += sizes[block]
-    ranges.append((start, lines))
-    return ranges

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
 from flaxformer_mt.errors import UserError, command_line, install_command
 
@@ -47,7 +47,7 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
     return RawSplit(
         name=name,
         identity=f"{_identify(Path(builder.data_dir))}-{real_split}",
-        rows=rows,
+        rows=RecordRows(rows, languages, name=name),
         languages=languages,
         sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
         unit="pair",

@@ -6,14 +6,17 @@ Row 3 of the data path. Contains when a store is built and removed; `token_store
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flaxformer_mt.config import NoiseConfig
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.data.text_noise import TextNoise
-from flaxformer_mt.data.token_store import TokenStore, fold, remove_store
+from flaxformer_mt.data.token_store import TokenStore, remove_store
+from flaxformer_mt.data.tokenize_chunks import fold
 from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 
 class EpochStores:
@@ -39,11 +42,14 @@ class EpochStores:
         noise: TextNoise | None = None,
         varies: bool = False,
         own_root: Path | None = None,
+        hands: Hands = HERE,
+        count: Callable[[int], object] = lambda pairs: None,
     ) -> None:
         """Builds the base under `root`; stores of later epochs go to `own_root`.
 
         noise: noise of the text, and what it leaves alone; None: none. varies: whether a stage of training
         has noise of its own. own_root: a folder that only this process writes to; None: `root`.
+        hands, count: see `TokenStore.build`, for the base alone.
         """
         self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
         self._own_root = own_root or self._root
@@ -52,7 +58,7 @@ class EpochStores:
         self.varies = varies or bool(sampling) or self._noise.rates.active
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
-        self.base = self._build(0, self._pairs, self._noise)
+        self.base = self._build(0, self._pairs, self._noise, hands=hands, count=count)
 
     def store(self, epoch: int) -> TokenStore:
         """The store of `epoch`, built if missing; all but the base and the last two requested are removed."""
@@ -96,7 +102,9 @@ class EpochStores:
                 remove_store(store)
             self._stores.clear()
 
-    def _build(self, epoch: int, pairs: Pairs, noise: TextNoise, root: Path | None = None) -> TokenStore:
+    def _build(
+        self, epoch: int, pairs: Pairs, noise: TextNoise, root: Path | None = None, **more: Any
+    ) -> TokenStore:
         active = noise if noise.rates.active else None
         return TokenStore.build(
             pairs,
@@ -106,4 +114,5 @@ class EpochStores:
             seed=fold(self._seed, epoch) if self.sampling or active else 0,
             noise=active,
             stop=self._closed,
+            **more,
         )

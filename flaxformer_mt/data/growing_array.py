@@ -12,17 +12,25 @@ class GrowingArray:
     numpy reserves space in the header for the largest size, so that the header can be rewritten in place.
     """
 
-    def __init__(self, path: Path, dtype: type) -> None:
-        self.size = 0
+    def __init__(self, path: Path, dtype: type | np.dtype, *, size: int = 0) -> None:
+        """Makes a file, or goes on after the first `size` values of an unfinished one."""
+        self.size = size
         self._dtype = np.dtype(dtype)
-        self._file = path.open("wb")
+        self._file = path.open("r+b" if size else "wb")
         self._write_header()
         self._start = self._file.tell()
+        self._file.truncate(self._start + size * self._dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, values: np.ndarray) -> None:
         """Writes more values after those so far."""
         self._file.write(values.astype(self._dtype, copy=False).tobytes())
         self.size += len(values)
+
+    def flush(self) -> None:
+        """Waits until all values are on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Completes the file, and waits until it is on the disk."""

@@ -4,47 +4,54 @@ A model may have memorised such sentences, so that their scores say little about
 """
 
 import hashlib
-import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
-from flaxformer_mt.corpus.pairs import Pair, Pairs
+import numpy as np
+
+from flaxformer_mt.corpus.cleaning import mix_hashes
+from flaxformer_mt.corpus.pairs import Pairs
+
+_EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
 
 
-def find_overlap(train: Pairs, held_out: Mapping[str, Pairs], folder: Path) -> dict[str, dict[str, int]]:
-    """Counts the pairs and the sources of each split that also occur in the training set.
+def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[str, int]]:
+    """Counts the pairs and the sources of each split that also occur in the training set, by their hashes.
 
-    Without a source language, the sentences are counted as pairs, and `sources` is 0. The result is stored in
-    `folder` while the text is unchanged.
+    Without a source language, the sentences are counted as pairs, and `sources` is 0.
 
     Returns:
       For each split {"of": number of its pairs, "pairs": ..., "sources": ...}.
     """
-    prints = [train.fingerprint, *(f"{name} {pairs.fingerprint}" for name, pairs in held_out.items())]
-    path = folder / f"{hashlib.blake2b(json.dumps(prints).encode(), digest_size=16).hexdigest()}.json"
-    if (stored := read_cached(path)) is not None:
-        return stored
-    wanted = {_digest_pair(pair) for pairs in held_out.values() for pair in pairs}
-    wanted_sources = {pair.source for pairs in held_out.values() for pair in pairs} - {""}
-    found: set[bytes] = set()
-    found_sources: set[str] = set()
-    for pair in train:
-        if pair.source in wanted_sources:
-            found_sources.add(pair.source)
-        if (digest := _digest_pair(pair)) in wanted:
-            found.add(digest)
-    result = {
+    wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
+    found = {name: [np.zeros(len(one), bool) for one in both] for name, both in wanted.items()}
+    for part in train.read_hashes():
+        present = _gather([part])
+        for name, both in wanted.items():
+            for which in (0, 1):
+                found[name][which] |= np.isin(both[which], present[which])
+    return {
         name: {
             "of": len(pairs),
-            "pairs": sum(_digest_pair(pair) in found for pair in pairs),
-            "sources": sum(pair.source in found_sources for pair in pairs),
+            "pairs": int(found[name][0].sum()),
+            "sources": int(found[name][1].sum()),
         }
         for name, pairs in held_out.items()
     }
-    write_cached(path, result)
-    return result
+
+
+def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
+    mixed, sources = [], []
+    for tags, hashes in parts:
+        tagged = np.uint64(sum(_hash(tag) for tag in tags) % (1 << 64))
+        mixed.append(mix_hashes(hashes) + tagged)
+        sources.append(hashes[:, 0][hashes[:, 0] != _EMPTY] + tagged)
+    return np.concatenate(mixed), np.concatenate(sources)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -56,9 +63,3 @@ def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, found in overlap.items()
         if found["pairs"]
     ]
-
-
-def _digest_pair(pair: Pair) -> bytes:
-    # The length of the source tells ("a", "bc") from ("ab", "c").
-    text = f"{len(pair.source)} {pair.source}{pair.target}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

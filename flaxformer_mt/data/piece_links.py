@@ -4,15 +4,12 @@ Each piece of a source word is linked to each piece of an aligned target word. A
 [B, T, S / 8]; the loss gives the linked source pieces of a target piece equal shares.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.corpus.pairs import Pair
-from flaxformer_mt.data.growing_array import GrowingArray
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.words import SPACE, number_pieces
 
@@ -36,37 +33,41 @@ def open_piece_links(folder: Path) -> PieceLinks:
     return PieceLinks(points.reshape(-1, 2), offsets)
 
 
-class PieceLinkWriter:
-    """Writes the links of a token store, a chunk of pairs at a time."""
+class ChunkLinks(NamedTuple):
+    """The links of a chunk of pairs, uint16 [N, 2], and how many of them each pair has."""
 
-    def __init__(self, folder: Path, vocabs: Vocabs, links: Iterator[np.ndarray]) -> None:
-        """Opens the files; `links` are the word alignments [K, 2] of all pairs, in order."""
-        self._vocabs, self._links = vocabs, links
-        self._tables = [_tabulate(vocab) for vocab in (vocabs.source, vocabs.target)]
-        self._points = GrowingArray(folder / "links.points.npy", np.uint16)
-        self._offsets = GrowingArray(folder / "links.offsets.npy", np.int64)
-        self._offsets.append(np.zeros(1, np.int64))
+    points: np.ndarray
+    counts: np.ndarray
 
-    def add(self, pairs: Sequence[Pair], ids: Sequence[list[np.ndarray]]) -> None:
-        """Adds the links of the next pairs, whose token ids of both sides end in eos."""
-        chunk = list(islice(self._links, len(pairs)))
-        vocabs = (self._vocabs.source, self._vocabs.target)
+
+class PieceLinker:
+    """Turns the word alignments of pairs into links between their pieces."""
+
+    def __init__(self, vocabs: Vocabs) -> None:
+        self._vocabs = (vocabs.source, vocabs.target)
+        self._tables = [_tabulate(vocab) for vocab in self._vocabs]
+
+    def link(
+        self,
+        texts: Sequence[Sequence[str]],
+        ids: Sequence[list[np.ndarray]],
+        alignments: Sequence[np.ndarray],
+    ) -> ChunkLinks:
+        """Links the pieces of pairs.
+
+        Args:
+          texts, ids: of both sides; ids end in eos.
+          alignments: positions of source and target words [K, 2] of each pair.
+        """
         sides = [
-            _number_words([pair[side] for pair in pairs], ids[side], vocabs[side], self._tables[side])
-            for side in (0, 1)
+            _number_words(texts[side], ids[side], self._vocabs[side], self._tables[side]) for side in (0, 1)
         ]
-        counts = np.fromiter(map(len, chunk), np.int64, len(chunk))
-        points, owners = link_pieces(np.concatenate(chunk), np.repeat(np.arange(len(chunk)), counts), sides)
+        counts = np.fromiter(map(len, alignments), np.int64, len(alignments))
+        owners = np.repeat(np.arange(len(alignments)), counts)
+        points, owners = link_pieces(np.concatenate(alignments), owners, sides)
         fits = (points < _MOST).all(axis=1)
         points, owners = points[fits], owners[fits]
-        before = self._points.size // 2
-        self._points.append(points.reshape(-1))
-        self._offsets.append(before + np.cumsum(np.bincount(owners, minlength=len(chunk))))
-
-    def close(self) -> None:
-        """Completes both files."""
-        self._points.close()
-        self._offsets.close()
+        return ChunkLinks(points.astype(np.uint16), np.bincount(owners, minlength=len(alignments)))
 
 
 def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:

@@ -34,10 +34,11 @@ from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
-from flaxformer_mt.tracking import announce_if_slow
+from flaxformer_mt.tracking import Rate, announce_if_slow
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_tags
 from flaxformer_mt.vocab.tag_pieces import check_language_tags
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 # Training lines whose sentences are counted.
 _SAMPLE = 2000
@@ -66,6 +67,7 @@ def prepare(
     say: Callable[[str], object] | None = None,
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
+    hands: Hands = HERE,
 ) -> Prepared:
     """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses the results in the cache.
 
@@ -79,6 +81,7 @@ def prepare(
       overlap: whether the report says which held-out pairs are in the training set, all of which is read.
       shortlist: file and sizes of a shortlist, learned from the training set; None: none is made.
       say: receives the name of each stage that takes more than two seconds; None: nothing is shown.
+      hands: who checks and tokenizes a large training set; what is written does not depend on it.
 
     Raises:
       UserError: the data, the vocabulary or the run directory is invalid.
@@ -89,7 +92,7 @@ def prepare(
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
     with _stage(f"reading and checking {config.data.dataset}", say):
-        train_pairs = read_pairs(config.data, "train")
+        train_pairs = read_pairs(config.data, "train", hands=hands)
         valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
         test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
     making = "reading" if config.vocab.kind == "pretrained" else "training"
@@ -99,7 +102,7 @@ def prepare(
     if run_dir is not None and is_first():
         publish_files(run_dir)
     with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store)
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, say)
         valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
@@ -115,7 +118,7 @@ def prepare(
     report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
     if overlap:
         with _stage("comparing the sets", say):
-            report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs, root / "overlap")
+            report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs)
     if shortlist is not None:
         with _stage("learning translations of pieces", say):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
@@ -149,7 +152,13 @@ def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) 
 
 
 def _tokenize_train(
-    config: Config, pairs: Pairs, vocabs: Vocabs, root: Path, own_root: Path | None
+    config: Config,
+    pairs: Pairs,
+    vocabs: Vocabs,
+    root: Path,
+    own_root: Path | None,
+    hands: Hands,
+    say: Callable[[str], object] | None,
 ) -> EpochStores:
     """The training set; noise leaves its tags and the symbols of the vocabulary as they are."""
     tags = (part.get("tag", "") for part in pairs.report["parts"])
@@ -163,6 +172,8 @@ def _tokenize_train(
         noise=TextNoise(config.data.noise, tuple(symbols)),
         varies=any(stage.noise.active for stage in read_stages(config.data)),
         own_root=own_root,
+        hands=hands,
+        count=Rate(len(pairs), "pairs", say).add if say is not None else lambda pairs: None,
     )
 
 
@@ -192,9 +203,9 @@ def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[
     return [dataclasses.asdict(finding) for finding in findings]
 
 
-def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None, folder: Path) -> Any:
+def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None) -> Any:
     held_out = {"valid": valid, "test": test}
-    return find_overlap(train, {name: pairs for name, pairs in held_out.items() if pairs}, folder)
+    return find_overlap(train, {name: pairs for name, pairs in held_out.items() if pairs})
 
 
 def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:

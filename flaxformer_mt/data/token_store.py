@@ -5,6 +5,10 @@ same pairs, vocabularies and sampling, and appears complete or not at all, even 
 it at the same time.
 """
 
+import contextlib
+import errno
+import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -13,28 +17,37 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.growing_array import GrowingArray
-from flaxformer_mt.data.piece_links import PieceLinks, PieceLinkWriter, open_piece_links
+from flaxformer_mt.data.piece_links import PieceLinks, open_piece_links
 from flaxformer_mt.data.teacher_scores import TeacherScores
 from flaxformer_mt.data.text_noise import TextNoise, spread_languages
+from flaxformer_mt.data.tokenize_chunks import Drawing, TextChunk, TokenizeChunks, TokenizedChunk
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.workers.open_crew import HERE, Hands, open_crew
 
 # Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
 _FORMAT = 1
 # Part of the key of stores with subword sampling: raise it when the same seed gives other segmentations.
 _SAMPLING_FORMAT = 2
 # Pairs tokenized at a time. Each chunk has its own sampling seed, so this number is part of the format.
-_CHUNK = 16384
-_META = "meta.json"
+CHUNK = 16384
+# Chunks up to which the start of workers takes longer than they save.
+_FEW_CHUNKS = 5
+_META, _PROGRESS = "meta.json", "progress.json"
+# Seconds after which a build makes sure that what it has written is on the disk, and notes how much it is.
+_SAVE_SECONDS = 2.0
+# Seconds between two looks at the build of another process.
+_WAIT = 0.1
 _SIDES = ("source", "target")
 # The folder of a killed build is removed after this time without a change in it.
 _STALE_SECONDS = 24 * 3600
@@ -53,14 +66,6 @@ class Side(NamedTuple):
     tokens: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
-
-
-class _Drawing(NamedTuple):
-    """What is drawn at random in a store: the segmentation, and the noise of the text."""
-
-    sampling: float
-    seed: int
-    noise: TextNoise | None
 
 
 class TokenStore:
@@ -97,6 +102,8 @@ class TokenStore:
         seed: int = 0,
         noise: TextNoise | None = None,
         stop: threading.Event | None = None,
+        hands: Hands = HERE,
+        count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
         """Opens the store of these pairs and vocabularies under `root`; writes a missing store first.
 
@@ -111,13 +118,15 @@ class TokenStore:
           noise: what is changed in the text before it is tokenized; None: nothing.
           stop: when another thread sets this event, a build in progress removes its files and raises
             `BuildStopped`.
+          hands: who tokenizes. The store does not depend on it.
+          count: receives the numbers of pairs that have been written.
 
         Raises:
           UserError: there are no pairs, `root` is not writable, or a teacher's scores are of other targets.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
-        drawing = _Drawing(sampling, seed, noise)
+        drawing = Drawing(sampling, seed, noise)
         folder = Path(root) / f"tokens-{_key(pairs, vocabs, drawing)}"
         damage = ""
         for _ in range(3):  # another run on the same cache may remove a sampled store before it is opened
@@ -134,10 +143,7 @@ class TokenStore:
                         damage = str(error)
                         warn_user(f"the token store {folder} is damaged: {damage}; it is built again")
                         _remove_folder(folder)
-            present = _SIDES if pairs.has_source else _SIDES[1:]
-            word_links = pairs.read_links() if pairs.links_identity else None
-            texts = _noisy_chunks(pairs, stop, drawing)
-            _write_store(folder, texts, vocabs, present, drawing, word_links)
+            _write_store(folder, pairs, _TokenizedChunks(pairs, vocabs, drawing, stop, hands), stop, count)
         raise UserError(
             f"the token store {folder} is damaged again whenever it is written: {damage}; set "
             "data.cache_dir to a folder on another disk"
@@ -184,13 +190,7 @@ class TokenStore:
         return counts[0], counts[1]
 
 
-def fold(*numbers: int) -> int:
-    """Derives one 64-bit seed from several integers of any size and sign."""
-    words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
-
-
-def _key(pairs: Pairs, vocabs: Vocabs, drawing: _Drawing) -> str:
+def _key(pairs: Pairs, vocabs: Vocabs, drawing: Drawing) -> str:
     sampling, seed, noise = drawing
     identity = [
         _FORMAT,
@@ -241,102 +241,200 @@ def _open_side(folder: Path, name: str) -> Side:
     return Side(tokens, offsets, np.diff(offsets).astype(np.int32))
 
 
+class _TokenizedChunks:
+    """The token ids of chunks of pairs, as workers make them, from any chunk on."""
+
+    def __init__(
+        self, pairs: Pairs, vocabs: Vocabs, drawing: Drawing, stop: threading.Event | None, hands: Hands
+    ) -> None:
+        self._pairs, self._stop, self._noisy = pairs, stop, drawing.noise is not None
+        self._hands = hands.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
+        self.dtypes = tuple(
+            np.dtype(np.uint16 if vocab.size <= 1 << 16 else np.int32)
+            for vocab in (vocabs.source, vocabs.target)
+        )
+        self.drawing = drawing
+        self._work = TokenizeChunks(
+            vocabs,
+            drawing,
+            self.dtypes,
+            has_source=pairs.has_source,
+            linked=bool(pairs.links_identity),
+            # In this process, SentencePiece's own threads do the work of workers.
+            threads=-1 if self._hands == HERE and hands.workers != 1 else 1,
+        )
+
+    def read(self, first: int) -> Iterator[TokenizedChunk]:
+        """Yields the chunks from number `first` on; raises BuildStopped once `stop` is set."""
+        hands, make = self._hands, functools.partial(_make_work, self._work)
+        with open_crew(make, workers=hands.workers, ray=hands.ray) as crew:
+            yield from crew.map(self._read_texts(first), name=_name_chunk)
+
+    def _read_texts(self, first: int) -> Iterator[TextChunk]:
+        pairs, links = self._pairs, self._pairs.read_links() if self._pairs.links_identity else None
+        iterator: Iterator[Pair] = iter(pairs)
+        tags = pairs.read_target_tags() if pairs.target_tags else None
+        languages = iter(spread_languages(pairs.parts, pairs.languages)) if self._noisy else None
+        for number in itertools.count():
+            chunk = []
+            for pair in itertools.islice(iterator, CHUNK):
+                if self._stop is not None and self._stop.is_set():
+                    raise BuildStopped
+                chunk.append(pair)
+            if not chunk:
+                return
+            own_links = None if links is None else list(itertools.islice(links, len(chunk)))
+            own_tags = None if tags is None else list(itertools.islice(tags, len(chunk)))
+            own_languages = None if languages is None else list(itertools.islice(languages, len(chunk)))
+            if number >= first:
+                yield TextChunk(
+                    number,
+                    [pair.source for pair in chunk],
+                    [pair.target for pair in chunk],
+                    own_languages,
+                    own_tags,
+                    own_links,
+                )
+
+
+def _name_chunk(chunk: TextChunk) -> str:
+    first = chunk.number * CHUNK + 1
+    return f"pairs {first:,} to {first + len(chunk.targets) - 1:,}"
+
+
+def _make_work(work: TokenizeChunks, warn: Callable[[str], None]) -> TokenizeChunks:
+    return work
+
+
 def _write_store(
     folder: Path,
-    chunks: Iterable[list[Pair]],
-    vocabs: Vocabs,
-    sides: tuple[str, ...],
-    drawing: _Drawing,
-    word_links: Iterator[np.ndarray] | None,
+    pairs: Pairs,
+    chunks: _TokenizedChunks,
+    stop: threading.Event | None,
+    count: Callable[[int], object],
 ) -> None:
-    """Writes a partial folder and renames it to `folder`; the store of a faster process is kept instead."""
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    """Writes a hidden folder and renames it; goes on with what a killed process has written.
+
+    A process that finds another one at it waits for the store of that one.
+    """
     try:
-        partial.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder.parent)
-        counts = {
-            name: writer.size
-            for name, writer in _tokenize_into(partial, chunks, vocabs, sides, drawing, word_links).items()
-        }
-        meta = {"format": _FORMAT, "tokens": counts, "sampling": drawing.sampling, "seed": drawing.seed}
-        (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-        atomic_folder.seal_folder(partial, {})
-        try:
-            os.rename(partial, folder)
-        except OSError:
-            if not folder.is_dir():
+        with _claim(folder, stop) as partial:
+            if partial is None:
+                return
+            try:
+                meta = _write_arrays(partial, pairs, chunks, count)
+            except (UserError, BuildStopped):  # nobody will go on
+                shutil.rmtree(partial, ignore_errors=True)
                 raise
+            (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+            (partial / _PROGRESS).unlink(missing_ok=True)
+            atomic_folder.seal_folder(partial, {})
+            try:
+                os.rename(partial, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
+        shutil.rmtree(folder.with_name(f".{folder.name}"), ignore_errors=True)
         raise UserError(
             f"the token store {folder} cannot be written: {error}; free disk space or set data.cache_dir"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _tokenize_into(
-    folder: Path,
-    chunks: Iterable[list[Pair]],
-    vocabs: Vocabs,
-    present: tuple[str, ...],
-    drawing: _Drawing,
-    word_links: Iterator[np.ndarray] | None,
-) -> dict[str, GrowingArray]:
-    """Writes both sides; a side that is not in `present` gets the same number of empty sentences."""
-    sides = list(zip(_SIDES, (vocabs.source, vocabs.target), strict=True))
-    tokens = {
-        name: GrowingArray(folder / f"{name}.tokens.npy", np.uint16 if vocab.size <= 1 << 16 else np.int32)
-        for name, vocab in sides
+@contextlib.contextmanager
+def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
+    """Yields the hidden folder of a store that this process alone writes to; None once there is the store.
+
+    Where the file system has no locks, the folder has a name of its own, and nobody goes on with it.
+    """
+    partial = folder.with_name(f".{folder.name}")
+    while True:
+        partial.mkdir(exist_ok=True)
+        file = os.open(partial, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if stop is not None and stop.is_set():
+                    raise BuildStopped from None
+                time.sleep(_WAIT)
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+                own.mkdir()
+                try:
+                    yield own
+                finally:
+                    shutil.rmtree(own, ignore_errors=True)
+                return
+            if os.path.lexists(folder):  # it was finished in the meantime
+                with contextlib.suppress(OSError):
+                    partial.rmdir()  # empty, if it was made above
+                yield None
+                return
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), partial.stat()):
+                    yield partial
+                    return
+        finally:
+            os.close(file)
+
+
+def _write_arrays(
+    folder: Path, pairs: Pairs, chunks: _TokenizedChunks, count: Callable[[int], object]
+) -> dict[str, Any]:
+    """Writes the arrays of a store, from the last chunk that is known to be on the disk; returns the meta."""
+    known = read_cached(folder / _PROGRESS) or {"chunks": 0, "sizes": {}}
+    types = _list_arrays(chunks.dtypes, linked=bool(pairs.links_identity))
+    for path in folder.iterdir():
+        if path.name not in (_PROGRESS, *(f"{name}.npy" for name, _ in types)):
+            path.unlink()  # what a killed process was about to rename, or its manifest
+    arrays = {
+        name: GrowingArray(folder / f"{name}.npy", dtype, size=known["sizes"].get(name, 0))
+        for name, dtype in types
     }
-    offsets = {name: GrowingArray(folder / f"{name}.offsets.npy", np.int64) for name, _ in sides}
-    linked = None if word_links is None else PieceLinkWriter(folder, vocabs, word_links)
+    written, saved = known["chunks"], time.monotonic()
     try:
-        for name in offsets:
-            offsets[name].append(np.zeros(1, np.int64))
-        for number, chunk in enumerate(chunks):
-            found: list[list[np.ndarray]] = []
-            for which, (name, vocab) in enumerate(sides):
-                if name not in present:
-                    offsets[name].append(np.zeros(len(chunk), np.int64))
-                    continue
-                ids = vocab.tokenize_all(
-                    [pair[which] for pair in chunk],
-                    sampling=drawing.sampling,
-                    seed=fold(drawing.seed, number, which),
-                )
-                lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-                offsets[name].append(tokens[name].size + np.cumsum(lengths))
-                tokens[name].append(np.concatenate(ids))
-                found.append(ids)
-            if linked is not None:
-                linked.add(chunk, found)
+        if not known["chunks"]:
+            for name in arrays:
+                if name.endswith("offsets"):
+                    arrays[name].append(np.zeros(1, np.int64))
+        count(min(written * CHUNK, len(pairs)))
+        for chunk in chunks.read(written):
+            for side, (tokens, lengths) in zip(_SIDES, chunk.sides, strict=True):
+                arrays[f"{side}.offsets"].append(arrays[f"{side}.tokens"].size + np.cumsum(lengths))
+                arrays[f"{side}.tokens"].append(tokens)
+            if chunk.links is not None:
+                before = arrays["links.points"].size // 2
+                arrays["links.points"].append(chunk.links.points.reshape(-1))
+                arrays["links.offsets"].append(before + np.cumsum(chunk.links.counts))
+            written += 1
+            count(len(lengths))
+            if time.monotonic() - saved > _SAVE_SECONDS:
+                for array in arrays.values():
+                    array.flush()
+                sizes = {name: array.size for name, array in arrays.items()}
+                write_cached(folder / _PROGRESS, {"chunks": written, "sizes": sizes})
+                saved = time.monotonic()
     finally:
-        for writer in itertools.chain(tokens.values(), offsets.values()):
-            writer.close()
-        if linked is not None:
-            linked.close()
-    return tokens
+        for array in arrays.values():
+            array.close()
+    drawing = chunks.drawing
+    tokens_written = {side: arrays[f"{side}.tokens"].size for side in _SIDES}
+    return {"format": _FORMAT, "tokens": tokens_written, "sampling": drawing.sampling, "seed": drawing.seed}
 
 
-def _noisy_chunks(pairs: Pairs, stop: threading.Event | None, drawing: _Drawing) -> Iterator[list[Pair]]:
-    """Reads the pairs in chunks, with noise and tags of targets; raises BuildStopped once `stop` is set."""
-    noise, iterator = drawing.noise, iter(pairs)
-    tags = pairs.read_target_tags() if pairs.target_tags else None
-    languages = spread_languages(pairs.parts, pairs.languages) if noise else None
-    for number in itertools.count():
-        chunk = []
-        for pair in itertools.islice(iterator, _CHUNK):
-            if stop is not None and stop.is_set():
-                raise BuildStopped
-            chunk.append(pair)
-        if not chunk:
-            return
-        if noise and languages:
-            # Sides have the numbers 0 and 1 in the seeds of their segmentations.
-            chunk = noise.apply(chunk, seed=fold(drawing.seed, number, 2), languages=languages)
-        if tags is not None:
-            chunk = [pair._replace(target=next(tags) + pair.target) for pair in chunk]
-        yield chunk
+def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[str, np.dtype]]:
+    """The names and types of the arrays of a store."""
+    offsets, points = np.dtype(np.int64), np.dtype(np.uint16)
+    found = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
+    found += [(f"{side}.offsets", offsets) for side in _SIDES]
+    return found + ([("links.points", points), ("links.offsets", offsets)] if linked else [])
 
 
 def remove_store(store: TokenStore) -> None:

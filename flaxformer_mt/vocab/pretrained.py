@@ -119,6 +119,10 @@ class PretrainedVocab(Vocab):
             digest.update(file.encode() + hashlib.sha256(self.files[file]).digest())
         self.fingerprint = digest.hexdigest()
 
+    def __reduce__(self) -> tuple[type[Vocab], tuple[Any, ...]]:
+        """Travel to a worker as the files alone."""
+        return PretrainedVocab, (self.facts, self.files)
+
     def save(self, path: Path) -> None:
         """Refuse: it is not one file; see `save_files`."""
         raise UserError(
@@ -162,9 +166,12 @@ class PretrainedVocab(Vocab):
         return cls(facts, files, name=str(directory / FILES_NAME))
 
     def tokenize_all(
-        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None
+        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """Return the ids of many texts, each as an int32 array that ends in eos; see `Vocab.tokenize_all`."""
+        """Return the ids of many texts, each as an int32 array that ends in eos; see `Vocab.tokenize_all`.
+
+        Segmenters choose the number of threads themselves.
+        """
         if sampling:
             raise UserError(
                 f"vocab.sampling is {sampling}, but a pretrained model segments text in one way; set it to 0"

@@ -89,6 +89,10 @@ class Vocab:
         self._samplers: dict[float, SubwordSampler] = {}
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
+    def __reduce__(self) -> tuple[type["Vocab"], tuple[Any, ...]]:
+        """Travel to a worker as the model alone."""
+        return Vocab, (self._model,)
+
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
         """Load a `.model` file; `name` says in error messages where the path came from.
@@ -121,7 +125,7 @@ class Vocab:
         return self.tokenize_all([text])[0].tolist()
 
     def tokenize_all(
-        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None
+        self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
         """Return the ids of many texts, each as an int32 array that ends in eos.
 
@@ -130,6 +134,7 @@ class Vocab:
           sampling: subword regularisation, 0 for none: the merge dropout of a BPE model (Provilkov et al.
             2020), or the smoothing alpha of samples from all segmentations of a unigram model (Kudo 2018).
           seed: the seed of sampling; the same texts, sampling and seed give the same ids in every process.
+          threads: number of threads without sampling; -1: one for each core.
 
         Raises:
           UserError: a text is not valid Unicode, or `sampling` is on for a char or word model.
@@ -141,7 +146,7 @@ class Vocab:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
             if len(texts) == 1:  # a list starts threads, which takes longer than a sentence
                 return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
-            return self._processor.encode(list(texts), add_eos=True, return_type="numpy")
+            return self._processor.encode(list(texts), add_eos=True, return_type="numpy", num_threads=threads)
         except (RuntimeError, TypeError):
             check_unicode(texts)
             raise

@@ -127,7 +127,7 @@ def test_ray_writes_the_bytes_of_one_process(command, capfd):
 def test_wrong_flags_are_refused_in_one_line(command, capfd, monkeypatch, flags, words):
     # As if Ray were not installed.
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "flaxformer_mt.parallel.ray_actors", raising=False)
+    monkeypatch.delitem(sys.modules, "flaxformer_mt.workers.ray_actors", raising=False)
     assert main([*command, "--output=out", *flags]) == 2
     error = capfd.readouterr().err
     assert words in error and error.count("\n") == 1 and not Path("out").exists()

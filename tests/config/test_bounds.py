@@ -33,6 +33,7 @@ def fields_of(section: type, where: str = "") -> dict[str, object]:
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
 NEGATIVE = {"seed", "search.coverage_layer", "model.alignment.layer"}
 ZERO = {
+    "data.clean.min_script_share",
     *("data.valid_pairs", "data.test_pairs"),
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
     *(f"data.noise.{name}" for name in fields_of(NoiseConfig)),

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gzip
+import json
 import os
 import resource
 import subprocess
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
-from flaxformer_mt.corpus import Pair, has_split, read_pairs, text_files
+from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_files
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
-from flaxformer_mt.corpus.text_files import BLOCK, Scan, cut_into_blocks, read_lines, read_stamp, scan
+from flaxformer_mt.corpus.reader import open_train_set
+from flaxformer_mt.corpus.text_files import read_lines, read_stamp, scan
 from flaxformer_mt.errors import UserError
 
 GERMAN = ["Guten Tag.", "Wie geht es dir?", "Bis morgen!"]
@@ -53,9 +55,16 @@ def with_rules(config, **rules):
         {"train_de_gz": GERMAN, "train_en": ENGLISH},
         {"train_tsv": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
         {"train_tsv_gz": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_jsonl": [json.dumps({"en": b, "de": a}) for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {
+            "train_jsonl_gz": [
+                json.dumps({"id": 1, "translation": {"de": a, "en": b}})
+                for a, b in zip(GERMAN, ENGLISH, strict=True)
+            ]
+        },
         {"train_de": "\r\n".join(GERMAN).encode(), "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode()},
     ],
-    ids=["plain", "gz", "tsv", "tsv.gz", "crlf and bom"],
+    ids=["plain", "gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz", "crlf and bom"],
 )
 def test_every_format_holds_the_same_pairs_in_order(config, files):
     write(config, **files)
@@ -128,11 +137,12 @@ BAD = {
 RULES = {"max_characters": 20, "max_length_ratio": 3.0}
 
 
-def raw(rows, name="set"):
-    class Rows(list):
-        def __getitems__(self, keys):
-            return [{"de": self[key][0], "en": self[key][1]} for key in keys]
+class Rows(list):
+    def read(self, indices):
+        return [self[index] for index in indices]
 
+
+def raw(rows, name="set"):
     return RawSplit(name, "identity", Rows(rows), ("de", "en"), ("x.de", "x.en"), "line")
 
 
@@ -148,7 +158,7 @@ def test_each_rule_drops_keeps_or_refuses(rule, action):
         with pytest.raises(UserError, match=rf"1 pair is refused.*x\.(de|en) line 2.*clean\.{rule}=drop"):
             clean(split, rules, may_drop=True)
         return
-    kept, report = clean(split, rules, may_drop=True)
+    kept, _, report = clean(split, rules, may_drop=True)
     assert report["problems"][rule]["count"] == 1
     assert report["problems"][rule]["examples"][0]["where"].endswith("line 2")
     if action == "drop":
@@ -165,7 +175,7 @@ def test_lines_that_show_nothing_are_empty(side):
     split = raw(
         [(b"good", b"good"), (b"a", side.encode()), (side.encode(), b"b"), ("\u200bа".encode(), b"c")]
     )
-    kept, report = clean(split, CleanConfig(), may_drop=True)
+    kept, _, report = clean(split, CleanConfig(), may_drop=True)
     assert kept.tolist() == [0, 3] and report["problems"]["empty"]["count"] == 2
 
 
@@ -187,15 +197,17 @@ def test_boundaries_of_the_length_rules():
         (b"abc", b"b" * 10),
         (b"ab" * 3, b"a"),
     ]
-    kept, _ = clean(raw(rows), rules, may_drop=True)
+    kept, *_ = clean(raw(rows), rules, may_drop=True)
     assert kept.tolist() == [0, 2]
     # Characters count, not bytes: ten letters of two bytes each are as long as ten of one.
-    kept, _ = clean(raw([(("ä" * 20).encode(), b"b" * 20)]), rules, may_drop=True)
+    kept, *_ = clean(raw([(("ä" * 20).encode(), b"b" * 20)]), rules, may_drop=True)
     assert kept is None
 
 
 def test_duplicates_are_told_apart_by_where_the_source_ends():
-    kept, report = clean(raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True)
+    kept, _, report = clean(
+        raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True
+    )
     assert kept is None and report["problems"] == {}
 
 
@@ -205,22 +217,23 @@ class Numbers:
     def __len__(self):
         return 24_000
 
-    def __getitems__(self, rows):
+    def read(self, rows):
         numbers = [0 if row % 1000 == 999 else row if row < 20_000 else 100 * row for row in rows]
-        return [{"x": b"%d" % number, "y": b"%d" % number} for number in numbers]
+        return [(b"%d" % number, b"%d" % number) for number in numbers]
 
 
-def test_finding_duplicates_takes_a_few_numbers_a_pair():
+def test_finding_duplicates_takes_a_few_numbers_a_pair(monkeypatch):
     """Whatever becomes of them; pairs that another rule drops are none."""
+    monkeypatch.setattr(cleaning, "BLOCK", 1000)
     split = RawSplit("x", "x", Numbers(), ("x", "y"), ("x.x", "x.y"), "line")
     tracemalloc.start()
-    kept, report = clean(split, CleanConfig(max_characters=5), may_drop=True)
+    kept, _, report = clean(split, CleanConfig(max_characters=5), may_drop=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(kept) == 20_004
     assert peak < 110 * len(split)  # of it about 50 for the pairs being read
     dropping = CleanConfig(max_characters=5, duplicates="drop")
-    fewer, dropped = clean(split, dropping, may_drop=True)
+    fewer, _, dropped = clean(split, dropping, may_drop=True)
     assert sorted(set(kept) - set(fewer)) == [*range(999, 24_000, 1000)]
     for found, action in ((report, "keep"), (dropped, "drop")):
         found = found["problems"]["duplicates"]
@@ -231,13 +244,13 @@ def test_finding_duplicates_takes_a_few_numbers_a_pair():
 
 def test_verdicts_are_remembered_until_rules_change(tmp_path):
     split = raw([(b"a", b"b"), (b"", b"b")])
-    first, report = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
+    first, _, report = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
     empty = RawSplit(**{**vars(split), "rows": None})  # would fail if it were read
-    again, same_report = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
+    again, _, same_report = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
     assert first.tolist() == again.tolist() == [0] and report == same_report
-    kept, _ = load_or_clean(split, CleanConfig(empty="keep"), may_drop=True, folder=tmp_path)
+    kept, *_ = load_or_clean(split, CleanConfig(empty="keep"), may_drop=True, folder=tmp_path)
     assert kept is None
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError):  # it has to be read
         load_or_clean(empty, CleanConfig(max_characters=1), may_drop=True, folder=tmp_path)
 
 
@@ -253,6 +266,13 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_tsv": b"a\tb\na b\n"}, r"train\.tsv line 2 has 1 columns; a \.tsv line has 2"),
         ({"train_tsv": b"a\tb\tc\td\n"}, r"train\.tsv line 1 has 4 columns"),
         ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has the weight 'c'"),
+        ({"train_de": GERMAN, "train_jsonl": b"{}"}, r"both train\.jsonl and train\.de"),
+        (
+            {"train_jsonl": ['{"de": "a", "en": "b"}', "{]"]},
+            r"train\.jsonl line 2 is no JSON object of texts",
+        ),
+        ({"train_jsonl": ['{"de": "a"}']}, r"line 1 .* such as \{\"de\": .*: it has no 'en'"),
+        ({"train_jsonl": ['{"de": "a", "en": 3}']}, r"line 1 is no JSON object .*: a text is int"),
         ({"train_de": ["", " "], "train_en": ["", ""]}, r"0 of 2 are left \(empty 2\)"),
         (
             {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},
@@ -302,7 +322,7 @@ def test_edited_files_are_prepared_anew_and_unchanged_ones_reused(config, monkey
     after = read_pairs(config, "train")
     assert after[2].target == "Until tomorrow!!!"
     assert after.fingerprint != before.fingerprint
-    assert list(before)[2].target == ENGLISH[2]  # what was opened before stays as it was
+    assert list(before)[2].target == ENGLISH[2]  # its block of lines is in memory
 
 
 def test_a_file_that_looks_the_same_is_read_again(config, tmp_path):
@@ -338,50 +358,73 @@ def test_a_file_just_written_is_not_remembered(tmp_path):
     assert text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans").lines == 1
 
 
-def test_blocks_are_cut_at_the_bytes_they_may_hold():
-    def of(*sizes):
-        return Scan(len(sizes) * BLOCK, "", sizes, 0, False)
-
-    lines = 3 * BLOCK - 5
-    assert cut_into_blocks((of(60, 30, 40),), lines, max_bytes=100) == [(0, 2 * BLOCK), (2 * BLOCK, lines)]
-    assert cut_into_blocks((of(30, 10, 20), of(30, 20, 20)), lines, max_bytes=90) == [
-        (0, 2 * BLOCK),
-        (2 * BLOCK, lines),
-    ]
-    assert cut_into_blocks((of(500, 500, 500),), lines, max_bytes=100) == [
-        (0, BLOCK),
-        (BLOCK, 2 * BLOCK),
-        (2 * BLOCK, lines),
-    ]
-    assert cut_into_blocks((of(1, 1, 1),), lines, max_bytes=100) == [(0, lines)]
-
-
-def test_text_laid_down_in_several_parts_keeps_its_order(config, monkeypatch):
-    from flaxformer_mt.corpus import parallel_text
-
-    monkeypatch.setattr(parallel_text, "_PART_BYTES", 50)
+@pytest.mark.parametrize("suffix", ["", "_gz"])
+def test_text_of_several_blocks_is_read_in_any_order(config, monkeypatch, suffix):
     monkeypatch.setattr(text_files, "BLOCK", 8)
     numbers = [f"{number:03d}" for number in range(100)]
-    write(config, train_de=numbers, train_en=numbers)
+    write(config, **{f"train_de{suffix}": numbers, "train_en": [f"{one}\r" for one in numbers]})
     pairs = read_pairs(config, "train")
     assert [pair.source for pair in pairs] == numbers == [pair.target for pair in pairs]
-    written = os.path.join(config.cache_dir, "tfds", "parallel_text")
-    shards = [name for _, _, names in os.walk(written) for name in names if "array_record" in name]
-    assert len(shards) == 13
     order = np.random.default_rng(0).permutation(100)
     assert [pairs[i].source for i in order] == [numbers[i] for i in order]
+    assert [pair.source for pair in pairs.select(np.array([3, 3, 40, 99]))] == ["003", "003", "040", "099"]
+
+
+@pytest.mark.parametrize(("suffix", "times"), [("", 3), ("_gz", 1)])
+def test_a_packed_file_is_unpacked_once_for_ascending_rows(config, monkeypatch, suffix, times):
+    monkeypatch.setattr(text_files, "BLOCK", 8)
+    numbers = [f"{number:03d}" for number in range(100)]
+    write(config, **{f"train_de{suffix}": numbers, "train_en": numbers})
+    pairs, opened = read_pairs(config, "train"), []
+
+    def read_blocks(path, original=text_files.read_blocks, **start):
+        opened.append(path.name.removesuffix(".gz"))
+        return original(path, **start)
+
+    monkeypatch.setattr(text_files, "read_blocks", read_blocks)
+    assert [pairs[i].source for i in (9, 15, 16, 50, 99)] == ["009", "015", "016", "050", "099"]
+    assert opened == ["train.de", "train.en"] * times
+    assert pairs[2].source == "002" and len(opened) == 2 * times + 2
+
+
+def test_rows_are_read_again_after_an_error(config, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK", 2)
+    write(config, train_jsonl=['{"de": "a", "en": "b"}'] * 3 + ["{}"] + ['{"de": "c", "en": "d"}'])
+    split = open_train_set(config)
+    for _ in range(2):
+        assert split.read([0]) == [(b"a", b"b")]
+        with pytest.raises(UserError, match="train.jsonl line 4 is no JSON object"):
+            split.read([2])
+        with pytest.raises(UserError, match="train.jsonl line 4 is no JSON object"):
+            split.read([2])
+        assert split.read([4]) == [(b"c", b"d")]
+
+
+def test_lines_of_json_in_several_blocks_and_both_directions(config, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK", 2)
+    rows = [{"de": f"{number}\ufffd", "en": f"two\nlines {number}"} for number in range(5)]
+    write(config, train_jsonl=[*map(json.dumps, rows)])
+    pairs = read_pairs(dataclasses.replace(config, source_language="en", target_language="de"), "train")
+    assert list(pairs) == [Pair(f"two lines {number}", f"{number}\ufffd") for number in range(5)]
+    both = dataclasses.replace(config, dataset="parallel_text:de-en,parallel_text:en-de", target_tags="never")
+    assert len(read_pairs(both, "train")) == 10  # the columns have names
+    alone = read_pairs(dataclasses.replace(config, source_language="", target_language="de"), "train")
+    assert [tuple(pair) for pair in alone] == [("", f"{number}\ufffd") for number in range(5)]
+    write(config, train_jsonl=[*map(json.dumps, rows), "[]"])
+    with pytest.raises(UserError, match=r"train\.jsonl line 6 is no JSON object"):
+        read_pairs(config, "train")
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
     write(config, train_de=GERMAN, train_en=ENGLISH)
-    read_rows = text_files.read_rows
+    read_blocks = text_files.read_blocks
 
-    def read_and_touch(files):
-        os.utime(files[1], (1e9, 1e9))
-        return read_rows(files)
+    def read_and_touch(path, **position):
+        os.utime(path, (1e9, 1e9))
+        return read_blocks(path, **position)
 
-    monkeypatch.setattr(text_files, "read_rows", read_and_touch)
-    with pytest.raises(UserError, match=r"train\.en changed while it was being read"):
+    monkeypatch.setattr(text_files, "read_blocks", read_and_touch)
+    with pytest.raises(UserError, match=r"train\.de changed while it was being read"):
         read_pairs(config, "train")
     monkeypatch.undo()
     assert len(read_pairs(config, "train")) == 3  # nothing half-made was left in the way

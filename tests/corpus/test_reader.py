@@ -312,31 +312,32 @@ def test_folders(monkeypatch, tmp_path):
 READ = """
 import os, signal, sys, time
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.corpus import parallel_text, read_pairs, text_files
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.toy.toy_de_en import ToyDeEn
 
-def read_rows(files, original=text_files.read_rows):
-    for line, row in enumerate(original(files)):
-        if sys.argv[3] == "die" and line == 1:
+def generate(self, pairs, original=ToyDeEn._generate_examples):
+    for number, row in original(self, pairs):
+        if sys.argv[2] == "die" and number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        yield row
+        yield number, row
 
-text_files.read_rows = read_rows
-if sys.argv[3] == "meet":  # so that both are at it at the same time
-    open(f"{sys.argv[2]}.{os.getpid()}", "w").close()
-    while sum(name.startswith("cache.") for name in os.listdir(os.path.dirname(sys.argv[2]))) < 2:
+ToyDeEn._generate_examples = generate
+if sys.argv[2] == "meet":  # so that both are at it at the same time
+    open(f"{sys.argv[1]}.{os.getpid()}", "w").close()
+    while sum(name.startswith("cache.") for name in os.listdir(os.path.dirname(sys.argv[1]))) < 2:
         time.sleep(0.01)
-print(*(pair.source for pair in read_pairs(DataConfig(sys.argv[1], cache_dir=sys.argv[2]), "train")), sep="|")
+print(len(read_pairs(DataConfig("toy_de_en", cache_dir=sys.argv[1]), "test")))
 """
 
 
 def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path):
-    config = text_config(tmp_path)
-    process = run(READ, config.dataset, config.cache_dir, "die")
+    cache = tmp_path / "cache"
+    process = run(READ, cache, "die")
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list(Path(config.cache_dir).rglob("incomplete.*")), "the process died before it wrote anything"
-    assert [pair.source for pair in read_pairs(config, "train")] == ["train.de 1", "train.de 2"]
-    assert not list(Path(config.cache_dir).rglob("incomplete.*"))
+    assert list(cache.rglob("incomplete.*")), "the process died before it wrote anything"
+    assert len(read_pairs(DataConfig("toy_de_en", cache_dir=str(cache)), "test")) == 500
+    assert not list(cache.rglob("incomplete.*"))
 
 
 def test_a_set_that_is_prepared_while_it_is_opened_is_opened_anew(tmp_path):
@@ -354,12 +355,12 @@ def test_a_set_that_is_prepared_while_it_is_opened_is_opened_anew(tmp_path):
 
 
 def test_two_processes_at_once_prepare_one_set(tmp_path):
-    config = text_config(tmp_path)
-    processes = [run(READ, config.dataset, config.cache_dir, "meet") for _ in range(2)]
+    cache = tmp_path / "cache"
+    processes = [run(READ, cache, "meet") for _ in range(2)]
     for out, err in [process.communicate() for process in processes]:
-        assert out == "train.de 1|train.de 2\n", err
-    assert len(list(Path(config.cache_dir).rglob("dataset_info.json"))) == 1
-    assert not list(Path(config.cache_dir).rglob("incomplete.*"))
+        assert out == "500\n", err
+    assert len(list(cache.rglob("dataset_info.json"))) == 1
+    assert not list(cache.rglob("incomplete.*"))
 
 
 def test_directions_of_one_corpus_and_their_tags(tmp_path):

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import NamedTuple
@@ -10,14 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import VocabConfig
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.config import NoiseConfig, VocabConfig
+from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit
 from flaxformer_mt.data import token_store as store_module
 from flaxformer_mt.data.epoch_stores import EpochStores
+from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import BuildStopped, TokenStore
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
+from flaxformer_mt.workers.open_crew import Hands
 
 
 class FakePairs(list):
@@ -54,7 +60,7 @@ class FakeVocab(NamedTuple):
     fingerprint: str = "fake"
     pad_id: int = 0
 
-    def tokenize_all(self, texts, *, sampling=0.0, seed=None):
+    def tokenize_all(self, texts, *, sampling=0.0, seed=None, threads=-1):
         return [np.array([*map(ord, text), 2], np.int32) for text in texts]
 
 
@@ -75,7 +81,7 @@ def ids_of(store: TokenStore) -> list[tuple[list[int], list[int]]]:
 
 
 def test_a_store_holds_the_ids_of_every_pair(vocabs, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "_CHUNK", 7)  # 100 pairs are then 15 chunks, the last of two
+    monkeypatch.setattr(store_module, "CHUNK", 7)  # 100 pairs are then 15 chunks, the last of two
     pairs = make_pairs()
     store = TokenStore.build(pairs, vocabs, tmp_path)
     expected = [(vocabs.source.tokenize(pair.source), vocabs.target.tokenize(pair.target)) for pair in pairs]
@@ -129,7 +135,7 @@ def test_weights_are_those_of_the_pairs_at_hand(vocabs, tmp_path):
 
 
 def test_a_build_that_fails_leaves_nothing_and_can_be_repeated(vocabs, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "_CHUNK", 7)
+    monkeypatch.setattr(store_module, "CHUNK", 7)
     broken = Unreadable(make_pairs())
     broken.good = 30
     with pytest.raises(UserError, match="^train.de line 31 is not UTF-8$"):
@@ -152,28 +158,104 @@ def test_what_a_killed_build_left_is_ignored_and_removed_when_old(vocabs, tmp_pa
     assert leftovers[1].exists()  # its build may be running
 
 
-def test_two_builds_at_once_end_in_one_store(vocabs, tmp_path):
-    meeting = threading.Barrier(2, timeout=20)
+def test_of_two_builds_at_once_one_waits_for_the_other(vocabs, tmp_path):
+    reading, read = threading.Event(), []
 
-    class Together(FakePairs):
+    class Slow(FakePairs):
         def __iter__(self):
-            meeting.wait()  # both have found no store and have begun
+            read.append(threading.get_ident())
+            reading.set()
+            time.sleep(0.5)  # the other one arrives
             return super().__iter__()
 
     stores: list[TokenStore] = []
     threads = [
-        threading.Thread(
-            target=lambda: stores.append(TokenStore.build(Together(make_pairs()), vocabs, tmp_path))
-        )
+        threading.Thread(target=lambda: stores.append(TokenStore.build(Slow(make_pairs()), vocabs, tmp_path)))
         for _ in range(2)
     ]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    assert reading.wait(10)
+    threads[1].start()
     for thread in threads:
         thread.join()
-    assert len(stores) == 2 and stores[0].folder == stores[1].folder
+    assert len(stores) == 2 and stores[0].folder == stores[1].folder and len(read) == 1
     assert ids_of(stores[0]) == ids_of(stores[1])
     assert list(tmp_path.iterdir()) == [stores[0].folder]
+
+
+KILLED = """
+import os, signal, sys, time
+from flaxformer_mt.data import token_store
+from flaxformer_mt.vocab import Vocabs
+from test_token_store import make_pairs
+
+def write_cached(path, values, original=token_store.write_cached):
+    original(path, values)
+    if values["chunks"] == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+token_store.CHUNK, token_store._SAVE_SECONDS, token_store.write_cached = 7, 0, write_cached
+token_store.TokenStore.build(make_pairs(), Vocabs.load(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
+"""
+
+
+@pytest.mark.parametrize("chunks", [1, 8, 15])
+def test_a_killed_build_goes_on_where_it_was(vocabs, tmp_path, monkeypatch, chunks):
+    monkeypatch.setattr(store_module, "CHUNK", 7)
+    options = {"sampling": 0.1, "seed": 1}
+    whole = TokenStore.build(make_pairs(), vocabs, tmp_path / "whole", **options)
+    vocabs.save(tmp_path / "vocab")
+    path = os.pathsep.join([os.getcwd(), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    arguments = [sys.executable, "-c", KILLED, tmp_path / "vocab", tmp_path / "killed", str(chunks)]
+    assert subprocess.run(arguments, env=os.environ | {"PYTHONPATH": path}).returncode == -signal.SIGKILL
+    (partial,) = (tmp_path / "killed").iterdir()
+    # the next chunk was being written, and a file was about to be renamed
+    with (partial / "source.tokens.npy").open("ab") as file:
+        file.write(b"half a chunk")
+    (partial / "progress.jsonabcdefgh").write_text("half")
+    counted: list[int] = []
+    store = TokenStore.build(make_pairs(), vocabs, tmp_path / "killed", count=counted.append, **options)
+    assert counted[0] == min(7 * chunks, 100) and sum(counted) == 100
+    assert list((tmp_path / "killed").iterdir()) == [store.folder]
+    names = sorted(path.name for path in whole.folder.iterdir())
+    assert names == sorted(path.name for path in store.folder.iterdir())
+    for name in names:
+        assert (store.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "CHUNK", 7)
+    monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
+    alone = TokenStore.build(make_pairs(), vocabs, tmp_path / "alone")
+    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", hands=Hands(2))
+    for path in alone.folder.iterdir():
+        assert (shared.folder / path.name).read_bytes() == path.read_bytes()
+
+
+class Rows(list):
+    def read(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, workers):
+    """The tag is one id, in front of the text and of its noise, also where a chunk has two languages."""
+    monkeypatch.setattr(store_module, "CHUNK", 7)
+    monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
+    tags = {"eng_Latn": 259, "fra_Latn": 260}
+    facts = PretrainedFacts("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
+    vocab = PretrainedVocab(facts, {})
+    splits, expected = [], []
+    for language, tag, size in (("en", "eng_Latn", 10), ("fr", "fra_Latn", 11)):
+        rows = Rows((b"a %d" % number, b"%s %d" % (language.encode(), number)) for number in range(size))
+        sides = ("x.de", f"x.{language}")
+        splits.append(RawSplit(language, language, rows, ("de", language), sides, "line", target_tag=tag))
+        expected += [[tags[tag], *(byte + 3 for byte in target.upper()), 1] for _, target in rows]
+    pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
+    noise = TextNoise(NoiseConfig(upper_case=1.0), ())
+    vocabs, hands = Vocabs(vocab, vocab, joint=True), Hands(workers)
+    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, hands=hands)
+    assert [target for _, target in ids_of(store)] == expected
 
 
 def _edit(name, change):
@@ -287,7 +369,7 @@ def test_with_sampling_an_epoch_is_a_function_of_seed_and_epoch(vocabs, tmp_path
 
 
 def test_source_and_target_and_chunks_are_sampled_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "_CHUNK", 10)
+    monkeypatch.setattr(store_module, "CHUNK", 10)
     pairs = FakePairs([Pair("hund katze haus", "hund katze haus")] * 20)
     joint = make_vocabs(VocabConfig(size=320), make_pairs(), tmp_path / "vocab")
     ids = ids_of(TokenStore.build(pairs, joint, tmp_path, sampling=0.5, seed=1))

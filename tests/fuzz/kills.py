@@ -19,7 +19,7 @@ from typing import Any
 # Moment -> the functions, as modules see them.
 MOMENTS = {
     "the cache": ("flaxformer_mt.corpus.text_files.load_or_scan",),
-    "TFDS preparation": ("flaxformer_mt.corpus.parallel_text.build_once",),
+    "cleaning": ("flaxformer_mt.corpus.reader.load_or_clean",),
     "the vocabulary": ("flaxformer_mt.data.prepare._find_vocabs",),
     "the token store": ("flaxformer_mt.data.token_store._write_store",),
     "the run's config": ("flaxformer_mt.data.prepare.open_run",),
@@ -31,7 +31,7 @@ MOMENTS = {
     "the report": ("flaxformer_mt.training.loop.write_report",),
 }
 # Those before the network is made, in the order of a run.
-OF_PREPARATION = ("the cache", "TFDS preparation", "the vocabulary", "the run's config", "the token store")
+OF_PREPARATION = ("the cache", "cleaning", "the vocabulary", "the run's config", "the token store")
 OF_TRAINING = tuple(name for name in MOMENTS if name not in OF_PREPARATION)
 
 _WRITING = os.O_WRONLY | os.O_RDWR

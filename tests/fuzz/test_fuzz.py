@@ -256,7 +256,7 @@ class Killer:
 
 def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_path):
     """The next preparation sweeps what the killed ones left, and gives the same data."""
-    imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.parallel_text")
+    imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.reader")
     with open_server(imports, **quick_environment()) as server:
         expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
         kills: Counter[str] = Counter()

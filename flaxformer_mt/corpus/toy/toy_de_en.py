@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from flaxformer_mt.corpus.cache_use import use_cache
-from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split
 from flaxformer_mt.corpus.toy.grammar import make_pairs
 from flaxformer_mt.errors import UserError
@@ -58,7 +58,7 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
     return RawSplit(
         name="toy_de_en",
         identity=f"{VERSION}-{TEXT_DIGEST}-{real_split}",
-        rows=rows,
+        rows=RecordRows(rows, languages, name="toy_de_en"),
         languages=languages,
         sides=(f"toy_de_en {real_split} {languages[0]}", f"toy_de_en {real_split} {languages[1]}"),
         unit="pair",

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel.block_map import Answer, MakeWork, WorkerLost, WorkPlace
+from flaxformer_mt.workers.block_map import Answer, MakeWork, WorkerLost, WorkPlace
 
 # The resources of Ray that are accelerators.
 _ACCELERATORS = ("GPU", "TPU")

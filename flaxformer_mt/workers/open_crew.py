@@ -3,10 +3,37 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from flaxformer_mt.errors import UserError, install_command, warn_user
-from flaxformer_mt.parallel.block_map import Crew, Engine, MakeWork
+from flaxformer_mt.processor import core_count
+from flaxformer_mt.workers.block_map import Crew, Engine, MakeWork
+
+
+class Hands(NamedTuple):
+    """The workers of `open_crew`: how many, and the cluster that they run on."""
+
+    workers: int | None = None
+    ray: str | None = None
+
+    def for_work(self, blocks: float, *, least: int) -> "Hands":
+        """These, or no workers for fewer blocks than `least`: then their start would take longer."""
+        return HERE if blocks < least else self
+
+
+# The work is done in this process.
+HERE = Hands()
+
+
+def choose_hands(workers: int | None, ray: str | None) -> Hands:
+    """The workers that flags ask for; without flags, one for each core of this machine.
+
+    Raises:
+      UserError: the number is less than 1.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers is {workers}; it must be at least 1 (a number of processes)")
+    return Hands(core_count() if workers is None and ray is None else workers, ray)
 
 
 class Alone:
@@ -42,7 +69,7 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
     with contextlib.ExitStack() as stack:
         engine: Any
         if ray is None:
-            from flaxformer_mt.parallel.worker_processes import WorkerProcesses
+            from flaxformer_mt.workers.worker_processes import WorkerProcesses
 
             assert workers is not None
             engine = WorkerProcesses(make, workers)
@@ -57,7 +84,7 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
 
 def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
     try:
-        from flaxformer_mt.parallel.ray_actors import RayActors
+        from flaxformer_mt.workers.ray_actors import RayActors
     except ImportError as error:
         raise UserError(
             f"--ray={address} needs the package {error.name}, which is not installed; install it with "

@@ -1,22 +1,21 @@
 """Workers that are processes of this machine, for the map of block_map.py.
 
 They are started anew (spawn): JAX has threads, which a fork would lose. Each has an accelerator of its own,
-if there are any.
+if there are any and its work uses JAX; workers that only read text do not import it.
 """
 
 import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-import jax
-
-from flaxformer_mt.parallel.block_map import Answer, MakeWork, WorkerLost, WorkPlace
+from flaxformer_mt.workers.block_map import Answer, MakeWork, WorkerLost, WorkPlace
 
 
 class WorkerProcess:
@@ -80,12 +79,14 @@ class WorkerProcesses:
 def _work(pipe: Connection, make: MakeWork, place: int) -> None:
     """Runs in a worker, until the pipe is closed: also if the process at its other end was killed."""
     # Before JAX looks for devices. Without such devices, the settings have no effect.
-    jax.config.update("jax_cuda_visible_devices", str(place))
     os.environ |= {
+        "JAX_CUDA_VISIBLE_DEVICES": str(place),
         "TPU_VISIBLE_CHIPS": str(place),
         "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
         "TPU_HOST_BOUNDS": "1,1,1",
     }
+    if (jax := sys.modules.get("jax")) is not None:  # it came with `make`, and has read the environment
+        jax.config.update("jax_cuda_visible_devices", str(place))
     work_place = WorkPlace(make)
     with contextlib.suppress(EOFError, OSError):
         pipe.send(work_place.start())

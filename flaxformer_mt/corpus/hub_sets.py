@@ -1,0 +1,135 @@
+"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub, or folders in their layout, `hf:DIR`.
+
+The only importer of datasets (extra `datasets`), which downloads a set, or reads the parquet files of a
+folder, into Arrow files that are mapped.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.tfds_cache import match_split
+from flaxformer_mt.errors import UserError, install_command
+
+PREFIX = "hf:"
+
+
+class HubRows:
+    """The rows of a set with a text column for each language, or one of translations, {language: text}."""
+
+    def __init__(self, rows: Any, languages: tuple[str, str], *, nested: bool) -> None:
+        self._rows, self._languages, self._nested = rows, languages, nested
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
+        """The (source, target) bytes of rows; a text that is missing is empty."""
+        numbers, (source, target) = list(indices), self._languages
+        columns = self._rows[numbers]
+        if self._nested:
+            rows = columns["translation"]
+            columns = {name: [row[name] for row in rows] for name in self._languages if name}
+        sources = columns[source] if source else [""] * len(numbers)
+        pairs = zip(sources, columns[target], strict=True)
+        return [((one or "").encode(), (other or "").encode()) for one, other in pairs]
+
+
+def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
+    """Opens one split of the set `name`, which begins with `hf:`; downloads what the cache does not have.
+
+    `valid` and `validation` are interchangeable. Without a source language only targets are read.
+
+    Raises:
+      UserError: datasets is not installed, or there is no such set, split or language.
+    """
+    path, config = _read_name(name)
+    real_split = match_split(split, present := _list_splits(name))
+    if real_split is None:
+        raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(present))}")
+    datasets = _import_datasets(name)
+    with _naming(name):
+        rows = datasets.load_dataset(path, config, split=real_split, cache_dir=str(cache / "hub"))
+    translation = rows.features.get("translation")
+    nested = translation is not None
+    found = sorted(
+        getattr(translation, "languages", None) or dict(translation)
+        if nested
+        else [key for key, kind in rows.features.items() if getattr(kind, "dtype", "").endswith("string")]
+    )
+    if missing := [language for language in languages if language and language not in found]:
+        raise UserError(
+            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(found) or 'no text'}: set "
+            "--config.data.source_language and --config.data.target_language"
+        )
+    side = f"{name} {real_split}"
+    return RawSplit(
+        name=name,
+        identity=f"{_digest([Path(file['filename']) for file in rows.cache_files])}-{real_split}",
+        rows=HubRows(rows, languages, nested=nested),
+        languages=languages,
+        sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
+        unit="pair",
+        facts={"split": real_split},
+    )
+
+
+def has_hub_split(name: str, split: str) -> bool:
+    """Whether the set has the split.
+
+    Raises:
+      UserError: datasets is not installed, or there is no such set.
+    """
+    return match_split(split, _list_splits(name)) is not None
+
+
+def _list_splits(name: str) -> list[str]:
+    datasets, (path, config) = _import_datasets(name), _read_name(name)
+    with _naming(name):
+        return datasets.get_dataset_split_names(path, config)
+
+
+def _import_datasets(name: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"{name} needs the package {error.name}, which is not installed; install it with "
+            f"{install_command(extra='datasets')}"
+        ) from error
+    datasets.disable_progress_bars()  # standard error is for progress of our own
+    return datasets
+
+
+def _read_name(name: str) -> tuple[str, str | None]:
+    given = name.removeprefix(PREFIX)
+    if Path(given).expanduser().is_dir():
+        return str(Path(given).expanduser()), None
+    owner, _, rest = given.partition("/")
+    repository, _, config = rest.partition("/")
+    if not owner or not repository:
+        raise UserError(
+            f"{name} is no folder, and no set of the Hub; write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
+        )
+    return f"{owner}/{repository}", config or None
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turns what datasets raises, of many types, into a UserError that names the set."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{name} cannot be read: {type(error).__name__}: {reason}") from error
+
+
+def _digest(files: Iterable[Path]) -> str:
+    content = hashlib.blake2b(digest_size=16)
+    for path in files:
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, "blake2b").digest())
+    return content.hexdigest()

@@ -1,0 +1,198 @@
+"""The rules of cleaning, each a pure function of a block of pairs, and the work of a worker on a block.
+
+A rule returns for each pair the side that has the problem, 0 for the source and 1 for the target, or -1.
+Nothing here knows of pairs outside of the block: repetitions are found in cleaning.py, by the hashes.
+"""
+
+import functools
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.writing_systems import is_blank
+
+# Pairs that are checked at a time, and number of example rows in the report for each problem.
+BLOCK = 16384
+EXAMPLES = 5
+_DIGIT = re.compile(r"\d")
+
+# A pair of texts as bytes.
+RawPair = tuple[bytes, bytes]
+
+
+class TextBlock(NamedTuple):
+    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts."""
+
+    texts: tuple[list[str], list[str]]
+    lengths: np.ndarray
+    first_side: int
+
+
+Rule = Callable[[TextBlock, CleanConfig], np.ndarray]
+
+
+class Finding(NamedTuple):
+    """A problem in a block: how many pairs have it, and the first rows in the block with their sides."""
+
+    pairs: int
+    examples: list[tuple[int, int, RawPair]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems."""
+
+    kept: np.ndarray
+    hashes: np.ndarray
+    problems: dict[str, Finding]
+
+
+@dataclass(frozen=True)
+class CheckBlocks:
+    """The work of checking blocks of pairs by the rules, which act as `actions` says.
+
+    has_source: False if only the target is checked.
+    """
+
+    rules: CleanConfig
+    actions: Mapping[str, str]
+    has_source: bool
+
+    def __call__(self, block: Sequence[RawPair]) -> Verdict:
+        """Checks a block: a rule sees the pairs that the rules before it have kept."""
+        sides = tuple(zip(*block, strict=True))
+        hashes = np.stack([_hash_all(side) for side in sides], axis=1)
+        (sources, bad_sources), (targets, bad_targets) = map(_decode_all, sides)
+        lengths = np.stack([_count_characters(texts) for texts in (sources, targets)], axis=1)
+        texts = TextBlock((sources, targets), lengths, 0 if self.has_source else 1)
+        kept, problems = np.ones(len(block), bool), dict[str, Finding]()
+        undecoded = _first_side(np.stack([bad_sources, bad_targets], axis=1))
+        wanted = [(name, rule) for name, rule in RULES.items() if self.actions[name] != "off"]
+        for name, rule in (("invalid_utf8", None), *wanted):
+            found = undecoded if rule is None else rule(texts, self.rules)
+            rows = np.flatnonzero(kept & (found >= 0))
+            if len(rows):
+                examples = [(int(row), int(found[row]), block[row]) for row in rows[:EXAMPLES]]
+                problems[name] = Finding(len(rows), examples)
+                if self.actions[name] != "keep":
+                    kept[rows] = False
+        return Verdict(kept, hashes, problems)
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing but the rules matters."""
+        return {}
+
+
+def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
+    """Hashes texts to 64 bits each."""
+    digests = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
+    return np.frombuffer(digests, "<u8")
+
+
+def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
+    """Decodes texts, and says which of them [N] are not UTF-8; these become empty."""
+    wrong = np.zeros(len(texts), bool)
+    try:
+        return [text.decode() for text in texts], wrong
+    except UnicodeDecodeError:
+        decoded = []
+        for row, text in enumerate(texts):
+            try:
+                decoded.append(text.decode())
+            except UnicodeDecodeError:
+                decoded.append("")
+                wrong[row] = True
+        return decoded, wrong
+
+
+def _count_characters(texts: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(len, texts), np.int64, len(texts))
+
+
+def _first_side(problems: np.ndarray) -> np.ndarray:
+    """The first side that has a problem, of bool [N, 2]; -1: neither."""
+    return np.where(problems.any(axis=1), problems.argmax(axis=1), -1)
+
+
+def _longest_side(block: TextBlock, problems: np.ndarray) -> np.ndarray:
+    lengths = block.lengths.copy()
+    lengths[:, : block.first_side] = -1
+    return np.where(problems, lengths.argmax(axis=1), -1)
+
+
+def _find_blank(block: TextBlock) -> np.ndarray:
+    blank = np.stack([np.fromiter(map(is_blank, side), bool, len(side)) for side in block.texts], axis=1)
+    blank[:, : block.first_side] = False
+    return blank
+
+
+def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """A side of which nothing can be seen: no text, white space, byte order marks, marks of direction."""
+    return _first_side(_find_blank(block))
+
+
+def find_too_long(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """The longer side, if it has more than `max_characters`."""
+    return _longest_side(block, block.lengths.max(axis=1) > rules.max_characters)
+
+
+def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """The longer side, if it has more than `max_length_ratio` times the characters of the other."""
+    if block.first_side:
+        return np.full(len(block.lengths), -1)
+    shorter, longer = block.lengths.min(axis=1), block.lengths.max(axis=1)
+    return _longest_side(block, (longer > rules.max_length_ratio * shorter) & ~_find_blank(block).any(axis=1))
+
+
+def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """The source, if the digits from 1 to 9 of the sides differ, in any order and script.
+
+    Zeros and the marks between digits are left out, since languages write 1,000 and 0.5 in several ways, as
+    in the rule for numerals of OpusFilter (Aulamo et al. 2020).
+    """
+    if block.first_side:
+        return np.full(len(block.lengths), -1)
+    digits = zip(*([_list_digits(text) for text in side] for side in block.texts), strict=True)
+    return np.array([0 if source != target else -1 for source, target in digits])
+
+
+def _list_digits(text: str) -> list[int]:
+    return sorted(digit for digit in map(int, _DIGIT.findall(text)) if digit)
+
+
+def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """The first side of whose letters fewer than `min_script_share` are of its script."""
+    wrong = np.zeros((len(block.lengths), 2), bool)
+    for side, names in enumerate((rules.source_script, rules.target_script)):
+        if names and side >= block.first_side:
+            wanted = frozenset(names.upper().split("+"))
+            shares = (_share_of_scripts(text, wanted) for text in block.texts[side])
+            wrong[:, side] = [share < rules.min_script_share for share in shares]
+    return _first_side(wrong)
+
+
+def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
+    found = [_name_script(letter) in wanted for letter in text if letter.isalpha()]
+    return sum(found) / len(found) if found else 1.0
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _name_script(letter: str) -> str:
+    """The first word of the name of a letter: LATIN of LATIN SMALL LETTER A."""
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
+# In the order in which they are applied.
+RULES: dict[str, Rule] = {
+    "empty": find_empty,
+    "too_long": find_too_long,
+    "length_ratio": find_unequal_lengths,
+    "numbers": find_other_numbers,
+    "script": find_other_scripts,
+}

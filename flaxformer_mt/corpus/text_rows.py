@@ -1,0 +1,175 @@
+"""`parallel_text`: the user's own text files as the rows of a split, read where they lie.
+
+Contains the checks of whole files and the reading of any row by its block of lines. The rows are all lines in
+the order of the files; `cleaning` selects among them later.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.corpus import text_files
+from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.json_lines import is_json_lines, read_json_pairs
+from flaxformer_mt.corpus.pair_weights import find_weights
+from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.text_files import Scan
+from flaxformer_mt.errors import UserError
+
+
+class TextRows:
+    """The rows of one table (.tsv or .jsonl), of two files of one language each, or of one file of targets.
+
+    Keeps the block of lines that was read last: rows in ascending order are read once, also from a packed
+    file, in which all lines between them are read. Several threads may read.
+    """
+
+    def __init__(
+        self,
+        files: tuple[Path, ...],
+        stamps: tuple[tuple[int, ...], ...],
+        scans: tuple[Scan, ...],
+        lines: int,
+        languages: tuple[str, str],
+    ) -> None:
+        """Opens nothing yet; `stamps` are those of the files before their scans."""
+        self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
+        self._languages = languages
+        self._lock = threading.Lock()
+        self._packed = any(path.suffix == ".gz" for path in files)
+        self._number, self._block = -1, list[tuple[bytes, bytes]]()
+        self._following: Iterator[list[tuple[bytes, bytes]]] = iter(())
+
+    def __len__(self) -> int:
+        return self._lines
+
+    def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
+        """The (source, target) bytes of rows, in that order.
+
+        Raises:
+          UserError: a file cannot be read, or has changed since its scan.
+        """
+        size, found = text_files.BLOCK, list[tuple[bytes, bytes]]()
+        with self._lock:
+            if isinstance(indices, range) and indices and indices.step == 1:
+                for number in range(indices.start // size, (indices.stop - 1) // size + 1):
+                    first = number * size
+                    block = self._open(number)
+                    found += block[max(0, indices.start - first) : indices.stop - first]
+            else:
+                for index in indices:
+                    found.append(self._open(index // size)[index % size])
+        return found
+
+    def _open(self, number: int) -> list[tuple[bytes, bytes]]:
+        if number != self._number:
+            last, self._number = self._number, -1  # stays so if an error is raised
+            # To go back in a packed file is to unpack it from its beginning, and so is a jump ahead.
+            reads_on = 0 <= last < number and (self._packed or number == last + 1)
+            if not reads_on:
+                self._following, last = self._read_from(number), number - 1
+            self._block = next(itertools.islice(self._following, number - last - 1, None), [])
+            for path, stamp in zip(self._files, self._stamps, strict=True):
+                if not path.is_file() or text_files.read_stamp(path) != stamp:
+                    raise UserError(f"{path} changed while it was being read; run the command again")
+            self._number = number
+        return self._block
+
+    def _read_from(self, number: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        columns = [
+            text_files.read_blocks(path, number=number, start=scan.starts[number])
+            for path, scan in zip(self._files, self._scans, strict=True)
+        ]
+        for blocks in zip(*columns, strict=False):  # the line counts were compared
+            if is_json_lines(self._files[0]):
+                line = number * text_files.BLOCK + 1
+                yield list(read_json_pairs(self._files[0], blocks[0], self._languages, first_line=line))
+            elif len(blocks) == 2:
+                yield list(zip(*blocks, strict=False))
+            elif self._languages[0]:
+                yield [tuple(line.split(b"\t", 2)[:2]) for line in blocks[0]]
+            else:
+                yield [(b"", text) for text in blocks[0]]
+            number += 1
+
+
+def open_parallel_text(
+    folder: Path,
+    split: str,
+    *,
+    name: str,
+    languages: tuple[str, str],
+    clean: CleanConfig,
+    may_drop: bool,
+    cache: Path,
+) -> RawSplit:
+    """Counts and checks the files `folder/split.*`, unless `cache` says that they have not changed.
+
+    Without a source language only the target's file is read. Weights of pairs are read for the train split,
+    which is the one that `may_drop`.
+
+    Raises:
+      UserError: a file is missing or empty; line counts differ (unless `clean` drops the surplus lines of a
+        train split); a line of a .tsv file has not two columns, or three; a weight is invalid; or there is no
+        source language and only a .tsv file.
+    """
+    files = text_files.find_files(folder, split, languages)
+    stamps = tuple(text_files.read_stamp(path) for path in files)
+    present = tuple(filter(None, languages))
+    columns = 1 if is_json_lines(files[0]) else 1 + len(present) - len(files)
+    use_cache(cache)
+    scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
+    lines = _count_lines(files, scans, clean, may_drop=may_drop)
+    weights = find_weights(folder, split, files, scans[0], cache / "scans") if may_drop else None
+    values = None if weights is None else weights.load(lines, cache / "weights")
+    rows = TextRows(files, stamps, scans, lines, languages)
+    table = ["jsonl"] if is_json_lines(files[0]) else []
+    identity = digest([present, columns, lines, [scan.digest for scan in scans], *table])
+    return RawSplit(
+        name=name,
+        identity=identity if weights is None else digest([identity, weights.identity]),
+        rows=rows,
+        languages=languages,
+        sides=(files[0].name, files[-1].name),
+        unit="line",
+        facts={
+            "folder": str(folder),
+            "files": [
+                {"file": path.name, "lines": scan.lines, "crlf_lines": scan.crlf_lines, "bom": scan.bom}
+                for path, scan in zip(files, scans, strict=True)
+            ],
+            "surplus_lines": max(scan.lines for scan in scans) - lines,
+            **_read_tag(files[0]),
+        },
+        weights=values,
+    )
+
+
+def _read_tag(file: Path) -> dict[str, str]:
+    """The symbol before the sources of a table that `backtranslate` made, as its report says."""
+    try:
+        report = json.loads((file.parent / "report.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    made = file.name == "train.tsv" and isinstance(report, dict) and "dropped" in report
+    tag = report.get("tag") if made else None
+    return {"tag": tag} if isinstance(tag, str) and tag else {}
+
+
+def _count_lines(
+    files: tuple[Path, ...], scans: tuple[Scan, ...], clean: CleanConfig, *, may_drop: bool
+) -> int:
+    counts = [scan.lines for scan in scans]
+    for path, count in zip(files, counts, strict=True):
+        if count == 0:
+            raise UserError(f"{path} is empty; it should hold one sentence per line")
+    if len(set(counts)) > 1 and not (may_drop and clean.unequal_lines == "drop"):
+        remedy = "correct the files; validation and test data is never dropped"
+        if may_drop:
+            remedy = "correct them, or drop the surplus lines with --config.data.clean.unequal_lines=drop"
+        raise UserError(f"{files[0]} has {counts[0]} lines, but {files[1]} has {counts[1]}; {remedy}")
+    return min(counts)
