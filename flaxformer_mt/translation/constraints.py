@@ -21,6 +21,7 @@ from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.writing_systems import is_blank
 
 
 class Constraints(NamedTuple):
@@ -51,7 +52,7 @@ class Constraints(NamedTuple):
 
     def phrases(self, index: int) -> list[str]:
         """Returns the required phrases of a line, without blank ones."""
-        return [phrase for phrase in self.required[index] if phrase.strip()] if self.required else []
+        return [phrase for phrase in self.required[index] if not is_blank(phrase)] if self.required else []
 
     def make_sentences(
         self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int, language: str = ""

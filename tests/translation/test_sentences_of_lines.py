@@ -6,9 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.constraints import share_prefix
+from flaxformer_mt.translation.constraints import require, share_prefix
 from flaxformer_mt.translation.translator import Translator
 
 SENTENCES = ["Der Hund.", "Anna!", "Wir lesen."]  # of at most 12 tokens
@@ -21,6 +22,15 @@ LINES = [
 ]
 PARTS = [[0, 1], [2, 0, 1], None, [1, 2]]
 SPACES = [[" "], ["  ", "\n"], None, ["\t \r\n \u00a0"]]
+
+
+class NothingVocab:
+    """Has no piece but the end."""
+
+    silent_ids = frozenset()
+
+    def tokenize_all(self, texts):
+        return [np.array([2])] * len(texts)
 
 
 @pytest.fixture
@@ -109,8 +119,10 @@ def test_a_required_phrase_goes_to_the_sentence_that_it_costs_least(translator, 
     both, single, free = translator.translate(lines, required=phrases)
     assert "red apples" in both.text and "cat" in both.text and both.satisfied
     assert "dog" in single.text and free.text == " ".join(texts)
-    with pytest.raises(UserError, match=r"line 1 requires '\\u200b', which has no tokens"):
-        translator.translate([line], required=[["\u200b"]])
+    # What shows nothing is no phrase; in a vocabulary that drops all of a phrase, it has no tokens.
+    assert translator.translate([line], required=[["\u200b"]])[0].text == " ".join(texts)
+    with pytest.raises(UserError, match="line 1 requires 'a', which has no tokens"):
+        require(Sentence(np.array([2])), ["a"], vocab=NothingVocab(), name="line 1")
 
 
 def test_lines_are_counted_once_while_phrases_are_searched(translator, monkeypatch):

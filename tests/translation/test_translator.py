@@ -577,7 +577,7 @@ def test_prefixes_and_phrases_are_in_the_translation(
     prefixes = ["the old", "a", "", "we ", "the old", ""]
     required = [["milk"], ["cat"], ["red apples", "dog"], [], [], ["red apples"]]
     found = translator.translate(lines, prefixes=prefixes, required=required)
-    kept, none = (make_sentence(np.array([2]), text, vocab=vocabs.target) for text in ("we ", "we"))
+    kept, none = (make_sentence(np.array([2]), text, vocab=vocabs.target, lead="") for text in ("we ", "we"))
     assert kept.prefix == none.prefix and kept.prefix_ends_word and not none.prefix_ends_word
     next_piece = vocabs.target.pieces(found[3].tokens)[len(vocabs.target.tokenize("we")) - 1]
     assert next_piece.startswith(("\u2581", "</s>"))  # the space after "we" was kept
