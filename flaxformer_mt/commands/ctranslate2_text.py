@@ -85,7 +85,7 @@ def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]
     added = tags.find(lines)
     for number in sorted(range(len(lines)), key=lambda number: len(lines[number])):
         own = added[number] if added else ""
-        batches.submit(number, lines[number], n_best=1, notes=NO_NOTES, tags=own, lead=tags.target)
+        batches.submit(number, lines[number], n_best=1, notes=NO_NOTES, tags=own, lead=tags.lead)
     texts: dict[Hashable, str] = {}
     while len(batches):
         texts |= {number: batches.finish(found).text for number, found in batches.advance()}

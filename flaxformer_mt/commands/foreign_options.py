@@ -1,7 +1,7 @@
 """Options of other toolkits, and what this package calls them.
 
-Sources: the command lines of fairseq 0.12, OpenNMT-py 3 and eole, Joey NMT 2, Marian 1.12, Sockeye 3 and
-transformers' Seq2SeqTrainer.
+Names that users of fairseq, OpenNMT-py, eole, Joey NMT, Marian and transformers' Seq2SeqTrainer know, and
+those that people try.
 """
 
 # Name, without dashes and with underscores -> flags that mean the same, the one of training first.

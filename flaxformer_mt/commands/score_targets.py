@@ -153,7 +153,7 @@ class ChunkScorer:
         sources, targets = ([row[side] for row in block.rows] for side in (0, 1))
         if added := self._tags.find(sources, first_line=block.number * _CHUNK + 1):
             sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-        targets = [self._tags.target + line for line in targets]
+        targets = [self._tags.lead + line for line in targets]
         vocabs, longest = self._vocabs, self._longest
         ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
         pairs = [Pair(*pair) for pair in ids]

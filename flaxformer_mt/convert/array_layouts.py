@@ -46,8 +46,6 @@ FLAT = Layout(lambda a: a.reshape(-1), lambda a, shape: a.reshape(shape))
 FLAT_ROWS = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.reshape(shape))
 # [D, H, K] -> [H, D, K]: one matrix per head.
 HEAD_STACKED = Layout(lambda a: a.transpose(1, 0, 2), lambda a, shape: a.transpose(1, 0, 2))
-# [in, out] -> [out, in, 1]: a dense kernel to a PyTorch Conv1d of kernel size 1.
-CONVOLUTION = Layout(lambda a: a.T[:, :, None], lambda a, shape: a[:, :, 0].T)
 # [1, in, out] -> [out, in, 1]: a Flax convolution to a PyTorch Conv1d.
 CONVOLUTION_BOTH = Layout(lambda a: a.transpose(2, 1, 0), lambda a, shape: a.transpose(2, 1, 0))
 # [1, in, out] -> [out, in]: a Flax convolution of kernel size 1 to a PyTorch Linear.

@@ -215,15 +215,6 @@ def _first(sizes: Iterable[Size], source_length: int, capacity: int) -> Size | N
     return next(fitting, None)
 
 
-def deal(count: int, parts: int) -> list[list[int]]:
-    """Distribute the first `count` sentences of a queue over parts in turn; return each part's indices.
-
-    Sentences next to each other have similar lengths, so all parts take equally long: 5 sentences for 2 parts
-    give [0 2 4] and [1 3].
-    """
-    return [list(range(part, count, parts)) for part in range(parts)]
-
-
 @dataclass(frozen=True)
 class SearchBatch:
     """Sentences that form a batch, in arrays whose shape is on the ladder: indices of the sentences."""

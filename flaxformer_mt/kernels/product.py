@@ -24,9 +24,6 @@ from flaxformer_mt.parallel.sharding_constraints import (
 )
 from flaxformer_mt.shapes import Array
 
-# Rows of a product that is computed for one of them.
-_ROWS_OF_ONES = 8
-
 # About what it costs to move a number where the last axis of an array changes; where whole rows move, 1.
 _COST_OF_COLUMNS = 3
 

@@ -28,7 +28,7 @@ class LineTags(NamedTuple):
     source_language: str = ""
     target_language: str = ""
     # The tag that translations begin with, and a space; "" if they begin with none.
-    target: str = ""
+    lead: str = ""
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
         """Returns the tags to put before each line; None if no line gets one.
@@ -92,12 +92,12 @@ def choose_line_tags(
         raise UserError(
             f"this model translates to {' and '.join(languages)}; give --target_language={languages[0]}"
         )
-    target = f"{targets[0]} " if targets[0] else ""
+    lead = f"{targets[0]} " if targets[0] else ""
     common = common_languages(fitting)
     if len(possible) > 1:
-        return LineTags("", known_tags, _ask(fitting, possible), common.source, common.target, target)
+        return LineTags("", known_tags, _ask(fitting, possible), common.source, common.target, lead)
     added, known_tags = "".join(f"{tag} " for tag in possible[0]), (*known_tags, *possible[0])
-    return LineTags(added, tuple(dict.fromkeys(known_tags)), "", common.source, common.target, target)
+    return LineTags(added, tuple(dict.fromkeys(known_tags)), "", common.source, common.target, lead)
 
 
 def _check_tag(data: DataConfig, language: str, side: str, vocab_tags: Mapping[str, int]) -> None:

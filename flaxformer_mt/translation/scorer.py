@@ -292,7 +292,7 @@ class Scorer:
         self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
         cut: set[int] = set()
-        tagged = [tags.target + line for line in targets] if tags.target else targets
+        tagged = [tags.lead + line for line in targets] if tags.lead else targets
         target_ids = self._tokenize("target", self.vocabs.target, tagged, first_line, cut)
         source_ids: list[Any] = [()] * len(targets)
         if sources is not None:

@@ -70,6 +70,10 @@ def _read_translation_config(run_dir: Path) -> Config:
     return config
 
 
+# Number of translators with other search options that one keeps.
+_MOST_KEPT = 8
+
+
 def _ignore(*, lines: int, tokens: int) -> None:
     pass
 
@@ -163,7 +167,9 @@ class Translator:
         )
 
     def with_search(self, **changes: Any) -> "Translator":
-        """Returns a translator with other search options and the same parameters, one for equal changes.
+        """Returns a translator with other search options and the same parameters.
+
+        The newest few are kept, with their programs, for later calls with equal changes.
 
         Args:
           changes: fields of `SearchConfig`: with_search(beam_size=8, length_penalty=0.6).
@@ -173,6 +179,8 @@ class Translator:
         """
         key = repr(sorted(changes.items()))
         if key not in self._with_options:
+            if len(self._with_options) == _MOST_KEPT:
+                del self._with_options[next(iter(self._with_options))]  # the oldest
             config = self.config.replace({f"search.{name}": value for name, value in changes.items()})
             for model in self.models:
                 check_search(config.search, model=model)
@@ -349,7 +357,7 @@ class Translator:
             cannot be met.
         """
         tags = self._choose_tags(source_language, target_language)
-        constraints = Constraints(n_best, prefixes, required, tags.target)
+        constraints = Constraints(n_best, prefixes, required, tags.lead)
         notes = notes._replace(markup=markup or notes.markup)
         translator = self.with_search(**search) if search else self
         each = [lines] if isinstance(lines, str) else lines
@@ -399,7 +407,7 @@ class Translator:
         required_lines = None if required is None else iter(required)
         while chunk := take_window(lines, window, is_ready):
             own_prefixes, own_required = _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
-            constraints = Constraints(n_best, own_prefixes, own_required, tags.target)
+            constraints = Constraints(n_best, own_prefixes, own_required, tags.lead)
             found = translator._translate_window(
                 chunk, constraints, notes, tags, first_line=first_line, params=params
             )

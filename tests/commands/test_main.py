@@ -16,8 +16,9 @@ import pytest
 
 import flaxformer_mt
 from flaxformer_mt import processor
-from flaxformer_mt.commands import doctor
+from flaxformer_mt.commands import doctor, foreign_options
 from flaxformer_mt.commands import main as main_module
+from flaxformer_mt.commands.flags import _flag_names
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
@@ -691,6 +692,15 @@ def test_words_and_dashes_are_other_spellings_of_flags(monkeypatch):
     ):
         assert main(["translate", *line.split()]) == 0
     assert given[0] == given[1] == given[2] and (given[0].run, given[0].input) == (Path("a"), "b")
+
+
+def test_options_of_other_toolkits_are_answered_with_options_that_exist():
+    flags = set().union(*(_flag_names(command.options) for command in COMMANDS.values()))
+    for name, own in foreign_options._SAME.items():
+        assert set(own) <= flags, name
+        assert f"--{name}" not in flags, f"{name} is an option of this package"
+    assert foreign_options._UNITS.keys() <= foreign_options._SAME.keys()
+    assert not foreign_options._SAME.keys() & foreign_options._OTHERWISE.keys()
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):

@@ -18,7 +18,6 @@ LAYOUTS = {
     "FLAT": ((2, 3), (6,)),
     "FLAT_ROWS": ((2, 3, 5), (6, 5)),
     "HEAD_STACKED": ((5, 2, 3), (2, 5, 3)),
-    "CONVOLUTION": ((5, 7), (7, 5, 1)),
     "CONVOLUTION_BOTH": ((1, 5, 7), (7, 5, 1)),
     "CONVOLUTION_TO_LINEAR": ((1, 5, 7), (7, 5)),
     "ROW": ((7,), (1, 7)),

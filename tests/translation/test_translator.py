@@ -404,6 +404,9 @@ def test_a_text_has_one_translation_and_a_call_its_own_search_options(translator
     assert list(translator.translate_stream(iter(SENTENCES), method="greedy", beam_size=1)) == wanted
     other = translator.with_search(method="greedy", beam_size=1)
     assert other is translator.with_search(beam_size=1, method="greedy")
+    for seed in range(20):
+        translator.with_search(seed=seed)
+    assert len(translator._with_options) == 8  # with other programs each, which take memory
     assert other.all_params is translator.all_params and translator.translate(SENTENCES[0]) == expected
     assert "greedy search, beam_size=1" in repr(other) and "beam search, beam_size=3" in repr(translator)
 
