@@ -46,8 +46,8 @@ def find_format_name(path: Path) -> str:
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
     if path.suffix == ".chkpt":
         return "aiayn"
-    files = [path] if path.is_file() else sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES)
-    names = [name for file in files for name in _read_names(file)]
+    files = [path] if path.is_file() else sorted(folder.iterdir())
+    names = [name for file in files if file.suffix in _SUFFIXES for name in _read_names(file)]
     found = [
         name for name, pattern in _TENSOR_NAMES.items() if any(re.fullmatch(pattern, one) for one in names)
     ]

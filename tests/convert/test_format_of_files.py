@@ -69,6 +69,9 @@ def test_files_that_do_not_say_it_are_asked_about(tmp_path):
         find_format_name(tmp_path / "absent")
     with pytest.raises(UserError, match=r"its files have no tensors .*--format=torch\|"):
         find_format_name(tmp_path)
+    (tmp_path / "README.md").write_text("no model")
+    with pytest.raises(UserError, match=r"its files have no tensors .*--format=torch\|"):
+        find_format_name(tmp_path / "README.md")
     torch.save({"weight": torch.zeros(2)}, tmp_path / "a.pt")
     with pytest.raises(UserError, match="no format is known that has its tensors"):
         find_format_name(tmp_path)
