@@ -23,7 +23,6 @@ _PROBLEMS = {
 }
 _ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
-
 # What a section consists of: the kind of a block, as the template names it, and its values.
 Blocks = list[tuple[str, Any]]
 
