@@ -94,6 +94,8 @@ def test_training_writes_a_page_about_its_run(tiny_run, tiny_report):
     page = (tiny_run / "report.html").read_text(encoding="utf-8")
     Outline(page)
     assert "The lowest chrF" in page and "data.text_dir" in page
+    rows = re.findall(r'<th scope="row">train.steps</th>(.*?)</tr>', page)
+    assert [re.findall(">(.*?)</td>", row) for row in rows] == [["48", str(Config().train.steps)]]
     (part,) = tiny_report["data"]["train"]["parts"]
     assert part == {"name": "parallel_text", "read": 64, "pairs": 64, "problems": REPEATED}
 
