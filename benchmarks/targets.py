@@ -64,8 +64,6 @@ _HEAD = (
     "peak of memory, GiB",
     "attention",
     "sent, GiB",
-    "ms",
-    "MFU",
 )
 
 
@@ -195,7 +193,7 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
     if "error" in cell:
         return _fill(cell["error"].replace("\n", " ").replace("|", "\\|"))
     found = cell["found"]
-    batch, estimate = found["batch"], found["estimate"]
+    batch = found["batch"]
     sent = sum(kind["sent"] for kind in found["collectives"].values()) / 2**30
     no = "" if found["fits"] else "**does not fit** "
     return (
@@ -204,8 +202,6 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
         f"{no}{found['peak_gib']:.2f} of {found['memory_gib']:.2f}",
         found["attention"]["kernel"],
         f"{sent:.2f}",
-        f"{estimate['milliseconds']:.0f}" if estimate else "",
-        f"{estimate['mfu']:.0%}" if estimate and estimate["mfu"] else "",
     )
 
 

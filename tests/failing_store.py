@@ -70,8 +70,14 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[list[str
 
 def move_to_machine(monkeypatch: pytest.MonkeyPatch, cache) -> None:
     """This process becomes one of a machine with another cache folder."""
-    working_copies.close_copies()
+    close_copies()
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(cache))
+
+
+def close_copies() -> None:
+    """This process gives up its copies of runs, as if it had ended."""
+    while working_copies._copies:
+        working_copies._copies.popitem()[1].folder_lock.release()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, silence: float = 0.2) -> None:

@@ -57,7 +57,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
     # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
     profile: int | None = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
-    # those of that run. None: random parameters.
+    # its own, other settings only without --config. None: random parameters.
     init: str | None = None
     # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
     # parameters.

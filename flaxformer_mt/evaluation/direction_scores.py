@@ -11,11 +11,8 @@ from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
-from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_translations
+from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_tokenizer, score_translations
 from flaxformer_mt.evaluation.translation_files import Translations
-
-# References whose script is looked at.
-_SAMPLE = 200
 
 
 class _Rows(NamedTuple):
@@ -35,7 +32,7 @@ class DirectionScorer:
         self._lowercase, self._rows, start = config.lowercase, list[_Rows](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
             direction = Direction(*languages)
-            first = [pairs[number].target for number in range(start, start + min(part.size, _SAMPLE))]
+            first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
             tokenize = choose_tokenizer(
                 direction.target, config.bleu_tokenize, references=first, warn=warn_user
             )

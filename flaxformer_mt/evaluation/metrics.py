@@ -30,8 +30,8 @@ _TOKENIZERS = {
         "java bali yiii"
     ),
 }
-# Texts whose script is looked at.
-_SAMPLE = 200
+# References whose script is looked at.
+SCRIPT_SAMPLE = 200
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def choose_tokenizer(
       UserError: the tokenizer is unknown, or is requested by name and not installed.
     """
     fitting = _find_fitting(language)
-    is_unknown = fitting == "13a" and lacks_spaces(references[:_SAMPLE])
+    is_unknown = fitting == "13a" and lacks_spaces(references[:SCRIPT_SAMPLE])
     fitting = "char" if is_unknown else fitting
     if tokenize == "auto":
         if is_unknown:

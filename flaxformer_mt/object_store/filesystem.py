@@ -103,9 +103,8 @@ class ObjectStore:
 
     def copy(self, pairs: dict[str, str]) -> None:
         """Copies objects within the store."""
-        self._call(
-            "written", self._files.copy, *([*map(self._path, side)] for side in (pairs, pairs.values()))
-        )
+        old, new = map(self._path, pairs), map(self._path, pairs.values())
+        self._call("written", self._files.copy, list(old), list(new))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes objects, in order; those that are absent are left out."""

@@ -84,7 +84,7 @@ class OwnerLock:
                 break
             if waited < BEAT / 15:
                 who = f"{self._store.url} was last trained by {_describe(owner)}"
-                warn_user(f"{who}; waiting up to {SILENCE:.0f} s for a sign of life of it")
+                warn_user(f"{who}; waiting up to {SILENCE:.0f} s for it to show that it lives")
             time.sleep(BEAT / 10)
 
     def _content(self) -> bytes:

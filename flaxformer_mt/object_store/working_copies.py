@@ -171,9 +171,7 @@ class _Copy:
         """Fetches files of the run that are not here."""
         sources = self.sources()
         absent = {n: sources[n] for n in names if not (self.root / n).exists()}
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # removed since: whoever needs it says that it is missing
+        with contextlib.suppress(FileNotFoundError):  # removed since: who needs it says that it is missing
             self.store.download((source, self.root / n) for n, source in absent.items())
         self.note(absent)
 
@@ -248,13 +246,6 @@ def open_copy(run: str | Path) -> Path:
     folder = _copies[url].root if url else folder_of_arrays(run)
     refresh(folder)
     return folder
-
-
-def close_copies() -> None:
-    """Ends the use of all copies of this process."""
-    with _guard:
-        while _copies:
-            _copies.popitem()[1].folder_lock.release()
 
 
 @contextlib.contextmanager

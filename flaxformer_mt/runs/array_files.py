@@ -29,15 +29,15 @@ from flaxformer_mt.trees import (
     shares_host_memory,
 )
 
-# Items from this size on are written with bounded memory, in bytes; and the bound, in GB.
-_LARGE, _BUFFERS = 1 << 30, 0.5
+# From how many bytes on an item is written through buffers, and their total size in GB.
+_LARGE, _BUFFERS_GB = 1 << 30, 0.5
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
     """Writes host arrays as the item `folder`; other processes take no part.
 
-    Of numpy arrays, orbax holds two copies of all while it writes them; of arrays of a device, and be it the
-    CPU, it holds no more than it is allowed to.
+    Orbax copies all numpy arrays twice before it writes them; arrays of a device, such as the CPU, it copies
+    a few at a time. Large items are therefore written as arrays of the CPU device.
 
     Raises:
       OSError: the disk is full or read-only.
@@ -45,7 +45,7 @@ def write_item(folder: Path, leaves: Leaves) -> None:
     is_large = jax.process_count() == 1 and sum(np.asarray(leaf).nbytes for leaf in leaves.values()) >= _LARGE
     options = {}
     if is_large:
-        options = {"save_concurrent_gb": _BUFFERS}
+        options = {"save_concurrent_gb": _BUFFERS_GB}
         leaves = {path: _place_on_cpu(leaf) for path, leaf in leaves.items()}
     with _raise_storage_errors(folder):
         _make_checkpointer(**options).save(folder, nest_leaves(leaves))

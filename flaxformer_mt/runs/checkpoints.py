@@ -194,7 +194,7 @@ class Checkpoints:
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
-        The checkpoint of step 0, with which a run starts that was imported or given --init, is none of them.
+        Step 0, the model that an imported run or one with --init starts from, does not count.
 
         Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
         taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":

@@ -130,8 +130,10 @@ def load_trained(
         params = unstack_layers(params)
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
-    learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
-    several = read_several_sentences(run_dir)
+    learned, several = work_in_all(
+        lambda: (read_target_lengths(run_dir), read_several_sentences(run_dir)),
+        what=f"read {run_dir / LENGTHS_FILE}",
+    )
     trained = TrainedModel(config, vocabs, params, which, progress, split, learned, several)
     if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(

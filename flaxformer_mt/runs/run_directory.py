@@ -97,7 +97,7 @@ def check_run(run_dir: Path, config: Config) -> None:
         raise UserError(
             f"{run_dir} was made with another config. Differing fields (in the run -> now):\n  "
             + "\n  ".join(_give_reason(line, old, config) for line in differences)
-            + f"\n{_describe_remedies(run_dir, differences)}"
+            + f"\n{_describe_remedies(run_dir, differences, config)}"
         )
 
 
@@ -114,7 +114,7 @@ def _give_reason(line: str, old: Config, new: Config) -> str:
     )
 
 
-def _describe_remedies(run_dir: Path, differences: list[str]) -> str:
+def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> str:
     """How to go on after a refusal, on one line."""
     remedies = (
         "The updates so far were made with the old values. To resume, restore the old values; to train anew, "
@@ -123,15 +123,18 @@ def _describe_remedies(run_dir: Path, differences: list[str]) -> str:
     other_network = any(line.startswith(_FIXED_BY_IMPORT) for line in differences)
     if other_network:
         return f"{remedies}."
-    changes = [f"--config.{name}={values.rpartition(' -> ')[2]}" for name, values in map(_split, differences)]
+    values = flatten(new)
+    changes = [_write_flag(name, values[name]) for name in (line.split(":", 1)[0] for line in differences)]
     again = command_line("train", f"--init={run_dir}", "--run=NEW", *changes)
     return f"{remedies}; to train its parameters further in a new run: {again}"
 
 
-def _split(difference: str) -> tuple[str, str]:
-    """The field of a difference and its values: ("train.steps", "900 -> 1500")."""
-    name, _, values = difference.partition(": ")
-    return name, values
+def _write_flag(name: str, value: Any) -> str:
+    """The flag that gives a field this value: `--config.data.weights=1.0,2.5`."""
+    items = value if isinstance(value, tuple) else (value,)
+    if name == "data.stages" and items:
+        return f"--config.{name}=FILE.yaml"
+    return f"--config.{name}=" + ",".join("none" if item is None else str(item) for item in items)
 
 
 def open_run(run_dir: Path, config: Config) -> None:

@@ -1,19 +1,23 @@
 """Lengths of translations that are learned from the training set: RUN/target_lengths.json.
 
 Contains the line above nearly all target lengths, the distribution that the file shows to its reader, and the
-file's reading and writing. It does not know how a search uses the line.
+file's reading and writing, with the share of lines of several sentences in it. It does not know how a search
+uses them.
 """
 
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError, name_full_disk
+
+Found = TypeVar("Found")
 
 FILE_NAME = "target_lengths.json"
 
@@ -107,12 +111,39 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
     Raises:
       UserError: the file is damaged, or cannot be read.
     """
-    path = run_dir / FILE_NAME
-    try:
-        found = read_json_object(path)
+
+    def read(found: dict[str, Any]) -> TargetLengths:
         line = TargetLengths(*(float(found[name]) for name in TargetLengths._fields))
         if not (0 <= line.ratio <= 1000 and abs(line.offset) <= 1e6):
             raise ValueError(f"ratio is {line.ratio}, offset is {line.offset}")
+        return line
+
+    return _read(run_dir, read)
+
+
+def read_several_sentences(run_dir: Path) -> float | None:
+    """Reads the share of training lines with several sentences; None if the run does not say.
+
+    Raises:
+      UserError: the file is damaged, or cannot be read.
+    """
+
+    def read(found: dict[str, Any]) -> float | None:
+        if "several_sentences" not in found:  # written by an earlier version
+            return None
+        share = float(found["several_sentences"])
+        if not 0 <= share <= 1:
+            raise ValueError(f"several_sentences is {share}")
+        return share
+
+    return _read(run_dir, read)
+
+
+def _read(run_dir: Path, read: Callable[[dict[str, Any]], Found]) -> Found | None:
+    """What `read` makes of the content of the file; None if there is none."""
+    path = run_dir / FILE_NAME
+    try:
+        return read(read_json_object(path))
     except FileNotFoundError:
         return None
     except KeyError as error:
@@ -121,15 +152,6 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
         raise _say_damaged(path, str(error)) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
-    return line
-
-
-def read_several_sentences(run_dir: Path) -> float | None:
-    """Reads the share of training lines with several sentences; None if the run does not say."""
-    try:
-        return float(read_json_object(run_dir / FILE_NAME)["several_sentences"])
-    except (OSError, KeyError, ValueError, TypeError):  # `read_target_lengths` reports a damaged file
-        return None
 
 
 def _say_damaged(path: Path, reason: str) -> UserError:

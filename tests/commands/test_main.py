@@ -666,7 +666,9 @@ def test_overview_lists_all_commands(capfd, arguments):
         assert re.search(rf"^  {name} +{re.escape(command.summary)}$", out, re.M)
 
 
-def test_the_help_of_a_command_is_short_and_that_of_a_section_is_complete(capfd):
+def test_the_help_of_a_command_is_short_and_that_of_a_section_is_complete(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["flaxformer-mt"])  # however the tests were started
+
     def show(*arguments) -> str:
         with pytest.raises(SystemExit):
             main(arguments)

@@ -94,6 +94,8 @@ def test_training_writes_a_page_about_its_run(tiny_run, tiny_report):
     page = (tiny_run / "report.html").read_text(encoding="utf-8")
     Outline(page)
     assert "The lowest chrF" in page and "data.text_dir" in page
+    rows = re.findall(r'<th scope="row">train.steps</th>(.*?)</tr>', page)
+    assert [re.findall(">(.*?)</td>", row) for row in rows] == [["48", str(Config().train.steps)]]
     (part,) = tiny_report["data"]["train"]["parts"]
     assert part == {"name": "parallel_text", "read": 64, "pairs": 64, "problems": REPEATED}
 
@@ -212,6 +214,9 @@ def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     assert len(places) == 300 and np.all(np.diff(places[:, 0]) > 0) and "a&lt;b" in svg
     assert 0 <= places.min() and places[:, 0].max() <= 420 and places[:, 1].max() <= 240
     assert draw_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
+    (chart,) = draw_lines([Line(0, "a", [(20, 3.0), (48, 1.0)])], title="", x_name="")
+    assert [text for _, text, _ in chart.x_ticks] == ["0", "10", "20", "30", "40", "50"]
+    assert max(x for x, _, _ in chart.x_ticks) == 420 - 8, "the last tick ends the axis"
     drawn = draw_bars({"1-5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}, title="BLEU", x_name="words")
     bars = make_page([], {"Scores": [("charts", drawn)]})
     heights = [float(height) for height in re.findall(r'<rect .*? height="([\d.]+)"', bars)]

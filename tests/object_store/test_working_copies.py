@@ -13,23 +13,23 @@ from flaxformer_mt.runs import atomic_folder
 
 
 @pytest.fixture
-def open_mirror(tmp_path, monkeypatch):
+def open_elsewhere(tmp_path, monkeypatch):
     """Makes a copy of a run on a machine that has never seen it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # takes most of the time
     numbers = itertools.count()
 
     def make(url: str) -> _Copy:
         monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / f"machine{next(numbers)}"))
-        mirror = _Copy(url)
-        mirror.refresh(mirror.root)
-        return mirror
+        copy = _Copy(url)
+        copy.refresh(copy.root)
+        return copy
 
     return make
 
 
-def write_checkpoint(mirror: _Copy, step: int, text: str) -> Path:
+def write_checkpoint(copy: _Copy, step: int, text: str) -> Path:
     """A sealed folder whose files all hold this text."""
-    folder = mirror.root / "checkpoints" / str(step)
+    folder = copy.root / "checkpoints" / str(step)
     if folder.exists():
         atomic_folder.remove_folder(folder)
     (folder / "params" / "d").mkdir(parents=True)
@@ -39,33 +39,33 @@ def write_checkpoint(mirror: _Copy, step: int, text: str) -> Path:
     return folder
 
 
-def read_run(mirror: _Copy) -> dict[str, str]:
+def read_run(copy: _Copy) -> dict[str, str]:
     """The text of each checkpoint, all of whose files must be whole, and of each other file."""
     found = {}
-    for folder in sorted((mirror.root / "checkpoints").glob("[0-9]*")):
-        mirror.fetch(folder, lambda name: True)
+    for folder in sorted((copy.root / "checkpoints").glob("[0-9]*")):
+        copy.fetch(folder, lambda name: True)
         assert not atomic_folder.find_damage(folder), (folder, atomic_folder.find_damage(folder))
         found[folder.name] = atomic_folder.read_facts(folder)["text"]
         assert {path.read_text() for path in folder.rglob("params/d/*")} == {found[folder.name]}
-    others = (path for path in mirror.root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
-    return found | {path.relative_to(mirror.root).as_posix(): path.read_text() for path in others}
+    others = (path for path in copy.root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
+    return found | {path.relative_to(copy.root).as_posix(): path.read_text() for path in others}
 
 
-def make_run(mirror: _Copy, log: str = "a") -> None:
-    (mirror.root / "config.json").write_text("config")
-    (mirror.root / "metrics.jsonl").write_text(log)
-    mirror.publish_files(mirror.root)
+def make_run(copy: _Copy, log: str = "a") -> None:
+    (copy.root / "config.json").write_text("config")
+    (copy.root / "metrics.jsonl").write_text(log)
+    copy.publish_files(copy.root)
 
 
-def test_a_run_is_the_same_on_another_machine(open_mirror):
+def test_a_run_is_the_same_on_another_machine(open_elsewhere):
     url = f"{new_bucket()}/runs/x"
-    writer = open_mirror(url)
+    writer = open_elsewhere(url)
     make_run(writer)
     for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".hidden", "config.tmp"):
         (writer.root / name).parent.mkdir(exist_ok=True)
         (writer.root / name).write_text(name)
     writer.publish_folder(write_checkpoint(writer, 5, "five"))
-    reader = open_mirror(url)
+    reader = open_elsewhere(url)
     assert not (reader.root / "checkpoints" / "5" / "params").exists(), (
         "arrays are fetched when they are read"
     )
@@ -85,9 +85,9 @@ def test_a_run_is_the_same_on_another_machine(open_mirror):
     assert not (reader.root / "checkpoints" / "5").exists()
 
 
-def test_uploaded_files_are_not_fetched_again(open_mirror, monkeypatch):
+def test_uploaded_files_are_not_fetched_again(open_elsewhere, monkeypatch):
     url = f"{new_bucket()}/x"
-    writer = open_mirror(url)
+    writer = open_elsewhere(url)
     make_run(writer)
     writer.publish_folder(write_checkpoint(writer, 5, "five"))
     fetched: list = []
@@ -97,16 +97,16 @@ def test_uploaded_files_are_not_fetched_again(open_mirror, monkeypatch):
     assert not fetched and read_run(writer)["5"] == "five"
 
 
-def publish_new(mirror: _Copy) -> None:
-    mirror.publish_folder(write_checkpoint(mirror, 6, "new"))
+def publish_new(copy: _Copy) -> None:
+    copy.publish_folder(write_checkpoint(copy, 6, "new"))
 
 
-def publish_again(mirror: _Copy) -> None:
-    mirror.publish_folder(write_checkpoint(mirror, 5, "new"))
+def publish_again(copy: _Copy) -> None:
+    copy.publish_folder(write_checkpoint(copy, 5, "new"))
 
 
-def withdraw(mirror: _Copy) -> None:
-    mirror.withdraw_folder(mirror.root / "checkpoints" / "5")
+def withdraw(copy: _Copy) -> None:
+    copy.withdraw_folder(copy.root / "checkpoints" / "5")
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def withdraw(mirror: _Copy) -> None:
         (withdraw, {}),
     ],
 )
-def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_mirror, monkeypatch):
+def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_elsewhere, monkeypatch):
     seen = set()
     for number in itertools.count():
         url = f"{new_bucket()}/x"
-        writer = open_mirror(url)
+        writer = open_elsewhere(url)
         make_run(writer)
         writer.publish_folder(write_checkpoint(writer, 5, "old"))
         (writer.root / "metrics.jsonl").write_text("b")
@@ -132,13 +132,13 @@ def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_mir
                 ended = True
             except Killed:
                 pass
-        found = read_run(open_mirror(url))
+        found = read_run(open_elsewhere(url))
         steps = {name: text for name, text in found.items() if name.isdigit()}
         assert steps in ({"5": "old"}, after), (number, found)
         assert steps == after or not ended
         seen.add(tuple(steps.items()))
         # The next owner repairs the store: nothing is left that is no file of the run, and training goes on.
-        owner = open_mirror(url)
+        owner = open_elsewhere(url)
         owner.sweep("checkpoints/")
         owner.publish_folder(write_checkpoint(owner, 7, "seven"))
         names = set(objects(url))
@@ -148,20 +148,20 @@ def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_mir
             assert f"checkpoints/{step}/params/d/{text}" in names
             other = {"old", "new"} - {text}
             assert not names & {f"checkpoints/{step}/params/d/{word}" for word in other}
-        assert read_run(open_mirror(url)) == found | {"7": "seven"}
+        assert read_run(open_elsewhere(url)) == found | {"7": "seven"}
         if ended:
             break
     assert len(seen) == 2 and number >= 5
 
 
-def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_mirror, monkeypatch):
+def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_elsewhere, monkeypatch):
     whole = {"0": "zero", "config.json": "config", "metrics.jsonl": "a"}
     for number in itertools.count():
         url = f"{new_bucket()}/x"
         ended = False
         with killed_at(monkeypatch, number):
             try:
-                writer = open_mirror(url)
+                writer = open_elsewhere(url)
                 (writer.root / "config.json").write_text("config")
                 (writer.root / "metrics.jsonl").write_text("a")
                 writer.publish_folder(write_checkpoint(writer, 0, "zero"))  # not before the config
@@ -170,35 +170,35 @@ def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_mir
                 ended = True
             except Killed:
                 pass
-        assert read_run(open_mirror(url)) == (whole if ended else {}), number
+        assert read_run(open_elsewhere(url)) == (whole if ended else {}), number
         if ended:
             break
         # Another run takes its place, whether it is new or trained from random parameters.
-        other = open_mirror(url)
+        other = open_elsewhere(url)
         if number % 2:
             write_checkpoint(other, 0, "other")
             (other.root / "config.json").write_text("config")
             other.publish_run(other.root)
-            found = read_run(open_mirror(url))
+            found = read_run(open_elsewhere(url))
             found.pop("metrics.jsonl", None)  # which the other one had written before it was killed
             assert found == {"0": "other", "config.json": "config"}
         else:
             make_run(other)
-            assert read_run(open_mirror(url)) == {"config.json": "config", "metrics.jsonl": "a"}
+            assert read_run(open_elsewhere(url)) == {"config.json": "config", "metrics.jsonl": "a"}
     assert number >= 7
 
 
-def test_damaged_and_missing_objects_are_found(open_mirror):
+def test_damaged_and_missing_objects_are_found(open_elsewhere):
     for damage in ("changed", "truncated", "missing"):
         url = f"{new_bucket()}/x"
-        writer = open_mirror(url)
+        writer = open_elsewhere(url)
         make_run(writer)
         writer.publish_folder(write_checkpoint(writer, 5, "five"))
         store, name = ObjectStore(url), "checkpoints/5/params/d/a"
         store.remove([name])
         if damage != "missing":
             store.write(name, {"changed": b"fivE", "truncated": b"fiv"}[damage])
-        reader = open_mirror(url)
+        reader = open_elsewhere(url)
         folder = reader.root / "checkpoints" / "5"
         reader.fetch(folder, lambda name: True)
         assert "file params/d/a " in atomic_folder.find_damage(folder), damage
@@ -208,14 +208,14 @@ def test_damaged_and_missing_objects_are_found(open_mirror):
         assert read_run(reader)["5"] == "five"
 
 
-def test_parts_of_other_processes_are_copied_within_the_store(open_mirror, monkeypatch):
+def test_parts_of_other_processes_are_copied_within_the_store(open_elsewhere, monkeypatch):
     url = f"{new_bucket()}/x"
-    first, second = open_mirror(url), open_mirror(url)
+    first, second = open_elsewhere(url), open_elsewhere(url)
     make_run(first)
     hidden = "checkpoints/.writing-5-abc"
-    for mirror, name in ((first, "0"), (second, "1")):
-        (mirror.root / hidden / "params" / name).mkdir(parents=True)
-        (mirror.root / hidden / "params" / name / "d").write_text(name)
+    for copy, name in ((first, "0"), (second, "1")):
+        (copy.root / hidden / "params" / name).mkdir(parents=True)
+        (copy.root / hidden / "params" / name / "d").write_text(name)
     second.send_parts(second.root / hidden)
     first.collect_parts(first.root / hidden)
     (first.root / hidden / "progress.json").write_text("{}")
@@ -232,6 +232,6 @@ def test_parts_of_other_processes_are_copied_within_the_store(open_mirror, monke
     assert {name for name in objects(url) if "checkpoints/" in name} == {
         f"checkpoints/5/{name}" for name in ("params/0/d", "params/1/d", "progress.json", "manifest.json")
     }
-    reader = open_mirror(url)
+    reader = open_elsewhere(url)
     reader.fetch(reader.root / "checkpoints" / "5", lambda name: True)
     assert not atomic_folder.find_damage(reader.root / "checkpoints" / "5")

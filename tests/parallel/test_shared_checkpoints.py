@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from failing_store import move_to_machine
+from failing_store import close_copies, move_to_machine
 from forked_job import (
     ANY,
     MOMENTS,
@@ -23,7 +23,6 @@ from test_parallel import LAYOUTS
 from test_processes import CONFIG
 
 from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.object_store.working_copies import open_copy, publish_files
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -154,4 +153,4 @@ def test_processes_that_share_only_an_object_store_lose_nothing(jobs, tmp_path, 
     assert not received, "process 1 fetches nothing of what it has helped to write"
     stored = {path.name for path in (tmp_path / "bucket" / "x" / "checkpoints").glob("*/manifest.json")}
     assert stored and not [p for p in (tmp_path / "bucket").rglob(".writing-*/*") if p.is_file()]
-    working_copies.close_copies()
+    close_copies()

@@ -1,6 +1,7 @@
 """A run directory belongs to one config: what may change between sittings, and what is refused by name."""
 
 import json
+import shlex
 import typing
 import warnings
 from typing import Any
@@ -176,6 +177,30 @@ def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
     with pytest.raises(UserError) as error:
         open_run(tmp_path, change(Config(), "model.ffn_dim", 1024))
     assert "restore the old values" in str(error.value) and "--init" not in str(error.value)
+
+
+def test_the_command_of_the_remedy_gives_the_new_values(tmp_path):
+    """As the command line reads it: texts, lists and truth values."""
+    from flaxformer_mt.commands.experiment_options import ShowOptions
+    from flaxformer_mt.commands.flags import parse_flags
+
+    open_run(tmp_path, Config())
+    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
+    values = {
+        "data.dataset": "parallel_text@a b,parallel_text@c",
+        "data.weights": (1.0, 2.5),
+        "optim.b2": 0.9,
+    }
+    new = Config().replace({**values, "optim.freeze": ("*/bias", "x"), "train.log_accuracy": True})
+    with pytest.raises(UserError) as error:
+        open_run(tmp_path, new)
+    words = shlex.split(str(error.value).rpartition(" train --init=")[2])
+    flags = [word for word in words if word.startswith("--config.")]
+    (tmp_path / "config.py").write_text(
+        "from flaxformer_mt.config import Config\n\n\ndef get_config():\n    return Config()\n"
+    )
+    options = parse_flags(ShowOptions, [f"--config={tmp_path / 'config.py'}", *flags], prog="show")
+    assert options.config == new and len(flags) == 5
 
 
 def test_a_run_without_updates_takes_any_config(tmp_path):

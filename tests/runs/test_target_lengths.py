@@ -14,6 +14,7 @@ from flaxformer_mt.runs.target_lengths import (
     TargetLengths,
     describe_target_lengths,
     fit_target_lengths,
+    read_several_sentences,
     read_target_lengths,
     write_target_lengths,
 )
@@ -87,6 +88,17 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, text, problem):
     (tmp_path / "target_lengths.json").write_text(text)
     with pytest.raises(UserError, match=f"target_lengths.json is damaged .*{problem}.*prepare --run="):
         read_target_lengths(tmp_path)
+
+
+@pytest.mark.parametrize("share", ['"x"', "NaN", "1.5", "null"])
+def test_a_damaged_share_is_named_and_an_absent_one_is_unknown(tmp_path, share):
+    path = tmp_path / "target_lengths.json"
+    assert read_several_sentences(tmp_path) is None
+    path.write_text('{"ratio": 1.1, "offset": 1}')
+    assert read_several_sentences(tmp_path) is None
+    path.write_text(f'{{"ratio": 1.1, "offset": 1, "several_sentences": {share}}}')
+    with pytest.raises(UserError, match=r"target_lengths.json is damaged .*prepare --run="):
+        read_several_sentences(tmp_path)
 
 
 def test_a_run_learns_them_when_it_is_prepared_and_translates_with_them(

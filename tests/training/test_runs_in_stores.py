@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failing_store import hurry, move_to_machine, new_bucket, objects, s3_bucket
+from failing_store import close_copies, hurry, move_to_machine, new_bucket, objects, s3_bucket
 from test_loop import assert_same_run
 from tiny_experiment import change
 
@@ -35,7 +35,7 @@ def bucket(monkeypatch, tmp_path):
     hurry(monkeypatch)
     move_to_machine(monkeypatch, tmp_path / "machine 0")
     yield new_bucket()
-    working_copies.close_copies()
+    close_copies()
 
 
 def upload(folder, url: str) -> None:
@@ -209,4 +209,4 @@ def kill_and_resume(run, tiny_config, tiny_run, tmp_path, monkeypatch):
     for step in (16, 32, 48):
         working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
     assert_same_run(copy, tiny_run)
-    working_copies.close_copies()
+    close_copies()

@@ -67,18 +67,17 @@ def read_collectives(text: str) -> dict[str, Traffic]:
         kind = one[3]
         attributes = _line_of(computations[name], one[5]) if one[4] else line
         same = _CHAIN.search(attributes) or _CHANNEL.search(attributes)
+        devices, whole = _group_size(attributes) or everybody, bytes_of(one[2])
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
-            kind, whole = "reduce-scatter", bytes_of(one[2])  # each device keeps its part of the sum
+            kind = "reduce-scatter"  # each device keeps its part of the sum
         else:
             # A TPU runs a collective beside other work as several fusions, each of which repeats it.
             if fused and same:
                 if (kind, same[1]) in seen:
                     continue
                 seen.add((kind, same[1]))
-            whole = bytes_of(one[2])
             if kind == "reduce-scatter":
-                whole *= _group_size(attributes) or everybody or 1
-        devices = _group_size(attributes) or everybody
+                whole *= devices or 1
         share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
         sent = round(whole * share * (2 if kind == "all-reduce" else 1))
         found[kind] = found.get(kind, Traffic()).add(Traffic(1, whole, sent), times)

@@ -228,17 +228,10 @@ def _gib(size: int) -> float:
 def summarize_target(target: Mapping[str, Any]) -> str:
     """The part `target` of the result, for a person."""
     batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
-    rows = [["program", "peak GiB", "fits", "seconds to compile"]]
-    for program in target["programs"]:
-        rows.append([program["name"], f"{program['peak_gib']:.2f}", "", f"{program['compile_seconds']:.0f}"])
-    rows.append(
-        [
-            decoding["name"],
-            f"{decoding['peak_gib']:.2f}",
-            "yes" if decoding["fits"] else "no",
-            f"{decoding['compile_seconds']:.0f}",
-        ]
-    )
+    programs = [*target["programs"], decoding]
+    rows = [["program", "peak GiB", "seconds to compile"]] + [
+        [one["name"], f"{one['peak_gib']:.2f}", f"{one['compile_seconds']:.0f}"] for one in programs
+    ]
     fits = "fits into" if target["fits"] else "does NOT fit into"
     attention = target["attention"]
     calls = ", ".join(f"{count} x {name}" for name, count in attention["calls"].items())
@@ -248,9 +241,10 @@ def summarize_target(target: Mapping[str, Any]) -> str:
         f"An update of {batch['rows']} rows of {batch['source_length']} source and "
         f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
         f"{target['peak_gib']} GiB at its peak",
-        *align([[row[0], row[1], row[3]] for row in rows]),
+        *align(rows),
         f"  a decoding step has {decoding['rows']} rows of {decoding['beams']} beams, "
-        f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens",
+        f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens"
+        + ("" if decoding["fits"] else "; it does NOT fit"),
         f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
         *_summarize_traffic(target["collectives"]),
         *_summarize_estimate(estimate, target["programs"]),
@@ -263,13 +257,13 @@ def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str
     if not collectives:
         return ["Collectives of an update: none"]
     total, sent = (sum(found[name] for found in collectives.values()) for name in ("bytes", "sent"))
-    rows = [["collective", "number", "operands or results", "sent"]] + [
+    rows = [["collective", "number", "whole arrays", "sent"]] + [
         [kind, f"{found['count']:,}", *(f"{found[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent"))]
         for kind, found in collectives.items()
     ]
     return [
-        f"Collectives of an update, on each device: {total / 2**20:,.1f} MiB of operands or results, "
-        f"whichever are larger; {sent / 2**20:,.1f} MiB sent to other devices",
+        f"Collectives of an update, on each device: arrays of {total / 2**20:,.1f} MiB are gathered, "
+        f"scattered or added up; {sent / 2**20:,.1f} MiB are sent to other devices",
         *align(rows),
     ]
 

@@ -58,7 +58,7 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]
         return []
     xs, ys = zip(*(point for line in kept for point in line.points), strict=True)
     x_ticks, y_ticks = _ticks(0, max(xs)), _ticks(*_robust_range(ys))
-    scale = _Scale((0, max(xs)), (y_ticks[0], y_ticks[-1]))
+    scale = _Scale((0, x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in kept)
     return [
         Chart(

@@ -23,7 +23,6 @@ _PROBLEMS = {
 }
 _ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
-
 # What a section consists of: the kind of a block, as the template names it, and its values.
 Blocks = list[tuple[str, Any]]
 
@@ -271,8 +270,8 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
         changed = [name for name in defaults if tables[0][name] != defaults[name]]
-        rows = [[n, repr(defaults[n]), repr(tables[0][n])] for n in changed]
-        return [("table", Table(["field", "default", "value"], rows, "Fields that are not the default"))]
+        rows = [[n, repr(tables[0][n]), repr(defaults[n])] for n in changed]
+        return [("table", Table(["field", "value", "default"], rows, "Fields that are not the default"))]
     unlike = [name for name in tables[0] if any(table[name] != tables[0][name] for table in tables)]
     if not unlike:
         return [("paragraph", "The configs are equal.")]

@@ -93,5 +93,9 @@ def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     assert any("--config.model.remat=dots: 12.0 GiB, fits" in line for line in said)
     # 1 + 2 + 3 changes alone, the most pairs, and all kinds together with each batch.
     assert any(f"by {1 + 2 + 3 + MOST_PAIRS + 3} compilations at most" in line for line in said)
+    step = "a decoding step has 8 rows of 4 beams, 16 source and up to 24 target tokens"
+    assert f"{step}\n" in text
+    refused = {"decoding_step": result["decoding_step"] | {"fits": False}}
+    assert f"{step}; it does NOT fit\n" in target_report.summarize_target(result | refused)
     text = target_report.summarize_target(result | {"pairs_left_out": 4})
     assert f"4 pairs of changes were not tried: at most {MOST_PAIRS} are compiled" in text
