@@ -4,7 +4,6 @@ Implements `CleanConfig` and caches the results. Works on row numbers, the same 
 source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
 """
 
-import functools
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, w
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.open_crew import HERE, Hands, open_crew
+from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -71,9 +70,9 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
             _example(split, start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    make = functools.partial(_make_work, CheckBlocks(rules, actions, split.has_source))
+    work = carry(CheckBlocks(rules, actions, split.has_source))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
-    with open_crew(make, workers=chosen.workers, ray=chosen.ray) as crew:
+    with open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew:
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             kept[start : start + BLOCK] = verdict.kept
@@ -92,10 +91,6 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
     count = int(kept.sum())
     report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
     return Cleaned(None if count == len(split) else np.flatnonzero(kept), hashes, report)
-
-
-def _make_work(work: CheckBlocks, warn: Any) -> CheckBlocks:
-    return work
 
 
 def load_or_clean(
