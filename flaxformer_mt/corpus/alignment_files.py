@@ -7,6 +7,7 @@ arrays in the cache.
 
 import hashlib
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,10 +82,9 @@ def _read(path: Path, split: RawSplit) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
-    for start in range(0, len(split), _CHUNK):
-        for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-            source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
-            yield source, target
+    for pair in itertools.chain.from_iterable(split.read_blocks(_CHUNK)):
+        source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
+        yield source, target
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:

@@ -248,18 +248,15 @@ class Pairs:
             raise IndexError(f"pair index {index} is out of range: there are {len(self)} pairs")
         part = bisect.bisect_right(self._ends, position)
         start = self._ends[part - 1] if part else 0
-        return self._read(part, range(position - start, position - start + 1))[0]
+        return self.read_range(part, range(position - start, position - start + 1))[0]
 
     def __iter__(self) -> Iterator[Pair]:
         for part, facts in enumerate(self.parts):
             for start in range(0, facts.size, _CHUNK):
-                yield from self._read(part, range(start, min(start + _CHUNK, facts.size)))
+                yield from self.read_range(part, range(start, min(start + _CHUNK, facts.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
         """The pairs at these positions of a data set, which is `parts[part]`."""
-        return self._read(part, positions)
-
-    def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
         texts = split.read(rows)

@@ -35,11 +35,6 @@ class Curriculum:
         # The newest permutation of each set, and what it was drawn for.
         self._permutations: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
-    @property
-    def noisy(self) -> bool:
-        """Whether a stage has noise."""
-        return any(stage.noise.active for stage in self.stages)
-
     def is_over(self, place: Position) -> bool:
         """Whether the last stage has ended."""
         return place.stage >= len(self.stages)

@@ -114,7 +114,7 @@ class PretrainedVocab(Vocab):
             named[number] = tag
         self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
         self._dropped = self.silent_ids | {self.pad_id, self.bos_id}
-        digest = hashlib.sha256(json.dumps(_to_json(facts), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(facts), sort_keys=True).encode())
         for file in sorted(self.files):
             digest.update(file.encode() + hashlib.sha256(self.files[file]).digest())
         self.fingerprint = digest.hexdigest()
@@ -132,7 +132,7 @@ class PretrainedVocab(Vocab):
 
     def save_files(self, directory: Path) -> None:
         """Write the facts and the files into the folder of a run's vocabulary, each file atomically."""
-        facts = json.dumps(_to_json(self.facts), indent=1, ensure_ascii=False) + "\n"
+        facts = json.dumps(dataclasses.asdict(self.facts), indent=1, ensure_ascii=False) + "\n"
         (directory / FILES_NAME).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             _replace(directory / FILES_NAME / name, content)
@@ -249,10 +249,6 @@ def read_tags(directory: Path) -> dict[str, int]:
     except (ValueError, OSError):
         return {}
     return dict(tags) if isinstance(tags, dict) else {}
-
-
-def _to_json(facts: PretrainedFacts) -> dict[str, Any]:
-    return dataclasses.asdict(facts)
 
 
 def _replace(path: Path, content: bytes) -> None:
