@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,9 @@ def write_cached(path: Path, values: dict[str, Any]) -> None:
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Writes a temporary file in the folder, which is created, and renames it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    partial = path.with_name(f"{path.name}{secrets.token_hex(4)}")
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
+        partial.write_bytes(content)
+        os.replace(partial, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)

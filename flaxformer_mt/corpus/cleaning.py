@@ -4,14 +4,14 @@ Implements `CleanConfig` and caches the results. Works on row numbers, the same 
 source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
 """
 
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
@@ -99,25 +99,12 @@ def load_or_clean(
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
     key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
-    record = read_cached(folder / f"{key}.json")
-    if record is not None:
-        known = record["arrays"]
-        arrays = {name: folder / f"{key}.{name}.npy" for name in known}
-        if all(
-            path.is_file() and digest_file(path) == record["arrays"][name] for name, path in arrays.items()
-        ):
-            loaded = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in arrays.items()}
-            return Cleaned(loaded.get("rows"), loaded["hashes"], record["report"])
+    if (found := read_arrays(folder, key)) is not None:
+        arrays, values = found
+        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"])
     cleaned = clean(split, rules, may_drop=may_drop, hands=hands)
-    digests = {}
-    for name, array in (("rows", cleaned.rows), ("hashes", cleaned.hashes)):
-        if array is not None:
-            content = io.BytesIO()
-            np.save(content, array)
-            write_atomically(folder / f"{key}.{name}.npy", content.getbuffer())
-            digests[name] = digest_file(folder / f"{key}.{name}.npy")
-    # The report is written last, with the digests of the arrays: without rows all of them are kept.
-    write_cached(folder / f"{key}.json", {"report": cleaned.report, "arrays": digests})
+    rows = {} if cleaned.rows is None else {"rows": cleaned.rows}
+    write_arrays(folder, key, {**rows, "hashes": cleaned.hashes}, report=cleaned.report)
     return cleaned
 
 

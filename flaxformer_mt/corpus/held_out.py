@@ -5,7 +5,6 @@ Pairs that share a sentence with one of them, apart from case, spaces and punctu
 """
 
 import hashlib
-import io
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 
@@ -51,16 +51,12 @@ def load_or_digest(split: RawSplit, folder: Path) -> np.ndarray:
     Without a source, both are those of the target.
     """
     name = digest([_FORMAT, split.identity, split.languages])
-    values, record = folder / f"{name}.npy", read_cached(folder / f"{name}.json")
-    if record is not None and values.is_file() and digest_file(values) == record["digest"]:
-        return np.load(values, allow_pickle=False)
+    if (found := read_arrays(folder, name)) is not None:
+        return found[0]["digests"]
     keys = np.zeros((2, len(split)), np.uint64)
     for row, pair in enumerate(itertools.chain.from_iterable(split.read_blocks(_CHUNK))):
         keys[:, row] = [digest_sentence(side) for side in (pair if split.has_source else pair[1:] * 2)]
-    content = io.BytesIO()
-    np.save(content, keys)
-    write_atomically(values, content.getvalue())
-    write_cached(folder / f"{name}.json", {"digest": digest_file(values)})
+    write_arrays(folder, name, {"digests": keys})
     return keys
 
 

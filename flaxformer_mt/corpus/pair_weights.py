@@ -4,8 +4,6 @@ A pair of weight 0 is left out. Weights belong to training: those of other split
 """
 
 import array
-import hashlib
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
-from flaxformer_mt.corpus.cached_json import read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan, find_file, load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
@@ -39,19 +37,11 @@ class WeightFile:
             raise UserError(
                 f"{self.path} has {self.lines} lines for {lines} pairs; give one weight for each pair"
             )
-        values, record = folder / f"{self.identity}.npy", folder / f"{self.identity}.json"
-        found = read_cached(record)
-        if found is not None and values.is_file() and _digest(values.read_bytes()) == found["weights"]:
-            return np.load(values, allow_pickle=False)
-        weights, content = read_weights(self.path), io.BytesIO()
-        np.save(content, weights)
-        write_atomically(values, content.getvalue())
-        write_cached(record, {"weights": _digest(content.getvalue())})
+        if (found := read_arrays(folder, self.identity)) is not None:
+            return found[0]["weights"]
+        weights = read_weights(self.path)
+        write_arrays(folder, self.identity, {"weights": weights})
         return weights
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def find_weights(
