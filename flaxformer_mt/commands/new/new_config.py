@@ -98,7 +98,7 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
     choices = [
-        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .gz)"),
+        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .jsonl, .gz)"),
         Choice("data.text_dir", str(corpus.text_dir), ""),
         Choice("data.train_split", corpus.train_split, ""),
         Choice(

@@ -95,6 +95,15 @@ def test_files_with_other_names_get_links(corpus):
     assert main(["new", "one.txt", "two.txt", "--run=a", "--overwrite", *languages]) == 0
 
 
+def test_a_table_of_json_objects(corpus):
+    sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
+    rows = [json.dumps({"xx": source, "yy": target}) for source, target in zip(*sides, strict=True)]
+    (corpus / "table.xx-yy.jsonl").write_text("\n".join(rows))
+    assert main(["new", "table.xx-yy.jsonl", "--run=json"]) == 0
+    pairs = read_pairs(load_config("json.py").data, "train")
+    assert len(pairs) == 600 - 2 * 30 and set(pairs) < set(zip(*sides, strict=True))
+
+
 def test_names_of_files(tmp_path):
     for name in (
         "c.fr",
@@ -103,6 +112,8 @@ def test_names_of_files(tmp_path):
         "en.txt",
         "a.fr-en.tsv",
         "t.tsv",
+        "a.fr-en.jsonl.gz",
+        "t.jsonl",
         "c.fr.gz",
         "d.zh_Hant",
         "d.en",
@@ -117,6 +128,8 @@ def test_names_of_files(tmp_path):
     assert find("d.zh_Hant", "d.en") == (tmp_path, "d", "zh_Hant", "en", {})
     assert find("a.fr-en.tsv") == (tmp_path, "a.fr-en", "fr", "en", {})
     assert find("t.tsv", languages=("fr", "en")) == (tmp_path, "t", "fr", "en", {})
+    assert find("a.fr-en.jsonl.gz") == (tmp_path, "a.fr-en", "fr", "en", {})
+    assert find("t.jsonl", languages=("fr", "en")) == (tmp_path, "t", "fr", "en", {})
     named = {"train.fr": tmp_path / "fr.txt", "train.en": tmp_path / "en.txt"}
     assert find("fr.txt", "en.txt") == (tmp_path / "links", "train", "fr", "en", named)
     assert find("c.fr.gz", "d.en").links == {
