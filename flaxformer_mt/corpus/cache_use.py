@@ -18,13 +18,13 @@ _NAME = ".lock"
 _TEMPORARY = (
     "vocabularies/*/.*.model.*",
     *(
-        f"{folder}/*.{kind}????????"
+        f"{folder}/*.{kind}?*"
         for folder in ("cleaned", "sentences", "alignments", "weights", "scans")
         for kind in ("json", "npy")
     ),
     "scans/tmp????????",  # of earlier versions
     "tfds/**/incomplete.*",
-    "tfds/**/.*.files.json????????",
+    "tfds/**/.*.files.json?*",
     # Without a dot at the end they are unfinished: the next build goes on with them.
     "tokens/.tokens-*.*",
     "tokens/process-*/.tokens-*.*",

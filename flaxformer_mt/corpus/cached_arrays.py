@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_atomically, write_cached
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_cached
 from flaxformer_mt.errors import name_full_disk
 
 # The entry of the values with the digests of the arrays, by name.
@@ -35,6 +36,7 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
     """Writes arrays and JSON values, the digests last: readers see all of them or none."""
     digests = {}
     with name_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             content = io.BytesIO()
             np.save(content, array)

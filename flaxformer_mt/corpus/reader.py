@@ -80,8 +80,9 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
         tags = choose_tags(config, member.direction) if tagged else ()
         own_weights = raw.weights if split == "train" else None
         target_tag = choose_target_tag(config, member.direction)
-        added_facts: dict[str, Any] = {"tags": tags, "target_tag": target_tag, "weights": own_weights}
-        splits.append(dataclasses.replace(raw, name=member.name, **added_facts))
+        splits.append(
+            dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag, weights=own_weights)
+        )
         kept.append(rows)
         hashes.append(cleaned.hashes)
         reports.append(report | {"name": member.name})
