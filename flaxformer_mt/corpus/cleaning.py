@@ -12,7 +12,7 @@ import numpy as np
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
 from flaxformer_mt.corpus.cached_json import digest
-from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
+from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
@@ -67,7 +67,7 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
         found["count"] += finding.pairs
         wanted = EXAMPLES - len(found["examples"])
         found["examples"] += [
-            _example(split, start + row, side, pair) for row, side, pair in finding.examples[:wanted]
+            split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
     work = carry(CheckBlocks(rules, actions, split.has_source))
@@ -131,13 +131,6 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
     """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
     return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)
-
-
-def _example(split: RawSplit, row: int, side: int, pair: RawPair) -> dict[str, str]:
-    texts = [text.decode("utf-8", errors="replace") for text in pair]
-    short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
-    source = {"source": short[0]} if split.has_source else {}
-    return {"where": split.where(row, side), **source, "target": short[1]}
 
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:

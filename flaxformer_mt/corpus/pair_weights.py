@@ -12,12 +12,10 @@ import numpy as np
 
 from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.pair_checks import EXAMPLES
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan, find_file, load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
-
-# Number of example rows in the report.
-_EXAMPLES = 5
 
 
 class WeightFile:
@@ -99,17 +97,8 @@ def drop_weightless(
     if counts.all():
         return rows, report
     dropped = kept[~counts]
-    examples = [
-        {"where": split.where(row, 0), **_shorten(pair)}
-        for row, pair in zip(
-            dropped[:_EXAMPLES].tolist(), split.read(dropped[:_EXAMPLES].tolist()), strict=True
-        )
-    ]
+    first = dropped[:EXAMPLES].tolist()
+    examples = [split.make_example(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
     problem = {"count": len(dropped), "action": "drop", "examples": examples}
     problems = report["problems"] | {"weight_0": problem}
     return kept[counts], report | {"problems": problems, "pairs": int(counts.sum())}
-
-
-def _shorten(pair: tuple[bytes, bytes]) -> dict[str, str]:
-    source, target = (text.decode("utf-8", errors="replace")[:80] for text in pair)
-    return {"source": source, "target": target}

@@ -124,6 +124,13 @@ class RawSplit:
         """Location of one side of a row for messages: `train.de line 7`."""
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
+    def make_example(self, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
+        """A row for a report: the location of one side, and the beginnings of the texts that there are."""
+        texts = [text.decode("utf-8", errors="replace") for text in pair]
+        short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
+        source = {"source": short[0]} if self.has_source else {}
+        return {"where": self.where(row, side), **source, "target": short[1]}
+
 
 class Pairs:
     """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
