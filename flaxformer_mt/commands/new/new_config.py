@@ -30,6 +30,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
+from flaxformer_mt.workers.open_crew import choose_hands
 
 # Pairs whose characters and scripts are looked at.
 _SAMPLE = 20_000
@@ -117,7 +118,7 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
-    train = read_pairs(data, "train")
+    train = read_pairs(data, "train", hands=choose_hands(None, None))
     if len(train) < FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
@@ -155,7 +156,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     while True:
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
-            prepared = prepare(config, say=_say, overlap=True)
+            prepared = prepare(config, say=_say, overlap=True, hands=choose_hands(None, None))
             break
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} pieces at most"

@@ -23,7 +23,8 @@ from flaxformer_mt.commands.new.sizing import (
 from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten, load_config
-from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus import cleaning, read_pairs
+from flaxformer_mt.data import token_store
 from flaxformer_mt.errors import UserError
 
 WORDS = [first + second for first in "bdfgklmn" for second in ("a", "e", "ilo", "uram", "os")]
@@ -95,12 +96,23 @@ def test_files_with_other_names_get_links(corpus):
     assert main(["new", "one.txt", "two.txt", "--run=a", "--overwrite", *languages]) == 0
 
 
-def test_a_table_of_json_objects(corpus):
+def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
+    few = [(cleaning, "_FEW_BLOCKS"), (token_store, "_FEW_CHUNKS")]
+    opened: list[str] = []
+    for module, name in few:
+        monkeypatch.setattr(module, name, 0)
+
+        def open_crew(make, *, name=name, original=module.open_crew, **hands):
+            opened.extend([name] * (hands["workers"] is not None))
+            return original(make, **hands)
+
+        monkeypatch.setattr(module, "open_crew", open_crew)
     sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
     rows = [json.dumps({"xx": source, "yy": target}) for source, target in zip(*sides, strict=True)]
     (corpus / "table.xx-yy.jsonl").write_text("\n".join(rows))
     assert main(["new", "table.xx-yy.jsonl", "--run=json"]) == 0
     pairs = read_pairs(load_config("json.py").data, "train")
+    assert {*opened} == {name for _, name in few}
     assert len(pairs) == 600 - 2 * 30 and set(pairs) < set(zip(*sides, strict=True))
 
 
