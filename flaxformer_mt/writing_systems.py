@@ -50,13 +50,19 @@ def find_script(character: str) -> str:
 
 
 def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
-    """Counts the letters of texts by script, most frequent first."""
+    """Counts the letters of texts by script."""
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         for character, number in collections.Counter(text).items():
             if script := find_script(character):
                 counts[script] += number
     return counts
+
+
+def find_main_script(texts: Iterable[str]) -> str:
+    """Returns the script that most letters of texts are of; "" without letters."""
+    counts = count_scripts(texts)
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def lacks_spaces(texts: Iterable[str]) -> bool:

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from flaxformer_mt.writing_systems import count_scripts, find_script, is_blank, lacks_spaces
+from flaxformer_mt.writing_systems import count_scripts, find_main_script, find_script, is_blank, lacks_spaces
 
 # Article 1 of the Universal Declaration of Human Rights begins so, in the translations of the OHCHR.
 WITHOUT_SPACES = {
@@ -48,6 +48,7 @@ def test_scripts_are_those_of_unicode_names():
     assert {character: find_script(character) for character in names} == names
     assert [find_script(character) for character in "1 .…\u00a0\u0301Ａ\u200d"] == [""] * 8
     assert count_scripts(["ab Ж", "a漢"]) == {"LATIN": 3, "CYRILLIC": 1, "CJK": 1}
+    assert find_main_script(["Жa", "b 漢"]) == "LATIN" and find_main_script(["1 ."]) == ""
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,23 @@ eflomal, fast_align, awesome-align and `align` write. Files are checked against 
 arrays in the cache.
 """
 
-import hashlib
-import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from flaxformer_mt.corpus.cached_json import digest, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 
 _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 _CHUNK = 4096
 # Part of the cache key: raise it when the cached arrays change.
 _FORMAT = 1
-_ARRAYS = ("points", "offsets")
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
@@ -49,24 +48,13 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
             "pair without alignment"
         )
     key = digest([_FORMAT, split.identity, split.languages, scan.digest, len(split)])
-    folder = cache / "alignments"
-    files = {name: folder / f"{key}.{name}.npy" for name in _ARRAYS}
-    record = read_cached(folder / f"{key}.json")
-    if record is None or any(not f.is_file() or _digest(f) != record[name] for name, f in files.items()):
-        arrays = dict(zip(_ARRAYS, _read(path, split), strict=True))
-        with name_full_disk(folder):
-            for name, file in files.items():
-                content = io.BytesIO()
-                np.save(content, arrays[name])
-                write_atomically(file, content.getvalue())
-            write_cached(folder / f"{key}.json", {name: _digest(file) for name, file in files.items()})
-    points, offsets = (np.load(file, mmap_mode="r", allow_pickle=False) for file in files.values())
+    found = read_arrays(cache / "alignments", key)
+    if found is None:
+        points, offsets = _read(path, split)
+        write_arrays(cache / "alignments", key, {"points": points, "offsets": offsets})
+    else:
+        points, offsets = found[0]["points"], found[0]["offsets"]
     return WordLinks(points, offsets, key)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _read(path: Path, split: RawSplit) -> tuple[np.ndarray, np.ndarray]:
@@ -81,10 +69,9 @@ def _read(path: Path, split: RawSplit) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
-    for start in range(0, len(split), _CHUNK):
-        for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-            source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
-            yield source, target
+    for pair in itertools.chain.from_iterable(split.read_blocks(_CHUNK)):
+        source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
+        yield source, target
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:

@@ -17,15 +17,14 @@ _NAME = ".lock"
 # Names of temporary files and folders. No finished file has such a name.
 _TEMPORARY = (
     "vocabularies/*/.*.model.*",
-    "cleaned/*.json????????",
-    "cleaned/*.npy????????",
-    "sentences/*.json????????",
-    "sentences/*.npy????????",
-    "alignments/*.json????????",
-    "alignments/*.npy????????",
-    "scans/*.json????????",
-    "scans/tmp????????",
+    *(
+        f"{folder}/*.{kind}?*"
+        for folder in ("cleaned", "sentences", "alignments", "weights", "scans")
+        for kind in ("json", "npy")
+    ),
+    "scans/tmp????????",  # of earlier versions
     "tfds/**/incomplete.*",
+    "tfds/**/.*.files.json?*",
     # Without a dot at the end they are unfinished: the next build goes on with them.
     "tokens/.tokens-*.*",
     "tokens/process-*/.tokens-*.*",

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
 
 
@@ -32,18 +31,7 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def write_cached(path: Path, values: dict[str, Any]) -> None:
-    """Writes JSON values with their digest; readers see only complete files."""
+    """Writes JSON values with their digest, and makes the folder; readers see only complete files."""
     text = json.dumps({"values": values, "blake2b": digest(values)}, ensure_ascii=False)
-    write_atomically(path, text.encode("utf-8", errors="backslashreplace"))
-
-
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Writes a temporary file in the folder, which is created, and renames it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_atomically(path, text.encode("utf-8", errors="backslashreplace"))

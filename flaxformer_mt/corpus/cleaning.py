@@ -4,19 +4,18 @@ Implements `CleanConfig` and caches the results. Works on row numbers, the same 
 source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
 """
 
-import functools
-import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
-from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding, RawPair
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.open_crew import HERE, Hands, open_crew
+from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -68,12 +67,12 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
         found["count"] += finding.pairs
         wanted = EXAMPLES - len(found["examples"])
         found["examples"] += [
-            _example(split, start + row, side, pair) for row, side, pair in finding.examples[:wanted]
+            split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    make = functools.partial(_make_work, CheckBlocks(rules, actions, split.has_source))
+    work = carry(CheckBlocks(rules, actions, split.has_source))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
-    with open_crew(make, workers=chosen.workers, ray=chosen.ray) as crew:
+    with open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew:
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             kept[start : start + BLOCK] = verdict.kept
@@ -94,35 +93,18 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
     return Cleaned(None if count == len(split) else np.flatnonzero(kept), hashes, report)
 
 
-def _make_work(work: CheckBlocks, warn: Any) -> CheckBlocks:
-    return work
-
-
 def load_or_clean(
     split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path, hands: Hands = HERE
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
     key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
-    record = read_cached(folder / f"{key}.json")
-    if record is not None:
-        known = record["arrays"]
-        arrays = {name: folder / f"{key}.{name}.npy" for name in known}
-        if all(
-            path.is_file() and digest_file(path) == record["arrays"][name] for name, path in arrays.items()
-        ):
-            loaded = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in arrays.items()}
-            return Cleaned(loaded.get("rows"), loaded["hashes"], record["report"])
+    if (found := read_arrays(folder, key)) is not None:
+        arrays, values = found
+        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"])
     cleaned = clean(split, rules, may_drop=may_drop, hands=hands)
-    digests = {}
-    for name, array in (("rows", cleaned.rows), ("hashes", cleaned.hashes)):
-        if array is not None:
-            content = io.BytesIO()
-            np.save(content, array)
-            write_atomically(folder / f"{key}.{name}.npy", content.getbuffer())
-            digests[name] = digest_file(folder / f"{key}.{name}.npy")
-    # The report is written last, with the digests of the arrays: without rows all of them are kept.
-    write_cached(folder / f"{key}.json", {"report": cleaned.report, "arrays": digests})
+    rows = {} if cleaned.rows is None else {"rows": cleaned.rows}
+    write_arrays(folder, key, {**rows, "hashes": cleaned.hashes}, report=cleaned.report)
     return cleaned
 
 
@@ -149,13 +131,6 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
     """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
     return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)
-
-
-def _example(split: RawSplit, row: int, side: int, pair: RawPair) -> dict[str, str]:
-    texts = [text.decode("utf-8", errors="replace") for text in pair]
-    short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
-    source = {"source": short[0]} if split.has_source else {}
-    return {"where": split.where(row, side), **source, "target": short[1]}
 
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:

@@ -5,7 +5,7 @@ Pairs that share a sentence with one of them, apart from case, spaces and punctu
 """
 
 import hashlib
-import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.corpus.cached_json import digest, digest_file, read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 
@@ -22,7 +23,6 @@ _CHUNK = 4096
 _FORMAT = 1
 # White space and punctuation: of ASCII, Latin 1, General Punctuation, CJK, and full-width forms.
 _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠［-｀｛-･]+")
-_SIDES = (0, 1)
 
 
 class HeldOut(NamedTuple):
@@ -51,18 +51,12 @@ def load_or_digest(split: RawSplit, folder: Path) -> np.ndarray:
     Without a source, both are those of the target.
     """
     name = digest([_FORMAT, split.identity, split.languages])
-    values, record = folder / f"{name}.npy", read_cached(folder / f"{name}.json")
-    if record is not None and values.is_file() and digest_file(values) == record["digest"]:
-        return np.load(values, allow_pickle=False)
+    if (found := read_arrays(folder, name)) is not None:
+        return found[0]["digests"]
     keys = np.zeros((2, len(split)), np.uint64)
-    for start in range(0, len(split), _CHUNK):
-        rows = range(start, min(start + _CHUNK, len(split)))
-        for row, pair in zip(rows, split.read(rows), strict=True):
-            keys[:, row] = [digest_sentence(side) for side in (pair if split.has_source else pair[1:] * 2)]
-    content = io.BytesIO()
-    np.save(content, keys)
-    write_atomically(values, content.getvalue())
-    write_cached(folder / f"{name}.json", {"digest": digest_file(values)})
+    for row, pair in enumerate(itertools.chain.from_iterable(split.read_blocks(_CHUNK))):
+        keys[:, row] = [digest_sentence(side) for side in (pair if split.has_source else pair[1:] * 2)]
+    write_arrays(folder, name, {"digests": keys})
     return keys
 
 
@@ -95,19 +89,20 @@ def hold_out(
         chosen = {name: own_rows[:0] for name in held}
         if split.languages not in seen:
             # A set read in both directions has the same pairs held out in each.
-            first = split.has_source and split.languages[0] > split.languages[1]
-            places = _choose(own_keys[::-1, own_rows] if first else own_keys[:, own_rows], sizes, split.name)
+            by_target = split.has_source and split.languages[0] > split.languages[1]
+            sides = own_keys[::-1] if by_target else own_keys
+            places = _choose(sides[:, own_rows], sizes, split.name)
             chosen = {name: own_rows[numbers] for name, numbers in places.items()}
         seen.add(split.languages)
         for name, numbers in chosen.items():
             held[name].append(numbers)
-            for language, side in zip(split.languages, _SIDES, strict=True):
+            for side, language in enumerate(split.languages):
                 banned.setdefault(language, []).append(own_keys[side, numbers])
     shared = {language: np.unique(np.concatenate(found)) for language, found in banned.items()}
     train = []
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        sides = zip(split.languages, own_keys[:, own_rows], strict=True)
-        is_shared = np.any([np.isin(found, shared[language]) for language, found in sides], axis=0)
+        found = zip(split.languages, own_keys[:, own_rows], strict=True)
+        is_shared = np.any([np.isin(own, shared[language]) for language, own in found], axis=0)
         train.append(own_rows[~is_shared])
     aside = [
         len(own_rows) - sum(map(len, parts))
@@ -122,7 +117,7 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
     Test pairs share no sentence with validation pairs.
 
     Args:
-      keys: uint64 [2, N]; the first side is chosen by.
+      keys: digests of both sides, uint64 [2, N]; those of the first decide.
     """
     _, first = np.unique(keys[0], return_index=True)
     wanted = sizes["valid"] + sizes["test"]

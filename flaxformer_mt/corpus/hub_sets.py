@@ -5,11 +5,11 @@ folder, into Arrow files that are mapped.
 """
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.corpus.cached_json import digest, digest_file
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import match_split
 from flaxformer_mt.errors import UserError, install_command
@@ -65,10 +65,10 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
             f"{name} has no language {' and no '.join(missing)}; it has {', '.join(found) or 'no text'}: set "
             "--config.data.source_language and --config.data.target_language"
         )
-    side = f"{name} {real_split}"
+    side, files = f"{name} {real_split}", [digest_file(Path(file["filename"])) for file in rows.cache_files]
     return RawSplit(
         name=name,
-        identity=f"{_digest([Path(file['filename']) for file in rows.cache_files])}-{real_split}",
+        identity=f"{digest(files)}-{real_split}",
         rows=HubRows(rows, languages, nested=nested),
         languages=languages,
         sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
@@ -125,11 +125,3 @@ def _naming(name: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{name} cannot be read: {type(error).__name__}: {reason}") from error
-
-
-def _digest(files: Iterable[Path]) -> str:
-    content = hashlib.blake2b(digest_size=16)
-    for path in files:
-        with path.open("rb") as file:
-            content.update(hashlib.file_digest(file, "blake2b").digest())
-    return content.hexdigest()

@@ -4,8 +4,6 @@ A pair of weight 0 is left out. Weights belong to training: those of other split
 """
 
 import array
-import hashlib
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
-from flaxformer_mt.corpus.cached_json import read_cached, write_atomically, write_cached
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.pair_checks import EXAMPLES
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan, find_file, load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
-
-# Number of example rows in the report.
-_EXAMPLES = 5
 
 
 class WeightFile:
@@ -39,19 +35,11 @@ class WeightFile:
             raise UserError(
                 f"{self.path} has {self.lines} lines for {lines} pairs; give one weight for each pair"
             )
-        values, record = folder / f"{self.identity}.npy", folder / f"{self.identity}.json"
-        found = read_cached(record)
-        if found is not None and values.is_file() and _digest(values.read_bytes()) == found["weights"]:
-            return np.load(values, allow_pickle=False)
-        weights, content = read_weights(self.path), io.BytesIO()
-        np.save(content, weights)
-        write_atomically(values, content.getvalue())
-        write_cached(record, {"weights": _digest(content.getvalue())})
+        if (found := read_arrays(folder, self.identity)) is not None:
+            return found[0]["weights"]
+        weights = read_weights(self.path)
+        write_arrays(folder, self.identity, {"weights": weights})
         return weights
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def find_weights(
@@ -109,17 +97,8 @@ def drop_weightless(
     if counts.all():
         return rows, report
     dropped = kept[~counts]
-    examples = [
-        {"where": split.where(row, 0), **_shorten(pair)}
-        for row, pair in zip(
-            dropped[:_EXAMPLES].tolist(), split.read(dropped[:_EXAMPLES].tolist()), strict=True
-        )
-    ]
+    first = dropped[:EXAMPLES].tolist()
+    examples = [split.make_example(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
     problem = {"count": len(dropped), "action": "drop", "examples": examples}
     problems = report["problems"] | {"weight_0": problem}
     return kept[counts], report | {"problems": problems, "pairs": int(counts.sum())}
-
-
-def _shorten(pair: tuple[bytes, bytes]) -> dict[str, str]:
-    source, target = (text.decode("utf-8", errors="replace")[:80] for text in pair)
-    return {"source": source, "target": target}

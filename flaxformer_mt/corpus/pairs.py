@@ -124,6 +124,13 @@ class RawSplit:
         """Location of one side of a row for messages: `train.de line 7`."""
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
+    def make_example(self, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
+        """A row for a report: the location of one side, and the beginnings of the texts that there are."""
+        texts = [text.decode("utf-8", errors="replace") for text in pair]
+        short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
+        source = {"source": short[0]} if self.has_source else {}
+        return {"where": self.where(row, side), **source, "target": short[1]}
+
 
 class Pairs:
     """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
@@ -248,18 +255,15 @@ class Pairs:
             raise IndexError(f"pair index {index} is out of range: there are {len(self)} pairs")
         part = bisect.bisect_right(self._ends, position)
         start = self._ends[part - 1] if part else 0
-        return self._read(part, range(position - start, position - start + 1))[0]
+        return self.read_range(part, range(position - start, position - start + 1))[0]
 
     def __iter__(self) -> Iterator[Pair]:
         for part, facts in enumerate(self.parts):
             for start in range(0, facts.size, _CHUNK):
-                yield from self._read(part, range(start, min(start + _CHUNK, facts.size)))
+                yield from self.read_range(part, range(start, min(start + _CHUNK, facts.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
         """The pairs at these positions of a data set, which is `parts[part]`."""
-        return self._read(part, positions)
-
-    def _read(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
         texts = split.read(rows)

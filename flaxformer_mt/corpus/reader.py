@@ -29,7 +29,7 @@ from flaxformer_mt.corpus.store_text import copy_text
 from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
-from flaxformer_mt.errors import UserError, find_url, name_full_disk
+from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.workers.open_crew import HERE, Hands
 
 Split = Literal["train", "valid", "test"]
@@ -68,8 +68,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
         raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
-        with name_full_disk(folder):
-            cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
+        cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
@@ -81,8 +80,9 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
         tags = choose_tags(config, member.direction) if tagged else ()
         own_weights = raw.weights if split == "train" else None
         target_tag = choose_target_tag(config, member.direction)
-        added_facts: dict[str, Any] = {"tags": tags, "target_tag": target_tag, "weights": own_weights}
-        splits.append(dataclasses.replace(raw, name=member.name, **added_facts))
+        splits.append(
+            dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag, weights=own_weights)
+        )
         kept.append(rows)
         hashes.append(cleaned.hashes)
         reports.append(report | {"name": member.name})

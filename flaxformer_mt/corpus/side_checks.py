@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class SideProblem:
     """A problem of a data set.
 
     problem: swapped, shifted, source or target (that side is in another language). blocks: number of blocks
@@ -69,7 +69,7 @@ class Finding:
     shift: int = 0
 
 
-def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[Finding]:
+def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[SideProblem]:
     """Compares the sides of each data set of the splits with those of the training set, which is `train`."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
@@ -88,7 +88,7 @@ def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[Finding]:
             for problem, where in found.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
-                findings.append(Finding(split, name, problem, *numbers, _choose_examples(block), shift))
+                findings.append(SideProblem(split, name, problem, *numbers, _choose_examples(block), shift))
     return findings
 
 
@@ -131,7 +131,7 @@ def compare_sequences(one: _Profile, other: _Profile) -> float:
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
-def describe_side_problems(findings: Iterable[Finding]) -> list[str]:
+def describe_side_problems(findings: Iterable[SideProblem]) -> list[str]:
     """A warning for each finding, with an example."""
     return [_describe(finding) for finding in findings]
 
@@ -186,7 +186,7 @@ def _choose_examples(block: Block) -> list[dict[str, Any]]:
     ]
 
 
-def _describe(finding: Finding) -> str:
+def _describe(finding: SideProblem) -> str:
     where = f"the {finding.split} set {finding.name}"
     example = finding.examples[0]
     shown = f"pair {example['pair']:,} is {example['source'][:50]!r} | {example['target'][:50]!r}"

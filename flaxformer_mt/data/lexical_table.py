@@ -30,8 +30,7 @@ def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common
       candidates: maximum number of translations of a source piece.
       common: number of the most frequent target pieces, which are candidates for all sentences.
     """
-    size = vocabs.target.size
-    counts = np.bincount(store.target.tokens, minlength=size)
+    _, counts = store.count_tokens(source_size=vocabs.source.size, target_size=vocabs.target.size)
     frequent = np.argsort(-counts, kind="stable")[:common]
     lexicon = learn_lexicon(store)
     sources, targets = lexicon.pairs

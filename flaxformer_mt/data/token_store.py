@@ -8,7 +8,6 @@ it at the same time.
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import itertools
 import json
@@ -33,7 +32,7 @@ from flaxformer_mt.data.tokenize_chunks import Drawing, TextChunk, TokenizeChunk
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.workers.open_crew import HERE, Hands, open_crew
+from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
 _FORMAT = 1
@@ -266,8 +265,7 @@ class _TokenizedChunks:
 
     def read(self, first: int) -> Iterator[TokenizedChunk]:
         """Yields the chunks from number `first` on; raises BuildStopped once `stop` is set."""
-        hands, make = self._hands, functools.partial(_make_work, self._work)
-        with open_crew(make, workers=hands.workers, ray=hands.ray) as crew:
+        with open_crew(carry(self._work), workers=self._hands.workers, ray=self._hands.ray) as crew:
             yield from crew.map(self._read_texts(first), name=_name_chunk)
 
     def _read_texts(self, first: int) -> Iterator[TextChunk]:
@@ -287,23 +285,13 @@ class _TokenizedChunks:
             own_tags = None if tags is None else list(itertools.islice(tags, len(chunk)))
             own_languages = None if languages is None else list(itertools.islice(languages, len(chunk)))
             if number >= first:
-                yield TextChunk(
-                    number,
-                    [pair.source for pair in chunk],
-                    [pair.target for pair in chunk],
-                    own_languages,
-                    own_tags,
-                    own_links,
-                )
+                sources, targets = [pair.source for pair in chunk], [pair.target for pair in chunk]
+                yield TextChunk(number, sources, targets, own_languages, own_tags, own_links)
 
 
 def _name_chunk(chunk: TextChunk) -> str:
     first = chunk.number * CHUNK + 1
     return f"pairs {first:,} to {first + len(chunk.targets) - 1:,}"
-
-
-def _make_work(work: TokenizeChunks, warn: Callable[[str], None]) -> TokenizeChunks:
-    return work
 
 
 def _write_store(

@@ -12,14 +12,13 @@ the source language, and translations with that of the target language.
 import dataclasses
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.cut_pieces import CutPieces, choose_pieces
@@ -114,7 +113,7 @@ class PretrainedVocab(Vocab):
             named[number] = tag
         self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
         self._dropped = self.silent_ids | {self.pad_id, self.bos_id}
-        digest = hashlib.sha256(json.dumps(_to_json(facts), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(facts), sort_keys=True).encode())
         for file in sorted(self.files):
             digest.update(file.encode() + hashlib.sha256(self.files[file]).digest())
         self.fingerprint = digest.hexdigest()
@@ -132,11 +131,11 @@ class PretrainedVocab(Vocab):
 
     def save_files(self, directory: Path) -> None:
         """Write the facts and the files into the folder of a run's vocabulary, each file atomically."""
-        facts = json.dumps(_to_json(self.facts), indent=1, ensure_ascii=False) + "\n"
+        facts = json.dumps(dataclasses.asdict(self.facts), indent=1, ensure_ascii=False) + "\n"
         (directory / FILES_NAME).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            _replace(directory / FILES_NAME / name, content)
-        _replace(directory / FACTS_NAME, facts.encode())
+            write_atomically(directory / FILES_NAME / name, content)
+        write_atomically(directory / FACTS_NAME, facts.encode())
 
     @classmethod
     def load_files(cls, directory: Path) -> "PretrainedVocab":
@@ -249,16 +248,3 @@ def read_tags(directory: Path) -> dict[str, int]:
     except (ValueError, OSError):
         return {}
     return dict(tags) if isinstance(tags, dict) else {}
-
-
-def _to_json(facts: PretrainedFacts) -> dict[str, Any]:
-    return dataclasses.asdict(facts)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

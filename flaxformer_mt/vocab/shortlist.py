@@ -5,13 +5,12 @@ a sentence. data/lexical_table.py learns shortlists from a training set.
 """
 
 import hashlib
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.vocab.vocabs import Vocabs
@@ -82,13 +81,9 @@ class Shortlist:
 
     def write(self, path: Path) -> None:
         """Writes the file atomically."""
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        text = "".join(f"{line}\n" for line in self._lines())
         with name_full_disk(path):
-            try:
-                partial.write_text("".join(f"{line}\n" for line in self._lines()), encoding="utf-8")
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_atomically(path, text.encode())
 
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns the candidates for a source: the first of each n-gram, then the second, and so on.

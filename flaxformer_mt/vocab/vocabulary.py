@@ -7,9 +7,7 @@ corpus/ reads text files, and data/ makes batches.
 import functools
 import hashlib
 import io
-import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import sentencepiece
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
@@ -113,12 +112,7 @@ class Vocab:
 
     def save(self, path: Path) -> None:
         """Write the model atomically: an existing file is replaced completely or not at all."""
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            partial.write_bytes(self._model)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(path, self._model)
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""

@@ -106,6 +106,8 @@ class WorkPlace:
             answer["result"] = function(*arguments)
         except UserError as error:
             answer["problem"] = str(error)
+        # A bug that ended the worker would look like a lost one: its block would be tried by others, and end
+        # them too, without a traceback. As an answer, it ends the map in the process that started it.
         except Exception:
             answer["bug"] = traceback.format_exc()
         answer["warnings"] = tuple(self._warnings)

@@ -1,13 +1,14 @@
 """The choice of where blocks are worked on: by processes, by actors of Ray, or in this process."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from flaxformer_mt.errors import UserError, install_command, warn_user
 from flaxformer_mt.processor import core_count
-from flaxformer_mt.workers.block_map import Crew, Engine, MakeWork
+from flaxformer_mt.workers.block_map import Crew, Engine, MakeWork, Work
 
 
 class Hands(NamedTuple):
@@ -50,6 +51,15 @@ class Alone:
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
         """Yields the result of each block; see `Crew.map`."""
         return map(self.work, blocks)
+
+
+def carry(work: Work) -> MakeWork:
+    """For `open_crew`: work that is made already, and travels to the workers as it is."""
+    return functools.partial(_give, work)
+
+
+def _give(work: Work, warn: Callable[[str], None]) -> Work:
+    return work
 
 
 @contextlib.contextmanager

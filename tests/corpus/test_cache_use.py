@@ -12,6 +12,7 @@ import pytest
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import cache_use, read_pairs
 from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import FlaxformerWarning
 
@@ -32,6 +33,9 @@ LEFTOVERS = [
     "scans/8fc.json7x_9abcd",
     "alignments/8fc.points.npy7x_9abcd",
     "alignments/8fc.json7x_9abcd",
+    "weights/.8fc.weights.npy.01acfe50",
+    "weights/.8fc.json.01acfe50",
+    "tfds/toy_de_en/..1.1.0.files.json.01acfe50",
     "scans/tmp12345678",
     "tfds/toy_de_en/incomplete.43Q4HT_1.1.0/toy.array_record",
     "tfds/parallel_text/92d/incomplete.0ED5KN_1.0.0/features.json",
@@ -46,6 +50,9 @@ FINISHED = [
     "alignments/8fc.points.npy",
     "alignments/8fc.json",
     "tfds/toy_de_en/1.1.0/toy.array_record",
+    "tfds/toy_de_en/.1.1.0.files.json",
+    "weights/8fc.weights.npy",
+    "weights/8fc.json",
     "tokens/tokens-8fc/source.tokens.npy",
     "tokens/process-1/tokens-8fc/source.tokens.npy",
 ]
@@ -130,6 +137,36 @@ def test_damaged_json_counts_as_absent(tmp_path):
     path.unlink()
     path.mkdir()
     assert read_cached(path) is None
+
+
+def test_other_users_of_a_cache_may_read_it(tmp_path):
+    """A temporary file of Python's own is for its owner alone; those of the cache follow the umask."""
+    before = os.umask(0o027)
+    try:
+        write_arrays(tmp_path, "x", {"a": np.arange(3)}, number=1)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"x.json": 0o640, "x.a.npy": 0o640}
+
+
+def test_arrays_that_are_absent_or_changed_count_as_absent(tmp_path):
+    arrays = {"a": np.arange(5), "b": np.zeros((0, 2), np.int32)}
+    write_arrays(tmp_path, "x", arrays, number=1)
+    found, values = read_arrays(tmp_path, "x")
+    assert values == {"number": 1} and found.keys() == arrays.keys()
+    assert all(
+        (found[name] == arrays[name]).all() and found[name].dtype == arrays[name].dtype for name in found
+    )
+    assert read_arrays(tmp_path, "y") is None
+    write_cached(tmp_path / "y.json", {"weights": "0af"})  # of an earlier version
+    assert read_arrays(tmp_path, "y") is None
+    content = (tmp_path / "x.a.npy").read_bytes()
+    for damaged in (b"", content[:-1], content[:-1] + b"x"):
+        (tmp_path / "x.a.npy").write_bytes(damaged)
+        assert read_arrays(tmp_path, "x") is None
+    (tmp_path / "x.a.npy").unlink()
+    assert read_arrays(tmp_path, "x") is None
 
 
 def test_damaged_results_of_cleaning_are_computed_again(tmp_path):

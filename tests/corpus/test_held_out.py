@@ -99,7 +99,6 @@ def test_other_sets_of_a_mixture_lack_the_held_out_sentences(config, tmp_path):
     more = tmp_path / "more"
     more.mkdir()
     valid = list(read_pairs(config, "valid"))
-    write(more, de=[pair.source for pair in valid], en=[f"another {i}" for i in range(19)] + ["new"])
     write(
         more, de=[*[pair.source for pair in valid], "neu"], en=[f"another {i}" for i in range(20)] + ["new"]
     )

@@ -431,7 +431,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
 
 
 def test_a_full_disk_is_said_with_the_folder_and_leaves_nothing(config):
-    """ArrayRecord raises RuntimeError for it."""
     texts = [f"{n * 7919 % 10007} {n * 104729 % 99991}" for n in range(2000)]
     write(config, train_de=texts, train_en=texts[::-1])
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)

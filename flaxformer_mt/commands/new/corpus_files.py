@@ -1,7 +1,7 @@
 """The files that a user gives to `new`, as the fields of a config that reads them.
 
-Files are read where they are, if their names are SPLIT.LANGUAGE or SPLIT.tsv; other names get links in a
-folder beside the config.
+Files are read where they are, if their names are SPLIT.LANGUAGE, SPLIT.tsv or SPLIT.jsonl; other names get
+links in a folder beside the config.
 """
 
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flaxformer_mt.config.directions import LANGUAGE_CODE
+from flaxformer_mt.corpus.text_files import TABLES
 from flaxformer_mt.errors import UserError, find_url
 
 
@@ -40,7 +41,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
     if len(files) not in (1, 2):
         raise UserError(
             f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "
-            "corpus.en, or a table of two columns, as in corpus.tsv"
+            "corpus.en, or a table, as in corpus.tsv or corpus.jsonl"
         )
     paths = [_check_file(name) for name in files]
     if len(paths) == 2 and paths[0].samefile(paths[1]):
@@ -81,7 +82,7 @@ def make_links(corpus: CorpusFiles) -> None:
 def _find_table(path: Path, name: str, languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
     source, target = languages
     if source is None or target is None:
-        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.tsv$", name)
+        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
         if found is None:
             raise UserError(
                 f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
@@ -89,8 +90,9 @@ def _find_table(path: Path, name: str, languages: tuple[str | None, str | None],
             )
         source, target = source or found[1], target or found[2]
     _check_languages(source, target)
-    if name.endswith(".tsv"):
-        return CorpusFiles(path.parent, name.removesuffix(".tsv"), source, target, {})
+    stem, _, ending = name.rpartition(".")
+    if ending in TABLES:
+        return CorpusFiles(path.parent, stem, source, target, {})
     return CorpusFiles(
         links, "train", source, target, {f"train.tsv{'.gz' if path.name.endswith('.gz') else ''}": path}
     )

@@ -30,12 +30,14 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
+from flaxformer_mt.workers.open_crew import choose_hands
 
 # Pairs whose characters and scripts are looked at.
 _SAMPLE = 20_000
 # Maximum length with which tokens are counted, before the maximum lengths are chosen.
 _LONGEST = 1000
-_SHARE = 99.9
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
     choices = [
-        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .gz)"),
+        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .jsonl, .gz)"),
         Choice("data.text_dir", str(corpus.text_dir), ""),
         Choice("data.train_split", corpus.train_split, ""),
         Choice(
@@ -115,9 +117,8 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
     if options.drop_invalid:
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
-    fields = {choice.name.partition(".")[2]: choice.value for choice in choices}
-    data = DataConfig(**fields)
-    train = read_pairs(data, "train")
+    data = DataConfig(**_fields(choices))
+    train = read_pairs(data, "train", hands=choose_hands(None, None))
     if len(train) < FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
@@ -128,8 +129,12 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         if has_split(data, split):
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
-    sizes = {choice.name.partition(".")[2]: choice.value for choice in choices}
-    return DataConfig(**sizes), choices
+    return DataConfig(**_fields(choices)), choices
+
+
+def _fields(choices: list[Choice]) -> dict[str, Any]:
+    """The values of choices of one section, by the names of its fields."""
+    return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
 def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str, Any], list[Choice]]:
@@ -149,10 +154,9 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         "batch_tokens": 16 * _LONGEST,
     }
     while True:
-        fields = {choice.name.partition(".")[2]: choice.value for choice in vocabulary}
-        config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**fields))
+        config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
-            prepared = prepare(config, say=_say, overlap=True)
+            prepared = prepare(config, say=_say, overlap=True, hands=choose_hands(None, None))
             break
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} pieces at most"
@@ -182,20 +186,20 @@ def _say(text: str) -> None:
 
 
 def _quantiles(lengths: np.ndarray) -> tuple[int, int]:
-    source, target = (int(np.ceil(np.percentile(side, _SHARE))) for side in lengths)
+    source, target = (int(np.ceil(np.percentile(side, _PERCENTAGE))) for side in lengths)
     return source, target
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
     """The number of different characters, and the main script of each side, in a sample of the pairs."""
-    from flaxformer_mt.writing_systems import count_scripts
+    from flaxformer_mt.writing_systems import find_main_script
 
     sample = [
         pairs[number] for number in np.linspace(0, len(pairs) - 1, min(len(pairs), _SAMPLE)).astype(int)
     ]
     sides = [[pair[side] for pair in sample] for side in (0, 1)]
     characters = {character for side in sides for text in side for character in text}
-    source, target = (next(iter(dict(count_scripts(side).most_common(1))), "").capitalize() for side in sides)
+    source, target = (find_main_script(side).capitalize() for side in sides)
     return len(characters), (source, target)
 
 

@@ -11,6 +11,16 @@ _GIB = 1 << 30
 _MOST_HELD_OUT, _HELD_OUT_SHARE = 1000, 20
 # Fewer pairs do not train a model that translates.
 FEWEST_PAIRS = 500
+# Below this number of pairs: pieces of the vocabulary, the rate of dropout, and epochs at most.
+_VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
+_DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
+_EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
+# Up to this width, learning rate and warm-up.
+_RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
+# Batches are so large that an epoch has about so many updates, and training about so many evaluations.
+_UPDATES_AN_EPOCH, _EVALUATIONS = 50, 25
+# Fewer pairs have few shapes of batches: their training would wait for the programs of more.
+_FEW_SHAPES_BELOW = 20_000
 
 
 class Choice(NamedTuple):
@@ -80,10 +90,6 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
     ]
 
 
-# Below this number of pairs, this many pieces.
-_VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
-
-
 def choose_lengths(corpus: Corpus) -> list[Choice]:
     """Returns the maximum lengths: a multiple of 8 that 99.9% of the pairs do not exceed."""
     return [
@@ -131,9 +137,6 @@ def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choic
     ]
 
 
-_DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
-
-
 def choose_training(
     corpus: Corpus, machine: Machine, *, longest: int, width: int, row_multiple: int
 ) -> list[Choice]:
@@ -161,7 +164,7 @@ def choose_training(
     shapes = [Choice("data.num_shapes", 4, "few programs to compile; training is short")]
     return [
         Choice("data.batch_tokens", batch, why),
-        *(shapes if corpus.pairs < _FEW else []),
+        *(shapes if corpus.pairs < _FEW_SHAPES_BELOW else []),
         Choice("optim.learning_rate", rate, f"for a width of {width}; lower it if the loss jumps"),
         Choice("optim.warmup_steps", min(warmup, steps // 5), "the learning rate rises this long"),
         Choice("optim.ema_decay", 0.999, "averages of the parameters translate better than the parameters"),
@@ -171,12 +174,6 @@ def choose_training(
         Choice("train.patience", 10, "training ends after so many evaluations without a better BLEU"),
         *(chunks if machine.platform == "cpu" else []),
     ]
-
-
-_UPDATES_AN_EPOCH, _EVALUATIONS, _FEW = 50, 25, 20_000
-_EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
-# Up to this width, learning rate and warm-up.
-_RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
 
 
 def _most_batch_tokens(machine: Machine, width: int) -> tuple[int, str]:

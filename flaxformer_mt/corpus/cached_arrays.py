@@ -1,0 +1,49 @@
+"""Arrays in the cache folder, beside JSON values that have their digests: damaged ones count as absent."""
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_cached
+from flaxformer_mt.errors import name_full_disk
+
+# The entry of the values with the digests of the arrays, by name.
+_DIGESTS = "arrays"
+
+
+def read_arrays(folder: Path, key: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """The arrays, mapped and by name, and the values that `write_arrays` wrote under this key.
+
+    None if a file is absent, damaged, or of an older version.
+    """
+    values = read_cached(folder / f"{key}.json") or {}
+    digests = values.pop(_DIGESTS, None)
+    if digests is None:
+        return None
+    files = {name: _name_file(folder, key, name) for name in digests}
+    if not all(path.is_file() and digest_file(path) == digests[name] for name, path in files.items()):
+        return None
+    loaded = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in files.items()}
+    return {name: array.view(np.ndarray) for name, array in loaded.items()}, values
+
+
+def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **values: Any) -> None:
+    """Writes arrays and JSON values, the digests last: readers see all of them or none."""
+    digests = {}
+    with name_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            write_atomically(_name_file(folder, key, name), content.getbuffer())
+            digests[name] = hashlib.blake2b(content.getbuffer(), digest_size=16).hexdigest()
+        write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
+
+
+def _name_file(folder: Path, key: str, name: str) -> Path:
+    return folder / f"{key}.{name}.npy"
