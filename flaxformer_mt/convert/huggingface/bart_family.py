@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.foreign_limits import check_network
 from flaxformer_mt.convert.format_interface import (
@@ -25,7 +23,7 @@ from flaxformer_mt.convert.format_interface import (
     unsupported_fields,
     write_config_json,
 )
-from flaxformer_mt.convert.huggingface.bart_table import BIAS, make_bart_table, tied_names
+from flaxformer_mt.convert.huggingface.bart_table import has_output_bias, make_bart_table, tied_names
 from flaxformer_mt.convert.huggingface.forward_pass import open_model
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
@@ -160,7 +158,7 @@ class HuggingFaceFormat:
         if OUR_KEY in stored or given.config is not None:
             config = find_config(folder, given)
         else:
-            bias = BIAS in tensors and bool(np.any(np.asarray(tensors[BIAS])))
+            bias = has_output_bias(tensors)
             config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
         check_network(config, folder)
         if problems := self.problems(config):

@@ -32,7 +32,6 @@ _KEPT = (
 )
 _FILE_BYTES = 1 << 30
 _TAGS = {"nllb": r"[a-z]{3}_[A-Z][a-z]{3}", "mbart_50": r"[a-z]{2}_[A-Z]{2}", "madlad": r"<2[A-Za-z_]+>"}
-_SPECIALS = {"pad": ("<pad>", "<s>"), "unk": ("<unk>",)}
 
 
 def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
