@@ -1,6 +1,5 @@
 """The Hub: what is asked for, which answers become which messages, and the card of an upload."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -97,4 +96,3 @@ def test_an_upload_has_a_card(api, tmp_path):
     loaded = hub.ModelCard((folder / "README.md").read_text()).data.to_dict()
     assert loaded["language"] == ["de", "en", "fr"]
     assert (loaded["library_name"], loaded["pipeline_tag"]) == ("transformers", "translation")
-    shutil.rmtree(folder)
