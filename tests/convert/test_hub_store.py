@@ -6,6 +6,8 @@ import pytest
 
 hub = pytest.importorskip("huggingface_hub")
 
+from huggingface_hub import errors  # noqa: E402
+
 from flaxformer_mt.config import Config, DataConfig  # noqa: E402
 from flaxformer_mt.convert import hub_store  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402
@@ -79,6 +81,7 @@ def test_without_a_network_the_cache_serves(api, tmp_path):
     ],
 )
 def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
+    assert issubclass(getattr(errors, kind), Exception)  # the errors of the library have these names
     Api.error = type(kind, (Exception,), {})("404 for url")
     with pytest.raises(UserError, match=rf"hf:a/b cannot be downloaded: {kind}: 404 for url; {remedy}"):
         hub_store.fetch_model("a/b")

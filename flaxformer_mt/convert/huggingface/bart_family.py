@@ -34,7 +34,7 @@ from flaxformer_mt.convert.huggingface.model_config import (
     num_positions,
     read_model_fields,
 )
-from flaxformer_mt.convert.huggingface.stored_tensors import open_tensors
+from flaxformer_mt.convert.huggingface.stored_tensors import WEIGHTS_NAME, open_tensors
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
     read_exported_tokenizer,
     read_tokenizer,
@@ -44,8 +44,6 @@ from flaxformer_mt.convert.name_table import Table
 from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
-
-_FILE = "model.safetensors"
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
@@ -127,7 +125,7 @@ class HuggingFaceFormat:
         write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
         for name in tied_names(config.model)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
-        save_safetensors(tensors, folder / _FILE)
+        save_safetensors(tensors, folder / WEIGHTS_NAME)
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent

@@ -39,14 +39,13 @@ from flaxformer_mt.convert.huggingface.pretrained_config import (
     read_facts,
 )
 from flaxformer_mt.convert.huggingface.pretrained_tokenizer import read_vocab, write_vocab
-from flaxformer_mt.convert.huggingface.stored_tensors import open_tensors
+from flaxformer_mt.convert.huggingface.stored_tensors import WEIGHTS_NAME, open_tensors
 from flaxformer_mt.convert.name_table import Table
 from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 _NAME = "hf"
-_FILE = "model.safetensors"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
 _OWN = {"marian": marian.FORMAT, "pegasus": pegasus.FORMAT}
 
@@ -135,7 +134,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         if f'"{field}"'.encode() in vocab.files["config.json"]
     }
     write_vocab(vocab, folder, changes)
-    save_safetensors(tensors, folder / _FILE)
+    save_safetensors(tensors, folder / WEIGHTS_NAME)
 
 
 def _read(path: Path, given: Given) -> Weights:
