@@ -7,29 +7,22 @@ The network and the vocabulary are those of the import, whatever this file says.
 data.source_language and data.target_language.
 """
 
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    LoraConfig,
-    ModelConfig,
-    OptimConfig,
-    SearchConfig,
-    TrainConfig,
-    VocabConfig,
-)
+import dataclasses
+from pathlib import Path
+
+from flaxformer_mt.config import Config, LoraConfig, ModelConfig, OptimConfig, VocabConfig
+from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """Changes of rank 16 of all matrices of attention and feed-forward layers, in bfloat16."""
-    return Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            tag_style="madlad",
-            max_source_length=128,
-            max_target_length=128,
-            batch_tokens=4096,
-            num_shapes=4,
-        ),
+    """Changes of rank 16 of all matrices of attention and feed-forward layers, in bfloat16.
+
+    Derived from finetune_nllb.py in the same folder.
+    """
+    base = load_config(Path(__file__).with_name("finetune_nllb.py"))
+    return dataclasses.replace(
+        base,
+        data=dataclasses.replace(base.data, tag_style="madlad", batch_tokens=4096),
         vocab=VocabConfig(kind="pretrained", size=256_000, pad_id=1, bos_id=0, eos_id=2, unk_id=0),
         model=ModelConfig(
             num_encoder_layers=32,
@@ -59,12 +52,5 @@ def get_config() -> Config:
             accumulation=4,
             lora=LoraConfig(rank=16, alpha=32.0),
         ),
-        train=TrainConfig(
-            steps=2000,
-            evaluate_every=500,
-            checkpoint_every=500,
-            keep_checkpoints=1,
-            loss_chunk_tokens=1024,
-        ),
-        search=SearchConfig(method="beam", beam_size=4, length_penalty=1.0, length_penalty_kind="length"),
+        train=dataclasses.replace(base.train, steps=2000, loss_chunk_tokens=1024),
     )

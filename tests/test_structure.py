@@ -83,6 +83,7 @@ COMMON_TO_ALL_FORMATS = {
     "given_vocabularies",
     "hub_store",
     "import_run",
+    "language_subset",
     "name_table",
     "parity_check",
     "sentencepiece_file",

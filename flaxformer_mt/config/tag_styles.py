@@ -56,11 +56,10 @@ _MBART_50 = {
 # The languages between which the first T5 models have learned to translate.
 _T5 = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
-# Style -> codes by two-letter code, the form of its codes, and an example.
-_CODES = {
-    "nllb": (_NLLB, r"[a-z]{3}_[A-Z][a-z]{3}", "deu_Latn"),
-    "mbart_50": (_MBART_50, r"[a-z]{2}_[A-Z]{2}", "de_DE"),
-}
+# Style -> codes by two-letter code, and an example.
+_CODES = {"nllb": (_NLLB, "deu_Latn"), "mbart_50": (_MBART_50, "de_DE")}
+# Style -> form of its tags, of the styles whose tags are pieces of a vocabulary.
+_FORMS = {"nllb": r"[a-z]{3}_[A-Z][a-z]{3}", "mbart_50": r"[a-z]{2}_[A-Z]{2}", "madlad": r"<2[A-Za-z_]+>"}
 
 
 def spell_tag(style: TagStyle, language: str) -> str:
@@ -77,8 +76,8 @@ def spell_tag(style: TagStyle, language: str) -> str:
         return f"<2{language}>"
     if style == "m2m_100":
         return f"__{language}__"
-    codes, form, example = _CODES[style]
-    if re.fullmatch(form, language):
+    codes, example = _CODES[style]
+    if looks_like_tag(style, language):
         return language
     code = codes.get(language.replace("-", "_").partition("_")[0])
     if code is None:
@@ -87,6 +86,11 @@ def spell_tag(style: TagStyle, language: str) -> str:
             f"family, such as {example}"
         )
     return code
+
+
+def looks_like_tag(style: TagStyle, piece: str) -> bool:
+    """Return whether a piece has the form of a tag of nllb, mbart_50 or madlad."""
+    return re.fullmatch(_FORMS[style], piece) is not None
 
 
 def spell_task(source: str, target: str) -> str:

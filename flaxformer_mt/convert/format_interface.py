@@ -136,19 +136,19 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
     (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def read_config_json(folder: Path) -> dict[str, Any]:
-    """Reads config.json; returns {} if the file does not exist.
+def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
+    """Reads config.json, or another file of settings; returns {} if the file does not exist.
 
     Raises:
       UserError: the file is damaged.
     """
-    path = folder / CONFIG_NAME
+    path = folder / name
     try:
         return read_json_object(path)
     except FileNotFoundError:
         return {}
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
 
 def find_config(folder: Path, given: Given) -> Config:

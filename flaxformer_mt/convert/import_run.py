@@ -1,14 +1,13 @@
 """Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
 Contains the order of the steps and the clean-up after a failed import. Formats are found from the files in
-format_of_files.py, and by name in format_registry.py.
+format_of_files.py, and by name in format_registry.py; language_subset.py reduces a model of many languages.
 """
 
 import dataclasses
-import itertools
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,19 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
 from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
+from flaxformer_mt.convert.language_subset import check_cuttable, choose_languages, cut_vocabulary
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, compare, compute_own
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
 from flaxformer_mt.object_store.working_copies import open_copy, publish_run
 from flaxformer_mt.runs.new_run import write_new_run
-from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.trees import nest_leaves
-from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 
 def import_run(
@@ -81,8 +78,8 @@ def import_run(
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
     _check_finite(weights)
-    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
-        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
+    if vocab_text:
+        check_cuttable(weights, vocab_text)
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
     partial = run_dir.with_name(f".{run_dir.name}.importing")
@@ -111,70 +108,6 @@ def import_run(
         shutil.rmtree(partial, ignore_errors=True)
     publish_run(run_dir)
     return {"format": source.name, "run": str(run_dir)} | counts | dataclasses.asdict(parity)
-
-
-def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
-    """Returns the config of a model of many languages for the directions between some of them.
-
-    Raises:
-      UserError: fewer than two languages, or the model does not have one.
-    """
-    data, tags = weights.config.data, weights.vocabs.target.tags
-    if len(set(languages)) < 2 or len(set(languages)) < len(languages):
-        raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
-    if data.tag_style == "opus":
-        raise UserError(
-            f"--languages is {','.join(languages)}, but this model has no tags of languages; leave it out, "
-            "and set data.source_language and data.target_language when you train"
-        )
-    source, target = languages[:2]
-    data = dataclasses.replace(data, source_language=source, target_language=target)
-    if len(languages) > 2:
-        pairs = itertools.permutations(languages, 2)
-        data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
-    for direction in find_directions(data):
-        for tag in (*choose_tags(data, direction), choose_target_tag(data, direction)):
-            if tag and tags and tag not in tags:
-                raise UserError(
-                    f"--languages is {','.join(languages)}, but this model has no language tag {tag}; it has "
-                    f"{len(tags)}, such as {', '.join(list(tags)[:5])}"
-                )
-    return dataclasses.replace(weights.config, data=data)
-
-
-def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
-    """Returns a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
-
-    Raises:
-      UserError: a file cannot be read.
-    """
-    vocab, data = weights.vocabs.target, weights.config.data
-    assert isinstance(vocab, PretrainedVocab)
-    tags = None
-    if languages is not None:
-        directions = find_directions(data)
-        tags = {tag for one in directions for tag in (*choose_tags(data, one), choose_target_tag(data, one))}
-    cut = vocab.cut(_read_texts(texts), tags=tags)
-    kept = np.asarray(cut.facts.kept)
-    leaves = dict(weights.leaves)
-    for path, leaf in leaves.items():
-        if path.endswith("_embedding/embedding") or path == "output_bias":
-            leaves[path] = leaf[kept]
-        elif path == "output_kernel":
-            leaves[path] = leaf[:, kept]
-    section = dataclasses.replace(
-        weights.config.vocab,
-        size=cut.size,
-        **{name: getattr(cut, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")},
-    )
-    config = dataclasses.replace(weights.config, vocab=section)
-    return dataclasses.replace(weights, config=config, vocabs=Vocabs(cut, cut, joint=True), leaves=leaves)
-
-
-def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
-    for path in paths:
-        with open_input(str(path)) as stream:
-            yield from read_lines(stream, name=str(path), invalid_utf8="replace")
 
 
 def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:

@@ -104,8 +104,8 @@ def attend_unpadded(
     own, memory = mask.query_segments, mask.memory_segments
     rule = MaskRule(None, memory.is_token, mask.causal, padded_at_end=True, bias=mask.bias)
     keys, values = (restore_padding(heads, memory) for heads in (keys, values))
-    options: dict[str, Any] = {"scale": scale, "see_weights": see_weights}
-    heads = attention(restore_padding(query, own), keys, values, rule, **options)
+    query = restore_padding(query, own)
+    heads = attention(query, keys, values, rule, scale=scale, see_weights=see_weights)
     return remove_padding(heads, own)
 
 

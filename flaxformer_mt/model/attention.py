@@ -4,7 +4,6 @@ Axis letters are those of `shapes`.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,9 +81,14 @@ class MultiHeadAttention(nn.Module):
         drops = not deterministic and self.dropout.rate > 0
         sees = drops or self.is_mutable_collection("intermediates")
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
-        options: dict[str, Any] = {} if self.config.attention_scale else {"scale": 1.0}
-        options["see_weights"] = see_weights if sees else None
-        heads = self.kernels.attention(query, keys, values, mask, **options)
+        heads = self.kernels.attention(
+            query,
+            keys,
+            values,
+            mask,
+            scale=None if self.config.attention_scale else 1.0,
+            see_weights=see_weights if sees else None,
+        )
         return self.output(heads)
 
     def store_head(self, x: Array, memory: Array) -> None:

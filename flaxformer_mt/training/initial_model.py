@@ -84,8 +84,8 @@ def start_run(
     adopted = adopt_network(config, read_config(path), new_vocab=new_vocab)
     if is_first() and (unused := compare_configs(config, adopted)):
         warn_user(
-            f"the network{'' if new_vocab else ' and the vocabulary'} are those of {init}; these settings of "
-            f"the config are replaced: {', '.join(unused)}"
+            f"the network {'is that' if new_vocab else 'and the vocabulary are those'} of {init}; these "
+            f"settings of the config are replaced: {', '.join(unused)}"
         )
     return adopted
 

@@ -15,12 +15,13 @@ pytest.importorskip("transformers")
 from tiny_hub import MAKERS  # noqa: E402
 
 from flaxformer_mt import Config, Translator, fit  # noqa: E402
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig  # noqa: E402
+from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig  # noqa: E402
 from flaxformer_mt.convert.export_run import export_run  # noqa: E402
 from flaxformer_mt.convert.import_run import import_run  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402
 from flaxformer_mt.runs.load_run import load_trained  # noqa: E402
 from flaxformer_mt.trees import flatten_tree  # noqa: E402
+from flaxformer_mt.vocab import PretrainedVocab  # noqa: E402
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
@@ -99,6 +100,23 @@ def test_frozen_embeddings_stay(tmp_path):
     )
     same = {path for path in before if np.array_equal(before[path], after[path])}
     assert same == {"shared_embedding/embedding"}
+
+
+def test_a_new_vocabulary_replaces_the_pretrained_one(tmp_path):
+    MAKERS["t5"](tmp_path / "hub")
+    write_text(tmp_path / "text")
+    import_run(tmp_path / "hub", format_name="hf", run_dir=tmp_path / "base")
+    config = make_config(tmp_path, steps=2, freeze=("encoder/*", "decoder/*"))
+    config = dataclasses.replace(config, vocab=VocabConfig(kind="bpe", size=300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(config, tmp_path / "tuned", init=str(tmp_path / "base"), new_vocab=True)
+    base, tuned = (load_trained(tmp_path / run, checkpoint="last") for run in ("base", "tuned"))
+    assert isinstance(base.vocabs.target, PretrainedVocab)
+    assert not isinstance(tuned.vocabs.target, PretrainedVocab) and tuned.vocabs.target.size == 300
+    before, after = flatten_tree(base.params), flatten_tree(tuned.params)
+    layers = [path for path in before if path.startswith(("encoder/", "decoder/"))]
+    assert layers and all(np.array_equal(before[path], after[path]) for path in layers)
 
 
 def test_languages_of_an_import(tmp_path):

@@ -1,11 +1,12 @@
 """The Hub: what is asked for, which answers become which messages, and the card of an upload."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 hub = pytest.importorskip("huggingface_hub")
+
+from huggingface_hub import errors  # noqa: E402
 
 from flaxformer_mt.config import Config, DataConfig  # noqa: E402
 from flaxformer_mt.convert import hub_store  # noqa: E402
@@ -80,6 +81,7 @@ def test_without_a_network_the_cache_serves(api, tmp_path):
     ],
 )
 def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
+    assert issubclass(getattr(errors, kind), Exception)  # the errors of the library have these names
     Api.error = type(kind, (Exception,), {})("404 for url")
     with pytest.raises(UserError, match=rf"hf:a/b cannot be downloaded: {kind}: 404 for url; {remedy}"):
         hub_store.fetch_model("a/b")
@@ -97,4 +99,3 @@ def test_an_upload_has_a_card(api, tmp_path):
     loaded = hub.ModelCard((folder / "README.md").read_text()).data.to_dict()
     assert loaded["language"] == ["de", "en", "fr"]
     assert (loaded["library_name"], loaded["pipeline_tag"]) == ("transformers", "translation")
-    shutil.rmtree(folder)

@@ -491,6 +491,7 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
             "encoder_layers is '1000000000'; it must be a whole number from 1 to 1000",
         ),
         ({"d_model": "512"}, "d_model is '512'; it must be a whole number"),
+        ({"d_model": None}, "d_model 1024 is not divisible by encoder_attention_heads 3"),
         ({"d_model": 0}, "d_model is '0'; it must be a whole number from 1"),
         ({"encoder_ffn_dim": -1, "decoder_ffn_dim": -1}, "encoder_ffn_dim is '-1'"),
         ({"max_position_embeddings": 10**12}, "max_position_embeddings is '1000000000000'"),

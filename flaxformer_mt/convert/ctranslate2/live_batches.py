@@ -36,7 +36,7 @@ _TYPICAL_LENGTH = 25
 _BATCH = 64
 
 
-def missing_options(search: SearchConfig) -> list[str]:
+def _missing_options(search: SearchConfig) -> list[str]:
     """The options of a search, with their values, that would change translations and CTranslate2 lacks."""
     missing = []
     if search.method == "mbr":
@@ -95,7 +95,7 @@ class LiveBatches:
         config = find_config(folder, Given())
         self.config = dataclasses.replace(config, search=dataclasses.replace(config.search, **search))
         check_search(self.config.search, model=config.model)
-        if missing := missing_options(self.config.search):
+        if missing := _missing_options(self.config.search):
             raise UserError(
                 f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
                 "where the command has a flag for it, or give --backend=jax"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.foreign_limits import check_network
 from flaxformer_mt.convert.format_interface import (
@@ -25,7 +23,7 @@ from flaxformer_mt.convert.format_interface import (
     unsupported_fields,
     write_config_json,
 )
-from flaxformer_mt.convert.huggingface.bart_table import BIAS, make_bart_table, tied_names
+from flaxformer_mt.convert.huggingface.bart_table import has_output_bias, make_bart_table, tied_names
 from flaxformer_mt.convert.huggingface.forward_pass import open_model
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
@@ -36,7 +34,7 @@ from flaxformer_mt.convert.huggingface.model_config import (
     num_positions,
     read_model_fields,
 )
-from flaxformer_mt.convert.huggingface.stored_tensors import open_tensors
+from flaxformer_mt.convert.huggingface.stored_tensors import WEIGHTS_NAME, open_tensors
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
     read_exported_tokenizer,
     read_tokenizer,
@@ -46,8 +44,6 @@ from flaxformer_mt.convert.name_table import Table
 from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
-
-_FILE = "model.safetensors"
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.architecture": ("encoder_decoder",),
@@ -129,7 +125,7 @@ class HuggingFaceFormat:
         write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
         for name in tied_names(config.model)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
-        save_safetensors(tensors, folder / _FILE)
+        save_safetensors(tensors, folder / WEIGHTS_NAME)
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
@@ -160,7 +156,7 @@ class HuggingFaceFormat:
         if OUR_KEY in stored or given.config is not None:
             config = find_config(folder, given)
         else:
-            bias = BIAS in tensors and bool(np.any(np.asarray(tensors[BIAS])))
+            bias = has_output_bias(tensors)
             config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
         check_network(config, folder)
         if problems := self.problems(config):

@@ -3,7 +3,7 @@
 Contains the rules; which of them apply follows from the config of the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Ta
 from flaxformer_mt.convert.sinusoid_halves import half_split, half_split_order
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
-BIAS = "final_logits_bias"
+_BIAS = "final_logits_bias"
 # Stack -> Flax name of an attention sublayer -> its name in transformers.
 _ATTENTIONS = {
     "encoder": {"self_attention": "self_attn"},
@@ -42,7 +42,7 @@ def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, f
     """
     model = config.model
     names = _Layouts(model)
-    rules: list[Rule | Constant] = [*embedding_rules(model)]
+    rules: list[Rule | Constant] = [*_embedding_rules(model)]
     for side, attentions in _ATTENTIONS.items():
         flax, foreign = f"{side}/layers_{{n}}/", f"model.{side}.layers.{{n}}."
         rules += _position_rules(model, side, positions)
@@ -55,7 +55,7 @@ def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, f
         rules += rules_for([(f"{side}/final_norm", f"model.{side}.layer_norm")], names.norm())
         rules += rules_for([(f"{side}/embedding_norm", f"model.{side}.layernorm_embedding")], names.norm())
     rules += [Rule("output_kernel", "lm_head.weight", names.width(TRANSPOSED, 0))]
-    rules += [Rule("output_bias", BIAS, ROW), *_constants(model, shapes, final_norm)]
+    rules += [Rule("output_bias", _BIAS, ROW), *_constants(model, shapes, final_norm)]
     return Table(shapes, rules, what=what)
 
 
@@ -66,9 +66,11 @@ class _Layouts:
         self._model = model
 
     def width(self, layout: Layout, axis: int) -> Layout:
+        """Return a layout whose `axis` is the width of the model."""
         return half_split(layout, axis) if self._model.positions == "sinusoidal" else layout
 
     def attention(self) -> list[Rule]:
+        """Return the rules of an attention sublayer, by the ends of the names."""
         return [
             Rule("/query/kernel", ".q_proj.weight", self.width(HEADS_IN, 0)),
             Rule("/query/bias", ".q_proj.bias", FLAT),
@@ -81,10 +83,12 @@ class _Layouts:
         ]
 
     def norm(self) -> list[Rule]:
+        """Return the rules of a layer norm, by the ends of the names."""
         width = self.width(SAME, 0)
         return [Rule("/scale", ".weight", width), Rule("/bias", ".bias", width)]
 
     def feedforward(self) -> list[Rule]:
+        """Return the rules of a feed-forward sublayer, by the ends of the names."""
         convolution = self._model.ffn_layer == "convolution"
         dense, axis = (CONVOLUTION_TO_LINEAR, 1) if convolution else (TRANSPOSED, 0)
         return [
@@ -110,7 +114,7 @@ def _position_rules(model: ModelConfig, side: str, positions: int) -> Iterable[R
         yield Constant(foreign, table, True, tolerance=TABLE_TOLERANCE)
 
 
-def embedding_rules(model: ModelConfig) -> list[Rule]:
+def _embedding_rules(model: ModelConfig) -> list[Rule]:
     """Return the rules of embeddings, and of the output matrix if it is one of them."""
     shared = model.tying in ("all", "embeddings")
     source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
@@ -121,9 +125,14 @@ def embedding_rules(model: ModelConfig) -> list[Rule]:
     return [Rule(f"{flax}/embedding", f"{foreign}.weight", rows) for foreign, flax in names]
 
 
+def has_output_bias(tensors: Mapping[str, Any]) -> bool:
+    """Return whether the output has a bias that is not zero everywhere."""
+    return _BIAS in tensors and bool(np.any(np.asarray(tensors[_BIAS])))
+
+
 def tied_names(model: ModelConfig) -> list[str]:
     """Return the names of one tied array, that under which files store it first; [] if nothing is tied."""
-    rules = [rule for rule in embedding_rules(model) if rule.ours != "source_embedding/embedding"]
+    rules = [rule for rule in _embedding_rules(model) if rule.ours != "source_embedding/embedding"]
     return [rule.theirs for rule in rules] if len(rules) > 1 else []
 
 
@@ -133,7 +142,7 @@ def _constants(model: ModelConfig, shapes: Any, final_norm: bool) -> Iterable[Co
     if not model.output_bias and model.positions != "sinusoidal_halves":  # M2M100 has none
         table = "target_embedding" if "target_embedding/embedding" in shapes else "shared_embedding"
         size = shapes[f"{table}/embedding"][0]
-        yield Constant(BIAS, np.zeros((1, size), np.float32), optional=True)
+        yield Constant(_BIAS, np.zeros((1, size), np.float32), optional=True)
     for side, layers in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
         attentions = list(_ATTENTIONS[side].values())
         norms = [f"layers.{n}.{name}_layer_norm" for n in range(layers) for name in (*attentions, "final")]

@@ -31,6 +31,7 @@ from flaxformer_mt.convert.format_interface import (
 from flaxformer_mt.convert.huggingface import bart_table, marian, pegasus, t5_table
 from flaxformer_mt.convert.huggingface.forward_pass import open_model
 from flaxformer_mt.convert.huggingface.generation_options import read_search
+from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
 from flaxformer_mt.convert.huggingface.pretrained_config import (
     Facts,
     make_model_config,
@@ -38,14 +39,13 @@ from flaxformer_mt.convert.huggingface.pretrained_config import (
     read_facts,
 )
 from flaxformer_mt.convert.huggingface.pretrained_tokenizer import read_vocab, write_vocab
-from flaxformer_mt.convert.huggingface.stored_tensors import open_tensors
+from flaxformer_mt.convert.huggingface.stored_tensors import WEIGHTS_NAME, open_tensors
 from flaxformer_mt.convert.name_table import Table
 from flaxformer_mt.convert.safetensors_file import save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 _NAME = "hf"
-_FILE = "model.safetensors"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
 _OWN = {"marian": marian.FORMAT, "pegasus": pegasus.FORMAT}
 
@@ -69,7 +69,7 @@ _ALLOWED: dict[bool, dict[str, tuple[Any, ...]]] = {
         "model.norm_epsilon": (1e-5,),
         "model.attention_bias": (True,),
         "model.ffn_bias": (True,),
-        "model.activation": ("relu", "gelu", "gelu_tanh", "silu"),
+        "model.activation": ACTIVATIONS,
     },
 }
 _ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
@@ -134,7 +134,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         if f'"{field}"'.encode() in vocab.files["config.json"]
     }
     write_vocab(vocab, folder, changes)
-    save_safetensors(tensors, folder / _FILE)
+    save_safetensors(tensors, folder / WEIGHTS_NAME)
 
 
 def _read(path: Path, given: Given) -> Weights:
@@ -158,9 +158,8 @@ def _read(path: Path, given: Given) -> Weights:
 def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:
     vocab, data = read_vocab(folder, facts)
     vocabs = Vocabs(vocab, vocab, joint=True)
-    bias = bart_table.BIAS
-    has_bias = bias in tensors and bool(np.any(np.asarray(tensors[bias])))
-    model = make_model_config(facts, tied=_is_tied(facts, tensors), output_bias=has_bias)
+    tied, bias = _is_tied(facts, tensors), bart_table.has_output_bias(tensors)
+    model = make_model_config(facts, tied=tied, output_bias=bias)
     search = read_search(folder, facts.fields, vocab)
     config = make_pretrained_config(facts, model, vocab, search, data)
     try:

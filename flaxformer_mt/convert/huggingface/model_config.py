@@ -9,57 +9,28 @@ from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.config.subword_vocabulary import Normalization
-from flaxformer_mt.convert.foreign_limits import check_fields, stored_bytes
+from flaxformer_mt.convert.foreign_limits import check_fields
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
+from flaxformer_mt.convert.huggingface import bart_fields
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
-# model.activation -> activation_function; and every known activation_function -> model.activation.
+# model.activation -> activation_function.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-FROM_TRANSFORMERS: dict[str, Any] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 ACTIVATIONS = tuple(_TO_TRANSFORMERS)
-# Default values in transformers 5 of fields that config.json may omit.
-_DEFAULTS: dict[str, Any] = {
+# Default values of absent fields, and for numbers the type and the bounds, as in bart_fields.py.
+_DEFAULTS: dict[str, Any] = bart_fields.DEFAULTS | {
     "decoder_vocab_size": None,
-    "max_position_embeddings": 1024,
-    "encoder_layers": 12,
-    "encoder_ffn_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_layers": 12,
-    "decoder_ffn_dim": 4096,
-    "decoder_attention_heads": 16,
-    "activation_function": "gelu",
-    "d_model": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "scale_embedding": False,
     "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
 }
-# Field -> whether it is a whole number, its smallest and its largest accepted value.
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), (int, 1, 1000)),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "d_model"), (int, 1, 1 << 16)),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (int, 1, 1 << 20)),
-    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (int, 1, 1 << 24)),
-    **dict.fromkeys(("decoder_start_token_id", "pad_token_id", "bos_token_id"), (int, 0, 1 << 24)),
+    **bart_fields.BOUNDS,
+    "decoder_vocab_size": bart_fields.BOUNDS["vocab_size"],
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
 }
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-# Minimum number of rows of the position tables: that of OPUS-MT models.
-_OPUS_POSITIONS = 512
 # tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
 _TYING = {
     "all": (True, True),
@@ -71,8 +42,8 @@ _TYING = {
 
 def num_positions(config: Config) -> int:
     """Rows of the position tables: at least 512, more for longer inputs, at most model.max_positions."""
-    longest = config.model.longest_input or _OPUS_POSITIONS
-    return min(longest, max(_OPUS_POSITIONS, config.data.max_source_length, longest_target(config)))
+    longest = config.model.longest_input or bart_fields.LONGEST
+    return min(longest, max(bart_fields.LONGEST, config.data.max_source_length, longest_target(config)))
 
 
 def longest_target(config: Config) -> int:
@@ -124,46 +95,28 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
-    if stored.get("quantization_config") is not None:
-        raise UserError(
-            f"{path}: quantization_config is {str(stored['quantization_config'])[:80]}; quantized models "
-            "are not supported: save the model in float32 without quantization"
-        )
-    facts = {**_DEFAULTS, **stored}
+    facts = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
     check_fields(facts, _NUMBERS, path)
-    problems = [
-        f"{path}: {one} is {facts[one]} and {other} is {facts[other]}; they must be equal"
-        for one, other in [
-            ("encoder_attention_heads", "decoder_attention_heads"),
-            ("encoder_ffn_dim", "decoder_ffn_dim"),
-        ]
-        if facts[one] != facts[other]
-    ]
-    if str(facts["activation_function"]) not in FROM_TRANSFORMERS:
-        allowed = ", ".join(FROM_TRANSFORMERS)
-        problems.append(
-            f"{path}: activation_function is {facts['activation_function']}; supported: {allowed}"
-        )
+    problems = bart_fields.find_quantization(facts) + bart_fields.find_network_problems(facts)
     if not isinstance(facts["eos_token_id"], int):
-        problems.append(f"{path}: eos_token_id is {facts['eos_token_id']}; it must be a single id")
+        problems.append(f"eos_token_id is {facts['eos_token_id']}; it must be a single id")
     sizes = facts["vocab_size"], facts["decoder_vocab_size"] or facts["vocab_size"]
     problems += [
-        f"{path}: {name} is {facts[name]}, but the target vocabulary has {sizes[1]} entries"
+        f"{name} is {facts[name]}, but the target vocabulary has {sizes[1]} entries"
         for name in ("decoder_start_token_id", "pad_token_id")
         if facts[name] >= sizes[1]
     ]
-    layers = facts["encoder_layers"] + facts["decoder_layers"]
-    least, size = max(*sizes, layers * facts["encoder_ffn_dim"]) * facts["d_model"], stored_bytes(folder)
-    if least > size:
-        problems.append(
-            f"{path}: vocab_size {max(sizes)}, d_model {facts['d_model']}, {layers} layers and "
-            f"encoder_ffn_dim {facts['encoder_ffn_dim']} make at least {least} parameters, but the files "
-            f"have {size} bytes"
-        )
+    problems += bart_fields.find_oversize(
+        folder,
+        vocab_size=max(sizes),
+        width=facts["d_model"],
+        layers=facts["encoder_layers"] + facts["decoder_layers"],
+        inner=facts["encoder_ffn_dim"],
+    )
     if facts["decoder_start_token_id"] == facts["eos_token_id"]:
-        problems.append(f"{path}: decoder_start_token_id equals eos_token_id; the search needs two symbols")
+        problems.append("decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:
-        raise UserError("\n".join(problems))
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
     return facts
 
 
@@ -184,32 +137,19 @@ def make_config(
     tying: Any = {flags: name for name, flags in _TYING.items()}[
         bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
     ]
-    longest = min(facts["max_position_embeddings"], _OPUS_POSITIONS)
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     config = Config(
-        data=DataConfig(
+        data=bart_fields.make_data_config(
+            facts["max_position_embeddings"],
             source_language=tokenizer_config.get("source_lang") or data.source_language,
             target_language=tokenizer_config.get("target_lang") or data.target_language,
-            max_source_length=longest,
-            max_target_length=longest,
-            batch_tokens=max(data.batch_tokens, longest * data.row_multiple),
         ),
         vocab=_make_vocab_config(folder),
         model=ModelConfig(
-            num_encoder_layers=facts["encoder_layers"],
-            num_decoder_layers=facts["decoder_layers"],
-            model_dim=facts["d_model"],
-            num_heads=facts["encoder_attention_heads"],
-            ffn_dim=facts["encoder_ffn_dim"],
-            activation=FROM_TRANSFORMERS[facts["activation_function"]],
+            **bart_fields.network_fields(facts),
             norm_position=norm_position,
-            max_positions=facts["max_position_embeddings"],
-            embedding_scale=facts["scale_embedding"],
             tying=tying,
             output_bias=output_bias,
-            dropout_rate=float(facts["dropout"]),
-            attention_dropout_rate=float(facts["attention_dropout"]),
-            ffn_dropout_rate=float(facts["activation_dropout"]),
         ),
         search=read_search(folder, facts, vocabs.target),
     )

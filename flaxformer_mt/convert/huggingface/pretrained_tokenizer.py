@@ -5,14 +5,14 @@ Contains which families tokenize how, and where the ids of their language tags c
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.config.tag_styles import TagStyle, find_language
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
 from flaxformer_mt.convert.huggingface.pretrained_config import Facts
+from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedFacts, PretrainedVocab
 from flaxformer_mt.vocab.segmenters import SENTENCEPIECE_NAMES, TOKENIZER_JSON, Kind, make_segmenter
@@ -31,8 +31,6 @@ _KEPT = (
     *SENTENCEPIECE_NAMES,
 )
 _FILE_BYTES = 1 << 30
-_TAGS = {"nllb": r"[a-z]{3}_[A-Z][a-z]{3}", "mbart_50": r"[a-z]{2}_[A-Z]{2}", "madlad": r"<2[A-Za-z_]+>"}
-_SPECIALS = {"pad": ("<pad>", "<s>"), "unk": ("<unk>",)}
 
 
 def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
@@ -42,7 +40,7 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
       UserError: a file is missing or damaged, or a tokenizer is of a kind that this package does not have.
     """
     files = {name: _read(folder / name) for name in _KEPT if (folder / name).is_file()}
-    settings = _read_settings(folder)
+    settings = read_tokenizer_config(folder)
     tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if tokenizer == "MBartTokenizer":
         raise UserError(
@@ -51,7 +49,7 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
         )
     kind = _choose_kind(facts, files, tokenizer, folder)
     pieces = make_segmenter(kind, files, name=str(folder)).pieces
-    style, tags = _find_tags(facts, kind, pieces, settings, tokenizer)
+    style, tags = _find_tags(facts, kind, pieces, settings)
     fields = facts.fields
     ids = {piece: number for number, piece in enumerate(pieces)}
     own = PretrainedFacts(
@@ -63,7 +61,7 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
         unk_id=ids.get("<unk>", fields["pad_token_id"]),
         first_ids=(ids["<s>"],) if facts.model_type == "bart" and "<s>" in ids else (),
         tags=tags,
-        target_tags=style in ("m2m_100", "nllb", "mbart_50"),
+        target_tags=style in BOTH_SIDES,
         family=facts.model_type,
     )
     vocab = PretrainedVocab(own, files, name=str(folder))
@@ -87,32 +85,33 @@ def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folde
 
 
 def _find_tags(
-    facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any], tokenizer: str
+    facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
 ) -> tuple[TagStyle, dict[str, int]]:
     """The style of the family's language tags, and the id of each."""
-    style: TagStyle = "opus"
+    if facts.is_t5:
+        return _find_t5_tags(facts, pieces)
+    if facts.model_type == "bart":
+        return "opus", {}
+    style: TagStyle = "mbart_50"
     if facts.model_type == "m2m_100":
         style = "m2m_100" if kind == "m2m_100" else "nllb"
-    elif facts.model_type == "mbart":
-        style = "mbart_50"
-    elif facts.is_t5:
-        found = _match(pieces, "madlad")
-        if found:
-            return "madlad", found
-        tasks = facts.fields.get("task_specific_params")
-        has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
-        return ("t5" if has_tasks else "opus"), {}
-    if style == "opus":
-        return style, {}
     if kind == "json":
-        return style, _match(pieces, style)
+        return style, _find_pieces(pieces, style)
     # Without tokenizer.json, the class of the tokenizer puts the tags after all pieces.
     codes = _list_codes(style, settings)
     return style, {code: len(pieces) + number for number, code in enumerate(codes)}
 
 
-def _match(pieces: list[str], style: str) -> dict[str, int]:
-    return {piece: number for number, piece in enumerate(pieces) if re.fullmatch(_TAGS[style], piece)}
+def _find_t5_tags(facts: Facts, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
+    if found := _find_pieces(pieces, "madlad"):
+        return "madlad", found
+    tasks = facts.fields.get("task_specific_params")
+    has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
+    return ("t5" if has_tasks else "opus"), {}
+
+
+def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(pieces) if looks_like_tag(style, piece)}
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
@@ -168,13 +167,3 @@ def _read(path: Path) -> bytes:
         return read_file(path, most=_FILE_BYTES)
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}; copy or download it again") from error
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / _SETTINGS
-    if not path.is_file():
-        return {}
-    try:
-        return read_json_object(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}; copy or download it again") from error

@@ -17,7 +17,7 @@ from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_limits import check_tensors
 from flaxformer_mt.errors import UserError
 
-_FILE = "model.safetensors"
+WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
 
 
@@ -44,7 +44,7 @@ def open_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
 
 
 def _has_only_pickles(folder: Path) -> bool:
-    stored = (folder / name for name in (_FILE, f"{_FILE}.index.json"))
+    stored = (folder / name for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json"))
     return not any(path.is_file() for path in stored) and any(
         (folder / name).is_file() for name in (_PICKLE, f"{_PICKLE}.index.json")
     )
@@ -75,7 +75,7 @@ def _find_files(folder: Path, name: str) -> list[Path]:
 
 def _open_safetensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
-    for path in _find_files(folder, _FILE):
+    for path in _find_files(folder, WEIGHTS_NAME):
         with _naming_damage(path):
             file = stack.enter_context(safe_open(path, framework="pt"))
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

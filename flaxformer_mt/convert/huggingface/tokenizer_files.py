@@ -21,6 +21,7 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import read_file, read_json_object
+from flaxformer_mt.convert.format_interface import read_config_json
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -113,9 +114,7 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Reads tokenizer_config.json; returns {} if the file does not exist."""
-    if not (folder / _FACTS).is_file():
-        return {}
-    return _read_json(folder / _FACTS)
+    return read_config_json(folder, _FACTS)
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:
