@@ -69,7 +69,9 @@ def test_slurm_starts_one_process_for_each_gpu(run):
 
 def test_a_tpu_pod_gets_the_tree_and_one_command_on_all_machines(run, tmp_path):
     arguments = ["pod", "us-central2-b", "gs://bucket/runs/a", "--config.vocab.symbols=<BT>"]
-    copy, start = run(str(LAUNCH / "tpu_pod.sh"), *arguments, programs=["gcloud"])
+    archive, copy, start = run(str(LAUNCH / "tpu_pod.sh"), *arguments, programs=["git", "gcloud"])
+    assert archive[:2] == ["git", "-C"] and (Path(archive[2]) / "pyproject.toml").exists()
+    assert archive[3:5] == ["archive", "--format=tar.gz"] and archive[5:] == [f"--output={copy[5]}", "HEAD"]
     place = ["--zone=us-central2-b", "--worker=all"]
     assert copy[:5] == ["gcloud", "compute", "tpus", "tpu-vm", "scp"] and copy[6:] == ["pod:", *place]
     assert start[:8] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "pod", *place]
