@@ -15,6 +15,7 @@ from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
@@ -43,13 +44,21 @@ class Cleaned(NamedTuple):
     report: dict[str, Any]
 
 
-def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands = HERE) -> Cleaned:
+def clean(
+    split: RawSplit,
+    rules: CleanConfig,
+    *,
+    may_drop: bool,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
+) -> Cleaned:
     """Reads a split once, and finds the rows to keep.
 
     Args:
       may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
         reported, except invalid UTF-8, which is refused.
       hands: who checks the pairs.
+      progress: where it is shown how many are checked.
 
     Raises:
       UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
@@ -72,11 +81,16 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
 
     work = carry(CheckBlocks(rules, actions, split.has_source))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
-    with open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew:
+    with (
+        progress.part(f"checking {split.name}", total=len(split)) as count,
+        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
+    ):
+        count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             kept[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
+            count(len(verdict.kept))
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
     for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
@@ -88,13 +102,19 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
             if actions[name] != "keep":
                 kept[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
-    count = int(kept.sum())
-    report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
-    return Cleaned(None if count == len(split) else np.flatnonzero(kept), hashes, report)
+    left = int(kept.sum())
+    report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
+    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report)
 
 
 def load_or_clean(
-    split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path, hands: Hands = HERE
+    split: RawSplit,
+    rules: CleanConfig,
+    *,
+    may_drop: bool,
+    folder: Path,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
@@ -102,7 +122,7 @@ def load_or_clean(
     if (found := read_arrays(folder, key)) is not None:
         arrays, values = found
         return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"])
-    cleaned = clean(split, rules, may_drop=may_drop, hands=hands)
+    cleaned = clean(split, rules, may_drop=may_drop, hands=hands, progress=progress)
     rows = {} if cleaned.rows is None else {"rows": cleaned.rows}
     write_arrays(folder, key, {**rows, "hashes": cleaned.hashes}, report=cleaned.report)
     return cleaned

@@ -30,6 +30,7 @@ from flaxformer_mt.corpus.text_files import has_files
 from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError, find_url
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.workers.open_crew import HERE, Hands
 
 Split = Literal["train", "valid", "test"]
@@ -37,7 +38,14 @@ Split = Literal["train", "valid", "test"]
 _LANGUAGE_FIELDS = "data.source_language and data.target_language"
 
 
-def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: Hands = HERE) -> Pairs:
+def read_pairs(
+    config: DataConfig,
+    split: Split,
+    *,
+    tagged: bool = True,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
+) -> Pairs:
     """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
@@ -49,6 +57,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
     Args:
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
       hands: who checks the pairs of a set that has not been checked.
+      progress: where it is shown how far this is.
 
     Raises:
       UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
@@ -65,10 +74,13 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
     may_drop = stored == "train"
     splits, kept, hashes, reports, identities = [], [], [], [], []
     for member in members:
-        raw = _open(member, config, stored)
+        with progress.part(f"reading {member.name}"):
+            raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
-        cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
+        cleaned = load_or_clean(
+            raw, config.clean, may_drop=may_drop, folder=folder, hands=hands, progress=progress
+        )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
