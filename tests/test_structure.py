@@ -66,6 +66,7 @@ DOORS = {
     "uvicorn": ["commands.server.serve"],
     "ray": ["workers.ray_actors"],
     "grain": ["data"],
+    "pyarrow": ["corpus.arrow_files"],
     "tensorflow_datasets": ["corpus"],
     "datasets": ["corpus.hub_sets"],
     "tensorflow": [],

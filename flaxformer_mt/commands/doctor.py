@@ -30,6 +30,7 @@ REQUIRED = {
     "tensorflow-datasets": "tensorflow_datasets",
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
+    "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
     "sentencex": "sentencex",
     "PyYAML": "yaml",

@@ -26,7 +26,7 @@ from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
 from flaxformer_mt.corpus.store_text import copy_text
-from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.corpus.text_files import find_file, has_files
 from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError, find_url
@@ -184,8 +184,8 @@ def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]
         path = Path(file).expanduser() if file else None
         if path is not None and name.partition("@")[0] == "parallel_text" and path.name == file:
             path = _text_folder(name, config) / file
-        if path is not None and not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
-            path = packed
+        if path is not None and not path.exists():
+            path = find_file(path.parent, path.name) or path
         paths.append(path)
     return paths
 

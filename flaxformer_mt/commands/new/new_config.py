@@ -100,7 +100,11 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
     choices = [
-        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .jsonl, .gz)"),
+        Choice(
+            "data.dataset",
+            "parallel_text",
+            f"text files; training reads {name} (or .tsv, .jsonl, .parquet, .gz, .zst)",
+        ),
         Choice("data.text_dir", str(corpus.text_dir), ""),
         Choice("data.train_split", corpus.train_split, ""),
         Choice(
