@@ -39,11 +39,15 @@ _FORMAT = 4
 
 
 class Cleaned(NamedTuple):
-    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values."""
+    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values.
+
+    sentences: digests of all rows, uint64 [N, 2], if they are asked for; see `digest_sentence`.
+    """
 
     rows: np.ndarray | None
     hashes: np.ndarray
     report: dict[str, Any]
+    sentences: np.ndarray | None = None
 
 
 def clean(
@@ -51,6 +55,7 @@ def clean(
     rules: CleanConfig,
     *,
     may_drop: bool,
+    digests: bool = False,
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
@@ -59,6 +64,7 @@ def clean(
     Args:
       may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
         reported, except invalid UTF-8, which is refused.
+      digests: whether sentences are digested.
       hands: who checks the pairs.
       progress: where it is shown how many are checked.
 
@@ -72,6 +78,7 @@ def clean(
     problems: dict[str, dict[str, Any]] = {}
     kept = np.ones(len(split), dtype=bool)
     hashes = np.zeros((len(split), 2), np.uint64)
+    sentences = np.zeros((len(split), 2), np.uint64) if digests else None
 
     def add(name: str, finding: Finding, start: int) -> None:
         found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
@@ -81,7 +88,7 @@ def clean(
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = carry(CheckBlocks(rules, actions, split.has_source))
+    work = carry(CheckBlocks(rules, actions, split.has_source, digests))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
@@ -92,6 +99,8 @@ def clean(
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             kept[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
+            if sentences is not None:
+                sentences[start : start + BLOCK] = verdict.sentences
             count(len(verdict.kept))
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
@@ -106,7 +115,7 @@ def clean(
     _refuse(split, problems, may_drop=may_drop)
     left = int(kept.sum())
     report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
-    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report)
+    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report, sentences)
 
 
 def load_or_clean(
@@ -114,19 +123,21 @@ def load_or_clean(
     rules: CleanConfig,
     *,
     may_drop: bool,
+    digests: bool = False,
     folder: Path,
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
-    key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
-    if (found := read_arrays(folder, key)) is not None:
-        arrays, values = found
-        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"])
-    cleaned = clean(split, rules, may_drop=may_drop, hands=hands, progress=progress)
-    rows = {} if cleaned.rows is None else {"rows": cleaned.rows}
-    write_arrays(folder, key, {**rows, "hashes": cleaned.hashes}, report=cleaned.report)
+    described = rules.describe() if may_drop else None
+    key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
+    if (stored := read_arrays(folder, key)) is not None:
+        arrays, values = stored
+        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
+    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
+    found = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
+    write_arrays(folder, key, found, report=cleaned.report)
     return cleaned
 
 

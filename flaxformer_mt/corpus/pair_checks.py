@@ -21,6 +21,8 @@ from flaxformer_mt.writing_systems import is_blank
 BLOCK = 16384
 EXAMPLES = 5
 _DIGIT = re.compile(r"\d")
+# White space and punctuation: of ASCII, Latin 1, General Punctuation, CJK, and full-width forms.
+_MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠［-｀｛-･]+")
 
 # A pair of texts as bytes.
 RawPair = tuple[bytes, bytes]
@@ -46,23 +48,29 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems."""
+    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems.
+
+    sentences: `digest_sentence` of both sides, uint64 [N, 2], if they are asked for; without a source, both
+    are those of the target.
+    """
 
     kept: np.ndarray
     hashes: np.ndarray
     problems: dict[str, Finding]
+    sentences: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class CheckBlocks:
     """The work of checking blocks of pairs by the rules, which act as `actions` says.
 
-    has_source: False if only the target is checked.
+    has_source: False if only the target is checked. digests: whether sentences are digested.
     """
 
     rules: CleanConfig
     actions: Mapping[str, str]
     has_source: bool
+    digests: bool = False
 
     def __call__(self, block: Sequence[RawPair]) -> Verdict:
         """Checks a block: a rule sees the pairs that the rules before it have kept."""
@@ -82,11 +90,22 @@ class CheckBlocks:
                 problems[name] = Finding(len(rows), examples)
                 if self.actions[name] != "keep":
                     kept[rows] = False
-        return Verdict(kept, hashes, problems)
+        sentences = None
+        if self.digests:
+            digested = sides if self.has_source else sides[1:] * 2
+            sentences = np.array([[*map(digest_sentence, side)] for side in digested], np.uint64).T
+        return Verdict(kept, hashes, problems, sentences)
 
     def describe(self) -> dict[str, Any]:
         """Nothing but the rules matters."""
         return {}
+
+
+def digest_sentence(text: bytes) -> int:
+    """Returns 64 bits that are the same for sentences that differ in case, spaces and punctuation alone."""
+    plain = text.decode("utf-8", errors="replace").casefold()
+    bare = _MARKS.sub("", plain) or plain
+    return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big")
 
 
 def _hash_all(texts: Sequence[bytes]) -> np.ndarray:

@@ -72,14 +72,21 @@ def read_pairs(
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    splits, kept, hashes, reports, identities = [], [], [], [], []
+    held_out = _held_out_identity(config) if may_drop else []
+    splits, kept, keys, hashes, reports, identities = [], [], [], [], [], []
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         cleaned = load_or_clean(
-            raw, config.clean, may_drop=may_drop, folder=folder, hands=hands, progress=progress
+            raw,
+            config.clean,
+            may_drop=may_drop,
+            digests=bool(held_out),
+            folder=folder,
+            hands=hands,
+            progress=progress,
         )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
@@ -97,14 +104,16 @@ def read_pairs(
         )
         kept.append(rows)
         hashes.append(cleaned.hashes)
+        if cleaned.sentences is not None:
+            keys.append(cleaned.sentences)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
         added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
-    if may_drop and (held_out := _held_out_identity(config)):
-        kept, reports = _hold_out(splits, kept, reports, config, split)
+    if held_out:
+        kept, reports = _hold_out(splits, kept, keys, reports, config, split)
         identities += held_out
     sizes = [report["pairs"] for report in reports]
     rules = config.clean.describe() if may_drop else None
@@ -237,11 +246,16 @@ def _held_out_identity(config: DataConfig) -> list[Any]:
 
 
 def _hold_out(
-    splits: list[RawSplit], kept: list[Any], reports: list[dict[str, Any]], config: DataConfig, split: Split
+    splits: list[RawSplit],
+    kept: list[Any],
+    keys: list[Any],
+    reports: list[dict[str, Any]],
+    config: DataConfig,
+    split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Returns the rows of a split, where some training pairs are held out, and the reports of the sets."""
     sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
-    found = hold_out(splits, kept, sizes, folder=cache_dir(config) / "sentences")
+    found = hold_out(splits, kept, keys, sizes)
     rows = getattr(found, split)
     described = []
     for number, report in enumerate(reports):

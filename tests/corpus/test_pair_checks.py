@@ -68,7 +68,7 @@ class Rows(list):
 def test_repeated_targets_are_those_of_kept_pairs():
     rows = [(b"", b"yes"), (b"ja", b"yes"), (b"jawohl", b"yes"), (b"nein", b"no"), (b"ja", b"yes")]
     split = RawSplit("set", "identity", Rows(rows), ("de", "en"), ("x.de", "x.en"), "line")
-    kept, _, report = clean(split, CleanConfig(repeated_targets="drop"), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(repeated_targets="drop"), may_drop=True)
     assert kept.tolist() == [1, 3]  # the first pair, which has no source, was dropped before
     problems = {name: found["count"] for name, found in report["problems"].items()}
     assert problems == {"empty": 1, "duplicates": 1, "repeated_targets": 2}

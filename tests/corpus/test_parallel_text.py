@@ -177,7 +177,7 @@ def test_each_rule_drops_keeps_or_refuses(rule, action):
         with pytest.raises(UserError, match=rf"1 pair is refused.*x\.(de|en) line 2.*clean\.{rule}=drop"):
             clean(split, rules, may_drop=True)
         return
-    kept, _, report = clean(split, rules, may_drop=True)
+    kept, _, report, _ = clean(split, rules, may_drop=True)
     assert report["problems"][rule]["count"] == 1
     assert report["problems"][rule]["examples"][0]["where"].endswith("line 2")
     if action == "drop":
@@ -194,7 +194,7 @@ def test_lines_that_show_nothing_are_empty(side):
     split = raw(
         [(b"good", b"good"), (b"a", side.encode()), (side.encode(), b"b"), ("\u200bа".encode(), b"c")]
     )
-    kept, _, report = clean(split, CleanConfig(), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(), may_drop=True)
     assert kept.tolist() == [0, 3] and report["problems"]["empty"]["count"] == 2
 
 
@@ -224,7 +224,7 @@ def test_boundaries_of_the_length_rules():
 
 
 def test_duplicates_are_told_apart_by_where_the_source_ends():
-    kept, _, report = clean(
+    kept, _, report, _ = clean(
         raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True
     )
     assert kept is None and report["problems"] == {}
@@ -246,13 +246,13 @@ def test_finding_duplicates_takes_a_few_numbers_a_pair(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK", 1000)
     split = RawSplit("x", "x", Numbers(), ("x", "y"), ("x.x", "x.y"), "line")
     tracemalloc.start()
-    kept, _, report = clean(split, CleanConfig(max_characters=5), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(max_characters=5), may_drop=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(kept) == 20_004
     assert peak < 110 * len(split)  # of it about 50 for the pairs being read
     dropping = CleanConfig(max_characters=5, duplicates="drop")
-    fewer, _, dropped = clean(split, dropping, may_drop=True)
+    fewer, _, dropped, _ = clean(split, dropping, may_drop=True)
     assert sorted(set(kept) - set(fewer)) == [*range(999, 24_000, 1000)]
     for found, action in ((report, "keep"), (dropped, "drop")):
         found = found["problems"]["duplicates"]
@@ -263,9 +263,9 @@ def test_finding_duplicates_takes_a_few_numbers_a_pair(monkeypatch):
 
 def test_verdicts_are_remembered_until_rules_change(tmp_path):
     split = raw([(b"a", b"b"), (b"", b"b")])
-    first, _, report = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
+    first, _, report, _ = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
     empty = RawSplit(**{**vars(split), "rows": None})  # would fail if it were read
-    again, _, same_report = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
+    again, _, same_report, _ = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
     assert first.tolist() == again.tolist() == [0] and report == same_report
     kept, *_ = load_or_clean(split, CleanConfig(empty="keep"), may_drop=True, folder=tmp_path)
     assert kept is None
