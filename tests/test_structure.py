@@ -69,6 +69,7 @@ DOORS = {
     "pyarrow": ["corpus.arrow_files"],
     "tensorflow_datasets": ["corpus"],
     "datasets": ["corpus.hub_sets"],
+    "fasttext": ["corpus.language_identification"],
     "tensorflow": [],
     "pickle": [],
 }

@@ -12,6 +12,7 @@ import numpy as np
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
 from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
@@ -27,6 +28,7 @@ _PROBLEMS = {
     "length_ratio": "the lengths of the sides differ too much",
     "numbers": "the digits of the sides differ",
     "script": "too few letters of one side are of its script",
+    "language": "one side is in another language",
     "duplicates": "exact duplicates",
     "repeated_targets": "an earlier pair has the same target",
 }
@@ -88,7 +90,7 @@ def clean(
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = carry(CheckBlocks(rules, actions, split.has_source, digests))
+    work = carry(CheckBlocks(rules, actions, split.languages, digests))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
@@ -130,7 +132,7 @@ def load_or_clean(
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
-    described = rules.describe() if may_drop else None
+    described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
     if (stored := read_arrays(folder, key)) is not None:
         arrays, values = stored
@@ -139,6 +141,18 @@ def load_or_clean(
     found = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
     write_arrays(folder, key, found, report=cleaned.report)
     return cleaned
+
+
+def describe_rules(rules: CleanConfig) -> dict[str, Any]:
+    """The values that results depend on: those of the config, and the digest of the model of languages.
+
+    Raises:
+      UserError: the model cannot be loaded.
+    """
+    described = rules.describe()
+    if "language" in described:
+        described["language_model"] = load_identifier(rules.language_model).digest
+    return described
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from flaxformer_mt.config.directions import (
 from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
-from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean
 from flaxformer_mt.corpus.held_out import hold_out
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
@@ -116,7 +116,7 @@ def read_pairs(
         kept, reports = _hold_out(splits, kept, keys, reports, config, split)
         identities += held_out
     sizes = [report["pairs"] for report in reports]
-    rules = config.clean.describe() if may_drop else None
+    rules = describe_rules(config.clean) if may_drop else None
     return Pairs(
         splits,
         kept,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
+from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
@@ -112,7 +113,7 @@ def prepare(
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
-    report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
+    report["sides"] = _check_sides(config.data.clean.language_model, train_pairs, valid_pairs, test_pairs)
     if overlap:
         with progress.part("comparing the sets"):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs)
@@ -190,10 +191,11 @@ def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_tags(vocabs.source, pairs.report["parts"])
 
 
-def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+def _check_sides(model: str, train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
     """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
     present = {"train": train, "valid": valid, "test": test}
-    findings = find_side_problems({name: pairs for name, pairs in present.items() if pairs is not None})
+    splits = {name: pairs for name, pairs in present.items() if pairs is not None}
+    findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):
             warn_user(warning)

@@ -13,7 +13,7 @@ from flaxformer_mt.corpus.pairs import RawSplit
 
 def block(*pairs: tuple[str, str]) -> TextBlock:
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
-    return TextBlock((sources, targets), np.array([[len(a), len(b)] for a, b in pairs]), 0)
+    return TextBlock((sources, targets), np.array([[len(a), len(b)] for a, b in pairs]), 0, ("de", "en"))
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_repeated_targets_are_those_of_kept_pairs():
 
 def test_a_rule_sees_what_the_rules_before_it_have_kept():
     actions = {"invalid_utf8": "drop", "empty": "drop", "too_long": "keep", "length_ratio": "off"}
-    actions |= {"numbers": "drop", "script": "off"}
-    work = CheckBlocks(CleanConfig(max_characters=3), actions, has_source=True)
+    actions |= {"numbers": "drop", "script": "off", "language": "off"}
+    work = CheckBlocks(CleanConfig(max_characters=3), actions, ("de", "en"))
     verdict = work([(b"\xff 1", b""), (b" ", b"2"), (b"abcd 1", b"x"), (b"a" * 50, b"b")])
     assert verdict.kept.tolist() == [False, False, False, True]
     found = [(name, one.pairs, *one.examples[0][:2]) for name, one in verdict.problems.items()]
