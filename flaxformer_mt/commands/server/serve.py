@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import sys
@@ -48,7 +49,8 @@ def serve(options: ServeOptions) -> None:
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
     with contextlib.ExitStack() as stack:
         # Bound first: a port that is taken is known before models are loaded.
-        listener = stack.enter_context(_bind(options.host, options.port))
+        address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
+        listener = stack.enter_context(_bind(address, options.port))
         models: dict[tuple[str, str], PairModel] = {}
         titles: dict[tuple[str, str], str] = {}
         for path in options.run:
