@@ -101,6 +101,8 @@ def format_help(
             )
     groups[_GENERAL] += _format_flag("-h, --help", "Show this help.", width)
     groups[_GENERAL] += _format_flag("--quiet", "Say nothing but warnings and errors.", width)
+    levels = "Say everything, warnings and errors, or errors alone (default: info)"
+    groups[_GENERAL] += _format_flag("--log_level={info,warning,error}", levels, width)
     for name, rows in groups.items():
         lines += ["", f"{name}:", *rows]
     if config is not None:

@@ -29,7 +29,7 @@ from flaxformer_mt.commands.experiment_options import (
     ShowOptions,
     TrainOptions,
 )
-from flaxformer_mt.commands.flags import format_completion, parse_flags, takes_config
+from flaxformer_mt.commands.flags import format_completion, parse_flags, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
@@ -374,8 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments, quiet = _take_quiet(arguments)
-        with _warnings_as_lines(sys.stderr if quiet else None), _less_said(quiet):
+        arguments, level = take_log_level(arguments)
+        stream = None if level == "info" else sys.stderr
+        with _warnings_as_lines(stream, shown=level != "error"), _less_said(level != "info"):
             try:
                 _run(arguments)
             finally:
@@ -399,15 +400,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines(stream: TextIO | None) -> Iterator[None]:
+def _warnings_as_lines(stream: TextIO | None, *, shown: bool) -> Iterator[None]:
     """Prints every warning of the package as `warning: MESSAGE`, repeated ones included.
 
     Args:
       stream: None: what is standard error at that time.
+      shown: whether to print them.
     """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
+            if not shown:
+                return
             print(f"warning: {message}", file=stream or sys.stderr)
         else:
             previous(message, category, *place, **more)
@@ -418,14 +422,9 @@ def _warnings_as_lines(stream: TextIO | None) -> Iterator[None]:
         yield
 
 
-def _take_quiet(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without --quiet, and whether it was among them."""
-    return [argument for argument in arguments if argument != "--quiet"], "--quiet" in arguments
-
-
 @contextlib.contextmanager
 def _less_said(quiet: bool) -> Iterator[None]:
-    """Within it, --quiet leaves nothing of standard error but what was there before: warnings and errors."""
+    """Within it, if `quiet`, standard error gets nothing but from who took it before: warnings, errors."""
     if not quiet:
         yield
         return

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from flaxformer_mt.config.foreign_names import find_own_field
 from flaxformer_mt.errors import UserError
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
@@ -72,6 +73,8 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=1)
     hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+    if own := find_own_field(name):
+        hint = f"; here it is {own}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 

@@ -5,6 +5,7 @@ does without.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple, Protocol, TextIO
 _SILENT_LIVE, _SILENT_PLAIN = 5.0, 20.0
 # Seconds after which work of unknown length is announced.
 _SLOW = 2.0
+# Seconds between two moves of the sign that stands for work on a terminal.
+_SIGN = 0.3
 # Values that a progress line shows, in this order; other values are only recorded.
 _SHOWN = {
     "loss": "loss {:.3f}",
@@ -57,9 +60,11 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def announce_if_slow(text: str, say: Callable[[str], object], *, seconds: float = _SLOW) -> Iterator[None]:
-    """Call `say` with `text` if what the context does takes longer than `seconds`."""
-    timer = threading.Timer(seconds, say, [text])
+def announce_if_slow(
+    text: str, say: Callable[[str], object], *, seconds: float | None = None
+) -> Iterator[None]:
+    """Call `say` with `text` if what the context does takes longer than `seconds`, or two seconds."""
+    timer = threading.Timer(_SLOW if seconds is None else seconds, say, [text])
     timer.daemon = True
     timer.start()
     try:
@@ -130,6 +135,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Shows a message above the progress line."""
 
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """Shows what the context does, if it takes some time."""
+
     def close(self) -> None:
         """Ends the display."""
 
@@ -147,6 +155,9 @@ class _SilentDisplay:
 
     def say(self, text: str) -> None:
         pass
+
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         pass
@@ -168,6 +179,9 @@ class _PlainDisplay:
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return announce_if_slow(text, self.say)
 
     def close(self) -> None:
         self._stream.flush()
@@ -196,6 +210,26 @@ class _LiveDisplay:
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Shows the text in place of the line, with a sign that moves, while the context is busy."""
+        line, done = self._progress.tasks[0].description, threading.Event()
+
+        def move() -> None:
+            for sign in itertools.cycle("|/-\\"):
+                if done.wait(_SIGN):
+                    return
+                self._progress.update(self._task, description=f"{text} {sign}", refresh=True)
+
+        thread = threading.Thread(target=move, name="busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self._progress.update(self._task, description=line, refresh=True)
 
     def close(self) -> None:
         self._progress.stop()

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten
+from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.position import Position
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
@@ -35,9 +36,9 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
 from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.training.checkpoint_trees import to_trees
+from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.messages import (
-    COMPILING,
     COMPILING_AHEAD,
     SCORING,
     announce_training,
@@ -46,7 +47,7 @@ from flaxformer_mt.training.messages import (
 )
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
-from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
+from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
@@ -187,7 +188,7 @@ def _train(
         _evaluate(validate_params, state, progress, tracker, train.best_metric)
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     clock = time.monotonic() - progress.train_seconds
-    with tracker.announce_if_slow(COMPILING_AHEAD):
+    with tracker.busy(COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
@@ -198,16 +199,15 @@ def _train(
         target_tokens=progress.target_tokens,
         clock=compile_clock.working,
     )
-    first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(COMPILING)
+    shapes = len(shapes_left(config, setup))
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
         while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
             with log.waiting():
                 position, microbatches = _take(batches, config.optim.accumulation)
             on_devices = [setup.put(batch) for batch in microbatches]
-            with first_update:
+            with _tell_of_compiling(tracker, setup.train_step.by_shape, on_devices, shapes):
                 state, metrics = setup.train_step(state, setup.numbers, on_devices)
-            first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
             _advance(progress, position, config, tracker)
             log.add(progress.step, metrics, microbatches, position.epoch)
@@ -228,6 +228,16 @@ def _train(
                 tracker.message(f"stopped at step {progress.step} and saved; the same command resumes there")
                 raise TrainingInterrupted(progress.step, stop.exit_status)
     log.flush(progress.step)  # the updates since the last line, where training ended early
+
+
+def _tell_of_compiling(
+    tracker: Tracker, programs: ProgramsByShape, batches: list[BatchArray], expected: int
+) -> contextlib.AbstractContextManager[None]:
+    """Show the number of the program that an update has to wait for, if it is one that must be compiled."""
+    if all(batch in programs for batch in batches):
+        return contextlib.nullcontext()
+    number = len(programs) + 1
+    return tracker.busy(f"compiling ({number} of {max(number, expected)} programs)")
 
 
 def _evaluate(

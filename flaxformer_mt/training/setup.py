@@ -34,7 +34,12 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
 from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import restore_state, restore_trees
-from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
+from flaxformer_mt.training.compile_ahead import (
+    ProgramsByShape,
+    compile_ahead,
+    compiles_ahead,
+    find_shapes,
+)
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
@@ -169,7 +174,7 @@ def set_up_training(
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the update for the batch shapes that `choose_shapes` returns, before the first update.
+    """Compile the update for all batch shapes that are left, before the first update, if the config says so.
 
     Args:
       say: receives a line now and then on how far it is.
@@ -179,11 +184,8 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     """
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
-    updates = config.train.steps - setup.progress.step
-    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
-    chosen = [choose_shapes(config, plan, updates=updates, platform=parallel.platform) for plan in plans]
-    shapes = sorted({shape for found in chosen for shape in found}, key=lambda shape: -shape.work)
-    if not shapes:
+    shapes = shapes_left(config, setup)
+    if not shapes or not compiles_ahead(config, parallel.platform):
         return
     # Without the arrays, which the first update donates.
     state, numbers = jax.tree.map(
@@ -218,6 +220,14 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
         return batch, step.arguments_of(state, numbers, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
+
+
+def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
+    """Return the batch shapes that the remaining updates will use, the one with the most work first."""
+    updates = config.train.steps - setup.progress.step
+    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
+    shapes = {shape for plan in plans for shape in find_shapes(config, plan, updates=updates)}
+    return sorted(shapes, key=lambda shape: -shape.work)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:

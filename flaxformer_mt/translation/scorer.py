@@ -181,6 +181,11 @@ class Scorer:
         self._longest = find_longest(config)
         self.tokens = TokenScorer([config.model], config.search, vocabs, longest=self._longest, warn=warn)
 
+    def __repr__(self) -> str:
+        data = self.config.data
+        languages = " -> ".join(filter(None, (data.source_language, data.target_language)))
+        return f"<Scorer {languages}, checkpoint {self.checkpoint!r}>"
+
     @classmethod
     def load(
         cls,

@@ -1,0 +1,1 @@
+"""The recipes, one experiment a file: the package flaxformer_mt.configs."""
