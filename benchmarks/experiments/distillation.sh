@@ -7,7 +7,7 @@ STUDENT="--config=multi30k_de_en --config.model.dtype=bfloat16 --config.model.nu
     --config.vocab.source_model=runs/multi30k/vocab/source.model --config.vocab.target_model=runs/multi30k/vocab/target.model
     --config.train.steps=10000 --config.train.evaluate_every=2000 --config.train.checkpoint_every=2000"
 distil() { python -m flaxformer_mt distil "$@"; }
-copy_held_out() { cp data/multi30k/valid.* data/multi30k/test.* "$1"; }
+copy_held_out() { mkdir -p "$1" && cp data/multi30k/valid.* data/multi30k/test.* "$1"; }
 
 # Students of 10,000 and 15,000 updates, of width 128 and 96.
 distil --run=runs/multi30k --input=data/multi30k/train.de --output=data/distilled --targets=nbest --reference=data/multi30k/train.en
