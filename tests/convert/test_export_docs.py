@@ -158,7 +158,7 @@ def test_every_snippet_runs(place, monkeypatch, capsysbinary):
         if kind == "python":
             exec(compile(text, "docs/export.md", "exec"), {})
             continue
-        for line in text.rstrip("\n").split("\n"):
+        for line in re.sub(r"\\\n +", "", text).rstrip("\n").split("\n"):
             capsysbinary.readouterr()
             run_line(line, monkeypatch)
             printed[line] = capsysbinary.readouterr()
