@@ -151,7 +151,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_snippet_runs(place, monkeypatch, capsysbinary):
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.S | re.M)
-    assert len(blocks) == 11
+    assert len(blocks) == 10
     monkeypatch.setattr(sys, "path", list(sys.path))
     printed = {}
     for kind, text in blocks:
