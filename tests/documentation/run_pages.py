@@ -56,7 +56,7 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
-    "docs/tutorial.md": ["rm -rf exported/tutorial"],
+    "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
 }
 
 # Pages whose Python blocks are one program. Elsewhere each block is one of its own.
