@@ -45,7 +45,8 @@ REQUIRED = {
     "beartype": "beartype",
 }
 
-# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml.
+# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml, which also has
+# other names for some (cuda, cuda12, cuda13).
 EXTRAS = {
     "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
@@ -60,6 +61,10 @@ EXTRAS = {
     "languages": ("language identification", ("fasttext-predict",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
+    "docs": (
+        "the documentation site and its notebook",
+        ("mkdocs-material", "mkdocstrings", "mkdocs-jupyter"),
+    ),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
 }
 

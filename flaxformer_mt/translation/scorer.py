@@ -227,7 +227,8 @@ class Scorer:
 
         Args:
           sources: None for a language model, which scores the targets alone.
-          source_language, target_language: see `Translator.translate`.
+          source_language: see `Translator.translate`.
+          target_language: likewise.
 
         Raises:
           UserError: the numbers of sources and targets differ, a translation model has no sources, a language
