@@ -2,8 +2,8 @@
 
 python tests/documentation/execute_notebook.py docs/tutorial.ipynb
 
-Needs the extra `docs`. Lines that a cell prints are one output, and no times are stored, so that little changes
-from one execution to the next.
+Needs the extra `docs`. Lines that a cell prints are one output, and no times are stored, so that little
+changes from one execution to the next.
 """
 
 import sys
