@@ -32,3 +32,12 @@ def test_doctor_reports_where_jax_is_missing(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == core_count()
+
+
+def test_doctor_reports_a_platform_that_jax_does_not_find(tmp_path):
+    """JAX answers it by an assertion without text, where no package for the platform is installed."""
+    program = "from flaxformer_mt.commands.doctor import doctor; print(doctor()['problems'])"
+    environment = {**os.environ, "FLAXFORMER_MT_CACHE": str(tmp_path), "JAX_PLATFORMS": "rocm"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "JAX finds no devices (" in done.stdout and "unset JAX_PLATFORMS" in done.stdout

@@ -181,9 +181,10 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
 
     try:
         devices = jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # an assertion: JAX_PLATFORMS names none that is here
+        reason = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
         remedy = "unset JAX_PLATFORMS, or install the extra for your accelerator"
-        return {}, [f"JAX finds no devices ({error}); {remedy}"]
+        return {}, [f"JAX finds no devices ({reason}); {remedy}"]
     statistics = devices[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     problems = []
