@@ -43,6 +43,7 @@ GIVEN = {
         "rm -rf exported runs/de_en runs/en runs/imported",
         "python -m documentation.write_words my_data --languages=de,en --words=8 --pairs=64",
     ],
+    "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
         _POST,
         f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
@@ -63,7 +64,7 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
-    "docs/tutorial.md": ["rm -rf exported/tutorial"],
+    "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
 }
 
 # The page with the commands that build the site, and a pattern of these.
@@ -93,6 +94,8 @@ ADDED = [
     # Trainings whose result no other command needs.
     Added(README, r"train\.py runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
+    Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),
+    Added("docs/training.md", r"--run=runs/guided", f"{_FEW_UPDATES} {_SHORT}"),
     # Benchmarks, which take an hour.
     Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
     Added("docs/serving.md", r"benchmarks/serve\.py", "--requests=200 --clients=8"),
