@@ -57,6 +57,17 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return _LINK_OUT.sub(_mend_link, _MARKER.sub(insert, markdown))
 
 
+def on_page_content(content: str, **_: Any) -> str:
+    """Keep flags in running text, such as --config.data.dataset, from being broken after their dashes."""
+
+    def keep(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        return re.sub(r"(?<![\w-])--[\w.-]{1,32}", r'<span class="flag">\g<0></span>', match[0])
+
+    return re.sub(r"<pre.*?</pre>|<code>([^<]*)</code>", keep, content, flags=re.S)
+
+
 def _mend_link(match: re.Match[str]) -> str:
     text, target, anchor = match[1], match[2], match[3] or ""
     return f"[{text}]({_LINKED[target]}{anchor})" if target in _LINKED else text

@@ -103,9 +103,6 @@ ADDED = [
     Added("docs/performance.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
 ]
 
-# Commands that are not run here -> why not.
-ELSEWHERE = {".ci/run": "the job ci of .github/workflows/ci.yml runs it", ".ci/docs": "it is this script"}
-
 
 class PageError(Exception):
     """A command of a page that does not do what the page says."""
@@ -201,7 +198,7 @@ def plan(page: str) -> Iterator[Step]:
                 given = add_words(
                     command.text, [rule.words for rule in ADDED if rule.matches(page, command.text)]
                 )
-                yield Step(command, given, block.needs or ELSEWHERE.get(command.text, ""))
+                yield Step(command, given, block.needs)
         elif block.kind == "python" and page in ONE_PROGRAM:
             program.append(block)
         elif block.kind == "python":

@@ -119,7 +119,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 
 def test_the_notebook_has_small_outputs_of_one_execution():
-    path = ROOT / "docs" / "tutorial.ipynb"
+    path = ROOT / "docs" / "notebook.ipynb"
     assert path.stat().st_size < 400_000
     code = [
         cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"
