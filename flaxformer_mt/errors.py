@@ -14,7 +14,7 @@ import shutil
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _DISTRIBUTION = "flaxformer-mt"
@@ -165,3 +165,10 @@ def _requirements_of(extra: str) -> list[str]:
         lines_of_pins = path.read_text(encoding="utf-8").split("\n")
         pins = {line.partition("==")[0]: line for line in lines_of_pins if re.fullmatch(r"[\w-]+==\S+", line)}
     return [pins.get(re.split(r"[<>=]", line)[0], line) for line in project["optional-dependencies"][extra]]
+
+
+def program_line(arguments: Sequence[str]) -> str:
+    """What a person types to start the program with these arguments, the first of which is its script."""
+    script = Path(arguments[0]).name
+    start = ["python", "-m", "flaxformer_mt"] if script == "__main__.py" else [script]
+    return shlex.join([*start, *arguments[1:]])

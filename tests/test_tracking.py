@@ -21,6 +21,7 @@ from flaxformer_mt.tracking import (
     announce_if_slow,
     format_duration,
     format_train_line,
+    progress_display,
     read_metrics,
 )
 from flaxformer_mt.tracking import (
@@ -390,6 +391,26 @@ def test_only_slow_work_is_announced():
     with announce_if_slow("slow", said.append, seconds=0.0):
         time.sleep(0.2)
     assert said == ["slow"]
+
+
+def test_a_terminal_shows_a_moving_sign_while_a_program_compiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(progress_display, "_SIGN", 0.02)
+    stream = Terminal()
+    with make_tracker(tmp_path, stream=stream) as tracker:
+        tracker.log(10, "train", {"loss": 5.0})
+        with tracker.busy("compiling (2 of 6 programs)"):
+            time.sleep(0.3)
+        lines = re.split(r"\x1b\[2K|\r", re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()))
+        signs = {line[line.index("programs)") + 10] for line in lines if "compiling (2 of 6" in line}
+        assert {"|", "/", "-"} <= signs
+        assert "loss 5.000" in lines[-1]
+    plain = io.StringIO()
+    monkeypatch.setattr(progress_display, "_SLOW", 0.0)
+    with make_tracker(tmp_path, stream=plain) as tracker, tracker.busy("compiling (1 of 6 programs)"):
+        time.sleep(0.2)
+    assert plain.getvalue() == "compiling (1 of 6 programs)\n"
 
 
 def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):

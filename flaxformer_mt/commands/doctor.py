@@ -30,6 +30,7 @@ REQUIRED = {
     "tensorflow-datasets": "tensorflow_datasets",
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
+    "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
     "sentencex": "sentencex",
     "PyYAML": "yaml",
@@ -44,7 +45,8 @@ REQUIRED = {
     "beartype": "beartype",
 }
 
-# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml.
+# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml, which also has
+# other names for some (cuda, cuda12, cuda13).
 EXTRAS = {
     "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
@@ -56,8 +58,13 @@ EXTRAS = {
     "s3": ("runs and text in S3", ("s3fs",)),
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
+    "languages": ("language identification", ("fasttext-predict",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
+    "docs": (
+        "the documentation site and its notebook",
+        ("mkdocs-material", "mkdocstrings", "mkdocs-jupyter"),
+    ),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
 }
 

@@ -24,18 +24,21 @@ import tyro
 
 from flaxformer_mt.commands.experiment_options import ExperimentOptions
 from flaxformer_mt.commands.flag_values import describe_type, read_value
-from flaxformer_mt.commands.foreign_options import find_own_option
 from flaxformer_mt.commands.help_text import format_help
 from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.commands.store_paths import expand_path
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
+from flaxformer_mt.config.foreign_names import find_own_option
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.object_store.working_copies import open_copy
 
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
 _SIMILAR = 0.7
+
+# What a command says: everything, warnings and errors (as with --quiet), or errors alone.
+LOG_LEVELS = ("info", "warning", "error")
 
 _CONFIG_HELP = f"""
 
@@ -150,6 +153,23 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog:
     return script.getvalue()
 
 
+def take_log_level(flags: list[str]) -> tuple[list[str], str]:
+    """The flags without those that every command has, and how much they let it say: info, warning or error.
+
+    Raises:
+      UserError: there is no such level.
+    """
+    if any(flag.startswith("--quiet=") for flag in flags):
+        raise UserError("--quiet takes no value; --log_level=info says everything")
+    flags = [flag.replace("--log-level", "--log_level", 1) for flag in flags]
+    rest, level = _take_flag([flag for flag in flags if flag != "--quiet"], "--log_level")
+    if level is None:
+        level = "warning" if "--quiet" in flags else "info"
+    if level not in LOG_LEVELS:
+        raise UserError(f"--log_level is {level!r} (allowed: {', '.join(LOG_LEVELS)})")
+    return rest, level
+
+
 def _take_help(flags: list[str]) -> tuple[list[str], str | None]:
     """The flags without those that ask for help, and its topic: "" for -h and --help, None without them."""
     topic = None
@@ -247,7 +267,7 @@ def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:
 
 def _flag_names(kind: type) -> list[str]:
     names = [f.name for f in dataclasses.fields(kind)]
-    return [f"--{name}" for name in names] + (
+    return [f"--{name}" for name in (*names, "quiet", "log_level", "help")] + (
         [f"--config.{name}" for name in flatten(Config())] if takes_config(kind) else []
     )
 

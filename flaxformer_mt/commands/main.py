@@ -29,7 +29,7 @@ from flaxformer_mt.commands.experiment_options import (
     ShowOptions,
     TrainOptions,
 )
-from flaxformer_mt.commands.flags import format_completion, parse_flags, takes_config
+from flaxformer_mt.commands.flags import format_completion, parse_flags, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
@@ -57,6 +57,7 @@ from flaxformer_mt.errors import (
     name_urls,
     warn_user,
 )
+from flaxformer_mt.processor import core_count
 
 PROGRAM = "flaxformer-mt"
 
@@ -88,6 +89,7 @@ def _train(options: TrainOptions) -> object:
         new_vocab=options.new_vocab,
         profile=options.profile or 0,
         progress=sys.stderr,
+        workers=core_count(),
     )
     print(name_urls(describe_report(report, options.run)), file=sys.stderr)
     return report
@@ -123,13 +125,19 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.tracking.work_progress import WorkProgress
     from flaxformer_mt.workers.open_crew import choose_hands
 
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     hands = choose_hands(options.workers, options.ray)
     report = prepare(
-        options.config, options.run, say=_say, overlap=True, shortlist=shortlist, hands=hands
+        options.config,
+        options.run,
+        progress=WorkProgress(sys.stderr),
+        overlap=True,
+        shortlist=shortlist,
+        hands=hands,
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
@@ -366,8 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments, quiet = _take_quiet(arguments)
-        with _warnings_as_lines(sys.stderr if quiet else None), _less_said(quiet):
+        arguments, level = take_log_level(arguments)
+        stream = None if level == "info" else sys.stderr
+        with _warnings_as_lines(stream, shown=level != "error"), _less_said(level != "info"):
             try:
                 _run(arguments)
             finally:
@@ -391,15 +400,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines(stream: TextIO | None) -> Iterator[None]:
+def _warnings_as_lines(stream: TextIO | None, *, shown: bool) -> Iterator[None]:
     """Prints every warning of the package as `warning: MESSAGE`, repeated ones included.
 
     Args:
       stream: None: what is standard error at that time.
+      shown: whether to print them.
     """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
+            if not shown:
+                return
             print(f"warning: {message}", file=stream or sys.stderr)
         else:
             previous(message, category, *place, **more)
@@ -410,14 +422,9 @@ def _warnings_as_lines(stream: TextIO | None) -> Iterator[None]:
         yield
 
 
-def _take_quiet(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without --quiet, and whether it was among them."""
-    return [argument for argument in arguments if argument != "--quiet"], "--quiet" in arguments
-
-
 @contextlib.contextmanager
 def _less_said(quiet: bool) -> Iterator[None]:
-    """Within it, --quiet leaves nothing of standard error but what was there before: warnings and errors."""
+    """Within it, if `quiet`, standard error gets nothing but from who took it before: warnings, errors."""
     if not quiet:
         yield
         return

@@ -138,6 +138,11 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
     yield from find_noise_problems(data)
+    if data.clean.language != "off" and not data.clean.language_model:
+        yield (
+            f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
+            "file such as lid.176.bin"
+        )
     longest = max(data.max_source_length if has_source else 0, data.max_target_length)
     if data.batch_tokens < longest * data.row_multiple:
         yield (

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from flaxformer_mt.config.foreign_names import find_own_field
 from flaxformer_mt.errors import UserError
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
@@ -59,9 +60,7 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
         elif dot:
             raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
         else:
-            found[name] = (
-                value if dataclasses.is_dataclass(value) else _read_value(value, kind, f"{where}.{name}")
-            )
+            found[name] = _read_value(value, kind, f"{where}.{name}")
     for name, own in inner.items():
         found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
     return dataclasses.replace(section, **found)
@@ -72,12 +71,16 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=1)
     hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+    if own := find_own_field(name):
+        hint = f"; here it is {own}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 
 def _read_value(value: Any, hint: Any, where: str) -> Any:
     shown = _SHORT.repr(value)
     if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
         if not isinstance(value, dict):
             raise UserError(f"{where} should be an object, got {shown}")
         return make_section(typing.cast(type, hint), value, where)

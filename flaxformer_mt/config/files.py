@@ -35,6 +35,8 @@ def load_config(path: str | Path) -> Config:
       UserError: the file is missing, raises an exception, or has no `get_config` that returns a Config.
     """
     path = Path(path)
+    if (path / "config.json").is_file():
+        raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""

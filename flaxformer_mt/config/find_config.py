@@ -29,8 +29,8 @@ def find_config(name: str) -> Path:
       UserError: `name` is none of the three; the message suggests the most similar recipe.
     """
     given, recipes = Path(name).expanduser(), list_recipes()
-    if given.is_file() or given.parent != Path("."):
-        return given  # files.load_config reports a missing file
+    if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
+        return given  # files.load_config reports a missing file, and a run directory
     local = Path("configs") / f"{given.stem}.py"
     if given.suffix in ("", ".py") and local.is_file():
         return local

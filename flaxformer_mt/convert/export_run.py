@@ -14,12 +14,14 @@ import numpy as np
 
 from flaxformer_mt.convert.format_interface import Format, Weights
 from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.convert.hub_store import find_hub_name, make_card, push_model
+from flaxformer_mt.convert.hub_store import find_hub_name, push_model
+from flaxformer_mt.convert.model_card import make_card
 from flaxformer_mt.convert.parity_check import Parity, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.transfers import open_output, publish_output
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.runs.run_directory import read_report
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab.shortlist import Shortlist
 
@@ -48,7 +50,7 @@ def export_run(
       shortlist: file of the pieces that may translate each source piece, for format ctranslate2.
       tolerance: largest accepted absolute difference of a logit (or log-probability), where these are up to
         1; in proportion where they are larger.
-      push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files and a model card are uploaded.
+      push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files are uploaded.
 
     Raises:
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
@@ -85,13 +87,15 @@ def export_run(
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
         if rules is not None:
             rules.write(partial / str(target.shortlist_name))
+        card = make_card(weights.config, result, read_report(run_dir))
+        (partial / "README.md").write_text(card, encoding="utf-8")
         if output.is_dir():
             output.rmdir()  # check_output has verified that the folder is empty
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if hub_name is not None:
-        result["pushed"] = push_model(output, hub_name, make_card(weights.config, result))
+        result["pushed"] = push_model(output, hub_name)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
     publish_output(output)
     return result

@@ -24,6 +24,14 @@ _MODULES = {
     "ctranslate2": "ctranslate2.model_folder",
 }
 NAMES = tuple(_MODULES)
+# Names that people try -> the format.
+_OTHER_NAMES = {
+    **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
+    **dict.fromkeys(("pytorch", "pt", "safetensors"), "torch"),
+    **dict.fromkeys(("ct2", "opennmt"), "ctranslate2"),
+    **dict.fromkeys(("opus", "opus-mt", "marianmt"), "marian"),
+    "pegasus": "hf-pre-norm",
+}
 # Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
 EXTRAS = {
     "torch": "torch",
@@ -43,7 +51,7 @@ def find_format(name: str) -> Format:
         needs is not installed.
     """
     if name not in _MODULES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
+        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
         raise UserError(f"unknown format {name}; {hint}")
     try:

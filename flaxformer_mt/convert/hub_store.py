@@ -1,15 +1,12 @@
-"""Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded with a model card.
+"""Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded.
 
 Contains the only import of huggingface_hub. Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
 """
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.errors import UserError, install_command
 
 PREFIX = "hf:"
@@ -52,14 +49,13 @@ def fetch_model(name: str) -> Path:
         raise UserError(_explain(error, name, "downloaded")) from error
 
 
-def push_model(folder: Path, name: str, card: str) -> str:
-    """Upload the files of a folder as a model of the Hub, with a model card; return its address.
+def push_model(folder: Path, name: str) -> str:
+    """Upload the files of a folder as a model of the Hub; return its address.
 
     Raises:
       UserError: huggingface_hub is not installed, or the model cannot be written to.
     """
     hub = _import_hub(f"--push={PREFIX}{name}")
-    (folder / "README.md").write_text(card, encoding="utf-8")
     try:
         api = hub.HfApi()
         api.create_repo(name, exist_ok=True)
@@ -67,41 +63,6 @@ def push_model(folder: Path, name: str, card: str) -> str:
     except Exception as error:
         raise UserError(_explain(error, name, "uploaded")) from error
     return f"https://huggingface.co/{name}"
-
-
-def make_card(config: Config, facts: dict[str, Any]) -> str:
-    """Return a model card, README.md, for an export: what the Hub reads, and how to translate with it.
-
-    Args:
-      facts: of the export: format, checkpoint, step.
-    """
-    directions = find_directions(config.data)
-    languages = list(dict.fromkeys(code for one in directions for code in one if code))
-    library = "ctranslate2" if facts["format"] == "ctranslate2" else "transformers"
-    header = {
-        "language": languages,
-        "library_name": library,
-        "pipeline_tag": "translation",
-        "tags": ["translation", "flaxformer_mt"],
-    }
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
-    names = ", ".join(one.name for one in directions)
-    lines += [f"# Translation, {names}", ""]
-    lines += [
-        f"Trained with flaxformer_mt; checkpoint {facts['checkpoint']}, step {facts['step']}, exported as "
-        f"`{facts['format']}`."
-    ]
-    if library == "transformers":
-        lines += [
-            "",
-            "```python",
-            "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
-            "",
-            'tokenizer = AutoTokenizer.from_pretrained(".")',
-            'model = AutoModelForSeq2SeqLM.from_pretrained(".")',
-            "```",
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def _import_hub(what: str) -> ModuleType:

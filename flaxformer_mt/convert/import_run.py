@@ -6,6 +6,7 @@ format_of_files.py, and by name in format_registry.py; language_subset.py reduce
 
 import dataclasses
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ def import_run(
     hub_name = find_hub_name(path)
     path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
     if not path.exists():
-        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
+        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if _is_hub_name(origin) else ""
+        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
     source = find_format(format_name or find_format_name(path))
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
@@ -108,6 +110,11 @@ def import_run(
         shutil.rmtree(partial, ignore_errors=True)
     publish_run(run_dir)
     return {"format": source.name, "run": str(run_dir)} | counts | dataclasses.asdict(parity)
+
+
+def _is_hub_name(text: str) -> bool:
+    """Whether a path looks like OWNER/NAME."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
 
 
 def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:

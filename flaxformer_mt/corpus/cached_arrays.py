@@ -38,10 +38,14 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
     with name_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            content = io.BytesIO()
-            np.save(content, array)
-            write_atomically(_name_file(folder, key, name), content.getbuffer())
-            digests[name] = hashlib.blake2b(content.getbuffer(), digest_size=16).hexdigest()
+            array, header = np.ascontiguousarray(array), io.BytesIO()
+            np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+            parts = (header.getvalue(), array.data)  # as np.save writes them, without another copy
+            write_atomically(_name_file(folder, key, name), *parts)
+            content = hashlib.blake2b(digest_size=16)
+            for part in parts:
+                content.update(part)
+            digests[name] = content.hexdigest()
         write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
 
 

@@ -1,10 +1,11 @@
 """The progress of training as a human sees it: one line, updated in place on a terminal, and messages.
 
-Owns rich's progress bar of training. Contains the values that a line shows, and those that a narrow terminal
+Owns rich's progress bar. Contains the values that a line shows, and those that a narrow terminal
 does without.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple, Protocol, TextIO
 _SILENT_LIVE, _SILENT_PLAIN = 5.0, 20.0
 # Seconds after which work of unknown length is announced.
 _SLOW = 2.0
+# Seconds between two moves of the sign that stands for work on a terminal.
+_SIGN = 0.3
 # Values that a progress line shows, in this order; other values are only recorded.
 _SHOWN = {
     "loss": "loss {:.3f}",
@@ -57,9 +60,11 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def announce_if_slow(text: str, say: Callable[[str], object], *, seconds: float = _SLOW) -> Iterator[None]:
-    """Call `say` with `text` if what the context does takes longer than `seconds`."""
-    timer = threading.Timer(seconds, say, [text])
+def announce_if_slow(
+    text: str, say: Callable[[str], object], *, seconds: float | None = None
+) -> Iterator[None]:
+    """Call `say` with `text` if what the context does takes longer than `seconds`, or two seconds."""
+    timer = threading.Timer(_SLOW if seconds is None else seconds, say, [text])
     timer.daemon = True
     timer.start()
     try:
@@ -130,6 +135,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Shows a message above the progress line."""
 
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """Shows what the context does, if it takes some time."""
+
     def close(self) -> None:
         """Ends the display."""
 
@@ -147,6 +155,9 @@ class _SilentDisplay:
 
     def say(self, text: str) -> None:
         pass
+
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         pass
@@ -169,6 +180,9 @@ class _PlainDisplay:
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        return announce_if_slow(text, self.say)
+
     def close(self) -> None:
         self._stream.flush()
 
@@ -179,19 +193,8 @@ class _LiveDisplay:
     silent_seconds = _SILENT_LIVE
 
     def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        one_line = Column(no_wrap=True, overflow="ellipsis")
-        self._progress = Progress(
-            BarColumn(bar_width=BAR),
-            TextColumn("{task.description}", markup=False, table_column=one_line),
-            console=Console(file=stream),
-            auto_refresh=False,  # a refresh thread would slow training down
-            redirect_stdout=False,  # programs may read standard output
-            redirect_stderr=stream is sys.stderr,
-        )
+        # A thread that refreshes the bar would slow training down.
+        self._progress = make_bar(stream, refreshes_itself=False, transient=False)
         self._task = self._progress.add_task(
             format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
         )
@@ -208,6 +211,26 @@ class _LiveDisplay:
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
+    @contextlib.contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Shows the text in place of the line, with a sign that moves, while the context is busy."""
+        line, done = self._progress.tasks[0].description, threading.Event()
+
+        def move() -> None:
+            for sign in itertools.cycle("|/-\\"):
+                if done.wait(_SIGN):
+                    return
+                self._progress.update(self._task, description=f"{text} {sign}", refresh=True)
+
+        thread = threading.Thread(target=move, name="busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self._progress.update(self._task, description=line, refresh=True)
+
     def close(self) -> None:
         self._progress.stop()
 
@@ -216,6 +239,32 @@ def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Di
     """Makes the display for a stream: silent for None, live on a terminal, plain elsewhere."""
     if stream is None:
         return _SilentDisplay()
-    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-        return _LiveDisplay(stream, start_step, total_steps)
-    return _PlainDisplay(stream)
+    return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether lines can be updated in place: on a terminal that has cursor movements."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
+    """Makes a rich `Progress`: a bar, and beside it the description of its task, as one line.
+
+    Args:
+      refreshes_itself: whether a thread draws it ten times a second.
+      transient: whether it disappears when it ends.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    one_line = Column(no_wrap=True, overflow="ellipsis")
+    return Progress(
+        BarColumn(bar_width=BAR),
+        TextColumn("{task.description}", markup=False, table_column=one_line),
+        console=Console(file=stream),
+        auto_refresh=refreshes_itself,
+        transient=transient,
+        redirect_stdout=False,  # programs may read standard output
+        redirect_stderr=stream is sys.stderr,
+    )

@@ -24,7 +24,6 @@ from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.tracking.progress_display import (
     BAR,
     Sample,
-    announce_if_slow,
     format_sample,
     format_train_line,
     format_values,
@@ -161,9 +160,10 @@ class Tracker:
         """Measure the rate of updates from now: what came before, such as compilation, is no part of it."""
         self._times[0] = self._start_step, self._clock()
 
-    def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Show `text` if what the context does takes more than two seconds."""
-        return announce_if_slow(text, self.message)
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """Show `text` if what the context does takes some time: on a terminal with a moving sign."""
+        self._shown_at = time.monotonic()
+        return self._display.busy(text)
 
     def _show(self, step: int, values: Mapping[str, Any]) -> None:
         self._shown_at, self._last_values = time.monotonic(), values
@@ -225,7 +225,7 @@ class _NullTracker(Tracker):
     def start_clock(self) -> None:
         pass
 
-    def announce_if_slow(self, text: str) -> contextlib.AbstractContextManager[None]:
+    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def close(self) -> None:

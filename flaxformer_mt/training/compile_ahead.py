@@ -34,13 +34,19 @@ class ProgramsByShape:
           batch: the index of its argument that is a `BatchArray`.
         """
         self._jitted, self._batch = jitted, batch
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the program for the shape of the batch."""
-        batch = arguments[self._batch]
-        program = self._compiled.get(_key(batch), self._jitted) if self._compiled else self._jitted
-        return program(*arguments)
+        return self._programs.setdefault(_key(arguments[self._batch]), self._jitted)(*arguments)
+
+    def __len__(self) -> int:
+        """Return the number of shapes for which there is a program."""
+        return len(self._programs)
+
+    def __contains__(self, batch: BatchArray) -> bool:
+        """Tell whether there is a program for batches of this shape."""
+        return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:
         """Traces the program for arguments of which only shapes, dtypes and shardings are read."""
@@ -48,7 +54,7 @@ class ProgramsByShape:
 
     def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:
         """Keep the compiled program for batches of this shape."""
-        self._compiled[_key(batch)] = program
+        self._programs[_key(batch)] = program
 
 
 def _key(batch: BatchArray) -> Any:
@@ -73,20 +79,13 @@ def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, 
         return [future.result() for future in found]
 
 
-def choose_shapes(
-    config: Config, batches: dict[str, Any], *, updates: int, platform: str
-) -> tuple[Shape, ...]:
-    """Return the batch shapes to compile before the first update, the one with the most work first.
-
-    These are the shapes that the remaining updates will use; with `train.compile_ahead=auto`, none on a CPU,
-    where compiling and training share the cores.
+def find_shapes(config: Config, batches: dict[str, Any], *, updates: int) -> tuple[Shape, ...]:
+    """Return the batch shapes that the remaining updates will use, the one with the most work first.
 
     Args:
       batches: the summary of an epoch (`plan_summary`).
       updates: the number of updates that are left.
     """
-    if not compiles_ahead(config, platform):
-        return ()
     drawn = updates * config.optim.accumulation / max(1, batches["batches"])
     found = [shape for shape in batches["shapes"] if shape["batches"] and shape["batches"] * drawn >= 1]
     shapes = [Shape(shape["rows"], shape["source"], shape["target"]) for shape in found]

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten
+from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.position import Position
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
@@ -33,10 +34,11 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
+from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.training.checkpoint_trees import to_trees
+from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.messages import (
-    COMPILING,
     COMPILING_AHEAD,
     SCORING,
     announce_training,
@@ -45,12 +47,13 @@ from flaxformer_mt.training.messages import (
 )
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import make_report
-from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
+from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
 from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 from flaxformer_mt.training.validation import Validation
+from flaxformer_mt.workers.open_crew import Hands
 
 
 def fit(
@@ -61,6 +64,7 @@ def fit(
     new_vocab: bool = False,
     profile: int = 0,
     progress: TextIO | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Train the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
 
@@ -74,6 +78,8 @@ def fit(
       new_vocab: with `init`, whether the vocabulary is made from the data of the config instead.
       profile: the number of updates to record as a trace in RUN/profile/; 0: none.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
+      workers: the number of processes that check and tokenize a large training set, which a program may only
+        start below `if __name__ == "__main__":`. None: this process does it.
 
     Raises:
       UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
@@ -94,17 +100,20 @@ def fit(
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():
-        return _fit_alone(config, run_dir, profile=profile, progress=progress)
+        return _fit_alone(config, run_dir, profile=profile, progress=progress, hands=Hands(workers))
 
 
-def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO | None) -> dict[str, Any]:
+def _fit_alone(
+    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, hands: Hands
+) -> dict[str, Any]:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
         sweep_run(run_dir)
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
-    setup = set_up_training(config, run_dir, checkpoints, say=_line_writer(progress))
+    preparation = WorkProgress(progress if is_first() else None)
+    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, hands=hands)
     compile_clock = CompileClock()
     tracker = make_tracker(
         run_dir if is_first() else None,
@@ -179,7 +188,7 @@ def _train(
         _evaluate(validate_params, state, progress, tracker, train.best_metric)
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     clock = time.monotonic() - progress.train_seconds
-    with tracker.announce_if_slow(COMPILING_AHEAD):
+    with tracker.busy(COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
     log = TrainingLog(
         tracker,
@@ -190,16 +199,15 @@ def _train(
         target_tokens=progress.target_tokens,
         clock=compile_clock.working,
     )
-    first_update: contextlib.AbstractContextManager[None] = tracker.announce_if_slow(COMPILING)
+    shapes = len(shapes_left(config, setup))
     with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, trace:
         while not _is_finished(config, progress):
             trace.begin(progress.step + 1)
             with log.waiting():
                 position, microbatches = _take(batches, config.optim.accumulation)
             on_devices = [setup.put(batch) for batch in microbatches]
-            with first_update:
+            with _tell_of_compiling(tracker, setup.train_step.by_shape, on_devices, shapes):
                 state, metrics = setup.train_step(state, setup.numbers, on_devices)
-            first_update = contextlib.nullcontext()
             trace.end(progress.step + 1, metrics)
             _advance(progress, position, config, tracker)
             log.add(progress.step, metrics, microbatches, position.epoch)
@@ -220,6 +228,16 @@ def _train(
                 tracker.message(f"stopped at step {progress.step} and saved; the same command resumes there")
                 raise TrainingInterrupted(progress.step, stop.exit_status)
     log.flush(progress.step)  # the updates since the last line, where training ended early
+
+
+def _tell_of_compiling(
+    tracker: Tracker, programs: ProgramsByShape, batches: list[BatchArray], expected: int
+) -> contextlib.AbstractContextManager[None]:
+    """Show the number of the program that an update has to wait for, if it is one that must be compiled."""
+    if all(batch in programs for batch in batches):
+        return contextlib.nullcontext()
+    number = len(programs) + 1
+    return tracker.busy(f"compiling ({number} of {max(number, expected)} programs)")
 
 
 def _evaluate(

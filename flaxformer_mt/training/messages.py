@@ -18,7 +18,6 @@ from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.hyperparameters import warmup_updates
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
-COMPILING = "compiling the first update; each further batch shape is compiled when it first occurs"
 SCORING = "scoring the test set"
 
 

@@ -3,15 +3,18 @@
 Contains what report.json holds and its summary for humans.
 """
 
+import datetime
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
-from flaxformer_mt.errors import command_line
+from flaxformer_mt.errors import command_line, program_line
 from flaxformer_mt.evaluation.direction_scores import describe_directions
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
@@ -37,6 +40,9 @@ def make_report(
         "target_tokens": progress.target_tokens,
         "parameters": parameters,
         "hardware": hardware,
+        "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "version": flaxformer_mt.__version__,
+        "command": program_line(sys.argv),
         "python": platform.python_version(),
         "best": {"step": progress.best_step, config.train.best_metric: progress.best_value},
         "data": {split: _count_pairs(prepared.report[split]) for split in ("train", "valid", "test")},

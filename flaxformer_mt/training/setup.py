@@ -32,8 +32,14 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import restore_state, restore_trees
-from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
+from flaxformer_mt.training.compile_ahead import (
+    ProgramsByShape,
+    compile_ahead,
+    compiles_ahead,
+    find_shapes,
+)
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
@@ -47,6 +53,7 @@ from flaxformer_mt.training.update import (
     make_train_step,
     make_update,
 )
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 
 class TrainStep:
@@ -103,12 +110,20 @@ class TrainingSetup(NamedTuple):
 
 
 def set_up_training(
-    config: Config, run_dir: Path, checkpoints: Checkpoints, *, say: Callable[[str], object] | None = None
+    config: Config,
+    run_dir: Path,
+    checkpoints: Checkpoints,
+    *,
+    progress: WorkProgress = SILENT,
+    hands: Hands = HERE,
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
-    A checkpoint of any device layout is restored onto the layout of this config. `say` receives the name of
-    each part of the preparation that takes long.
+    A checkpoint of any device layout is restored onto the layout of this config.
+
+    Args:
+      progress: where it is shown how far the preparation is.
+      hands: who checks and tokenizes a large training set.
 
     Raises:
       UserError: an invalid layout, data set, vocabulary or checkpoint.
@@ -118,7 +133,7 @@ def set_up_training(
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(
-        lambda: prepare(config, run_dir, own_store=own_store, say=say), name="prepare"
+        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, hands=hands), name="prepare"
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
@@ -143,7 +158,7 @@ def set_up_training(
     def make_state(seed: Array) -> TrainState:
         return init_state(init_training_params(model, config, seed, counts=counts), config.optim)
 
-    state, progress = load_state(checkpoints, parallel, make_state, numbers.seed)
+    state, reached = load_state(checkpoints, parallel, make_state, numbers.seed)
     return TrainingSetup(
         parallel,
         prepared,
@@ -151,7 +166,7 @@ def set_up_training(
         numbers,
         _compile_train_step(model, config, parallel),
         state,
-        progress,
+        reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
@@ -159,7 +174,7 @@ def set_up_training(
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the update for the batch shapes that `choose_shapes` returns, before the first update.
+    """Compile the update for all batch shapes that are left, before the first update, if the config says so.
 
     Args:
       say: receives a line now and then on how far it is.
@@ -169,11 +184,8 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     """
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
-    updates = config.train.steps - setup.progress.step
-    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
-    chosen = [choose_shapes(config, plan, updates=updates, platform=parallel.platform) for plan in plans]
-    shapes = sorted({shape for found in chosen for shape in found}, key=lambda shape: -shape.work)
-    if not shapes:
+    shapes = shapes_left(config, setup)
+    if not shapes or not compiles_ahead(config, parallel.platform):
         return
     # Without the arrays, which the first update donates.
     state, numbers = jax.tree.map(
@@ -208,6 +220,14 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
         return batch, step.arguments_of(state, numbers, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
+
+
+def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
+    """Return the batch shapes that the remaining updates will use, the one with the most work first."""
+    updates = config.train.steps - setup.progress.step
+    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
+    shapes = {shape for plan in plans for shape in find_shapes(config, plan, updates=updates)}
+    return sorted(shapes, key=lambda shape: -shape.work)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:

@@ -181,6 +181,11 @@ class Scorer:
         self._longest = find_longest(config)
         self.tokens = TokenScorer([config.model], config.search, vocabs, longest=self._longest, warn=warn)
 
+    def __repr__(self) -> str:
+        data = self.config.data
+        languages = " -> ".join(filter(None, (data.source_language, data.target_language)))
+        return f"<Scorer {languages}, checkpoint {self.checkpoint!r}>"
+
     @classmethod
     def load(
         cls,
@@ -222,7 +227,8 @@ class Scorer:
 
         Args:
           sources: None for a language model, which scores the targets alone.
-          source_language, target_language: see `Translator.translate`.
+          source_language: see `Translator.translate`.
+          target_language: likewise.
 
         Raises:
           UserError: the numbers of sources and targets differ, a translation model has no sources, a language

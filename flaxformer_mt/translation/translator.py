@@ -218,12 +218,21 @@ class Translator:
         """Loads a trained model from a run directory.
 
         Args:
-          checkpoint, dtype, allow_nonfinite: see `load_trained`; the last two apply to the whole ensemble.
+          run_dir: the run directory.
+          checkpoint: best, last, average or a step. None: that of `train.final_checkpoint`.
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
-          long_lines, split_sentences: see `Translator`.
+          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
+            only its beginning is translated.
+          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
+            auto: apart, unless the model was trained on lines of several sentences.
+          dtype: data type of activations and products, of the whole ensemble. None: that of the training, or
+            float32 on a CPU without instructions for bfloat16.
+          allow_nonfinite: whether parameters may be NaN or infinite.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
-          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
+          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble.
+          warn: receives a warning per call that names the lines that were split or cut, or lack required
+            phrases; and one when the device first runs out of memory.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
             one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
             has computed before. All callers share the programs compiled so.
@@ -346,8 +355,9 @@ class Translator:
           required: phrases that each line's translation contains (beam search only).
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
-          source_language, target_language: languages of lines that do not begin with a language tag, for a
-            model of several languages (source_language: one with data.source_tags).
+          source_language: language of lines that do not begin with a language tag, for a model with
+            data.source_tags.
+          target_language: language to translate such lines into, for a model of several languages.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 

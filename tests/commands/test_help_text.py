@@ -33,7 +33,7 @@ def test_flags_are_in_groups_and_every_field_has_a_comment():
             assert comment.text.endswith((".", ")")), (name, comment)
     flags = read_flags(text)
     assert {flag.strip("-").partition("=")[0].partition("[")[0] for flag in flags} == {
-        *("help", "quiet"),
+        *("help", "log_level", "quiet"),
         *(field.name for field in dataclasses.fields(TranslateOptions)),
     }
 

@@ -16,12 +16,12 @@ import pytest
 
 import flaxformer_mt
 from flaxformer_mt import processor
-from flaxformer_mt.commands import doctor, foreign_options
+from flaxformer_mt.commands import doctor
 from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import _flag_names
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig, foreign_names
 from flaxformer_mt.config.files import flatten, save_config
 from flaxformer_mt.config.find_config import list_recipes
 from flaxformer_mt.errors import UserError, warn_user
@@ -698,11 +698,11 @@ def test_words_and_dashes_are_other_spellings_of_flags(monkeypatch):
 
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():
     flags = set().union(*(_flag_names(command.options) for command in COMMANDS.values()))
-    for name, own in foreign_options._SAME.items():
+    for name, own in foreign_names._SAME.items():
         assert set(own) <= flags, name
         assert f"--{name}" not in flags, f"{name} is an option of this package"
-    assert foreign_options._UNITS.keys() <= foreign_options._SAME.keys()
-    assert not foreign_options._SAME.keys() & foreign_options._OTHERWISE.keys()
+    assert foreign_names._UNITS.keys() <= foreign_names._SAME.keys()
+    assert not foreign_names._SAME.keys() & foreign_names._OTHERWISE.keys()
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
@@ -716,8 +716,41 @@ def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
     )
     assert main(["doctor", "--quiet"]) == 2
     assert capfd.readouterr().err == "warning: look here\nerror: it failed\n"
+    assert main(["doctor", "--log-level=warning"]) == 2
+    assert capfd.readouterr().err == "warning: look here\nerror: it failed\n"
+    assert main(["doctor", "--log_level", "error"]) == 2
+    assert capfd.readouterr().err == "error: it failed\n"
     assert main(["doctor"]) == 2
     assert capfd.readouterr().err.startswith("progress\n")
+    for wrong in ("--log_level=loud", "--log_level", "--quiet=1"):
+        assert main(["doctor", wrong]) == 2
+        assert wrong.partition("=")[0] in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("train --src=de", "here it is --config.data.source_language"),
+        ("translate runs/a --src=x.de", "here it is --input"),
+        ("translate runs/a --output_dir=x", "here it is --output"),
+        ("evaluate runs/a --output_dir=x", "here it is --run"),
+        ("show --config.model.layers=6", "here it is --config.model.num_encoder_layers"),
+        ("train RUN", "RUN is a run directory, not a config file; give --run=RUN"),
+        ("import Helsinki-NLP/opus-mt-de-en --run=x", "hf:Helsinki-NLP/opus-mt-de-en"),
+        ("import a/b/c --run=x", "give the folder of the model as --input=PATH\n"),
+        ("export RUN --format=huggingface --output=x", "did you mean hf?"),
+    ],
+)
+def test_what_users_of_other_toolkits_write_is_answered_with_what_they_mean(
+    capfd, tmp_path, monkeypatch, line, answer
+):
+    monkeypatch.chdir(tmp_path)
+    Path("RUN").mkdir()
+    save_config(Config(), Path("RUN/config.json"))
+    assert main(line.split()) == 2
+    assert answer in capfd.readouterr().err
+    with pytest.raises(UserError, match="unknown config field config.train.lr; here it is config.optim.lear"):
+        Config().replace({"train.lr": 1.0})
 
 
 def test_bash_completes_commands_flags_and_choices(capfd, tmp_path):

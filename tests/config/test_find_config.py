@@ -16,7 +16,7 @@ from flaxformer_mt.config.files import from_dict, load_config, to_dict
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("[!_]*.py"))
 
 
 @pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)

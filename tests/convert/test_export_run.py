@@ -134,7 +134,7 @@ def test_an_export_is_checked_on_the_runs_own_data(exported):
     assert (result["format"], result["checkpoint"], result["step"]) == ("handbuilt", "best", 7)
     assert result["checked_on"] == "9 pairs of the valid set"
     assert result["target_tokens"] > 9
-    files = ["config.json", "state_dict.pt", "vocab/source.model", "vocab/target.model"]
+    files = ["README.md", "config.json", "state_dict.pt", "vocab/source.model", "vocab/target.model"]
     assert result["files"] == files
     assert json.loads((output / "config.json").read_text())["flaxformer_mt"]["step"] == 7
     assert not output.with_name("handbuilt.partial").exists()

@@ -1,25 +1,25 @@
-"""Preparation: what takes long is said before it is done."""
+"""Preparation: the parts of the work, as they are shown."""
 
 import contextlib
 
 from flaxformer_mt.data import prepare as preparing
+from flaxformer_mt.tracking.work_progress import WorkProgress
 
 
-def test_each_stage_that_takes_long_is_said(tiny_config, monkeypatch):
-    events = []
+def test_each_part_that_takes_long_is_shown(tiny_config):
+    parts = []
 
-    @contextlib.contextmanager
-    def announce(text, say):
-        say(text)
-        yield
+    class Progress(WorkProgress):
+        @contextlib.contextmanager
+        def part(self, name, **options):
+            counts = []
+            yield counts.append
+            parts.append((name, options.get("total"), sum(counts)))
 
-    monkeypatch.setattr(preparing, "announce_if_slow", announce)
-    preparing.prepare(tiny_config, say=events.append)
-    assert events == [
-        "reading and checking parallel_text ...",
-        "training the vocabulary (bpe, 40 pieces) ...",
-        "tokenizing 64 pairs ...",
+    preparing.prepare(tiny_config, progress=Progress(None))
+    assert parts == [
+        ("reading parallel_text", None, 0),
+        ("checking parallel_text", 64, 64),
+        ("training the vocabulary (bpe, 40 pieces)", None, 0),
+        ("tokenizing", 64, 64),
     ]
-    monkeypatch.undo()
-    preparing.prepare(tiny_config, say=events.append)
-    assert len(events) == 3  # quick, since everything is in the cache

@@ -1,6 +1,7 @@
 """The page about runs: complete in itself, readable by programs and people, with the numbers of the runs."""
 
 import dataclasses
+import html
 import html.parser
 import re
 import shutil
@@ -10,11 +11,16 @@ import pytest
 from browser import Browser, missing_programs
 from tiny_experiment import change
 
+import flaxformer_mt
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.direction_scores import join_reports
-from flaxformer_mt.evaluation.metrics import score_translations, score_with_intervals
+from flaxformer_mt.evaluation.metrics import (
+    resample_scores,
+    score_translations,
+    score_with_intervals,
+)
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
@@ -86,6 +92,13 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page
     assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
     assert "2 of 6 translations differ" in page
+    systems = {name: one.hypotheses for name, one in zip("ab", found, strict=True)}
+    tested = resample_scores(systems, found[0].references, samples=1000)
+    for metric in ("bleu", "chrf"):
+        scores = [system[metric] for system in tested.systems]
+        assert f"{scores[1].score - scores[0].score:+.2f} (p = {scores[1].p_value:.3f})" in page
+        assert html.escape(tested.signatures[metric]) in page
+    assert f"Written by flaxformer_mt {flaxformer_mt.__version__}, 20" in page
     assert "model.dropout_rate" in page and "model.model_dim" not in page
     assert "64</td>" in page  # pairs that were read
 
@@ -128,6 +141,8 @@ def test_a_reader_with_a_phone_sees_everything_and_requests_nothing(two_runs, tm
                 "[...document.querySelectorAll('svg.chart')].map(one => one.getBoundingClientRect().width)"
             )
             assert len(browser.run(widths)) > 3 and all(300 < width < 390 for width in browser.run(widths))
+            wide = "[...document.querySelectorAll('.wide')].map(one => one.scrollWidth - one.clientWidth)"
+            assert max(browser.run(wide)) <= 0, "no table is wider than the screen"
             texts = "[...document.querySelectorAll('caption, p, dd')]"
             assert max(browser.run(f"{texts}.map(one => one.getBoundingClientRect().right)")) <= 390
             colors.append(browser.run("getComputedStyle(document.body).backgroundColor"))

@@ -16,7 +16,12 @@ from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.training.compile_ahead import ProgramsByShape, choose_shapes, compile_ahead
+from flaxformer_mt.training.compile_ahead import (
+    ProgramsByShape,
+    compile_ahead,
+    compiles_ahead,
+    find_shapes,
+)
 from flaxformer_mt.training.setup import compile_shapes, set_up_training
 from flaxformer_mt.training.validation import Validation
 
@@ -29,21 +34,24 @@ def describe(*counts: int) -> dict[str, Any]:
     return {"batches": sum(counts), "shapes": shapes}
 
 
-def choose(wanted: str, *counts: int, updates: int = 1000, platform: str = "gpu") -> list[int]:
-    """The indices of the chosen shapes."""
-    config = change(Config(), train={"compile_ahead": wanted})
-    chosen = choose_shapes(config, describe(*counts), updates=updates, platform=platform)
-    return [SHAPES.index(shape) for shape in chosen]
+def choose(*counts: int, updates: int = 1000) -> list[int]:
+    """The indices of the shapes that a run will use."""
+    return [SHAPES.index(shape) for shape in find_shapes(Config(), describe(*counts), updates=updates)]
 
 
 def test_the_shapes_that_a_run_will_use_are_compiled_ahead():
     """The largest first, since it takes longest and may not fit; a CPU compiles when a shape occurs."""
-    assert choose("auto", 5, 5, 90) == [0, 1, 2]
-    assert choose("auto", 5, 0, 90) == [0, 2]
-    assert choose("auto", 1, 1, 98, updates=30) == [2]  # only one shape is likely to occur
-    assert choose("all", 5, 5, 90, updates=20) == [0, 1, 2]
-    assert choose("none", 5, 5, 90) == choose("auto", 5, 5, 90, platform="cpu") == []
-    assert choose("all", 5, 5, 90, platform="cpu") == [0, 1, 2]
+    assert choose(5, 5, 90) == choose(5, 5, 90, updates=20) == [0, 1, 2]
+    assert choose(5, 0, 90) == [0, 2]
+    assert choose(1, 1, 98, updates=30) == [2]  # only one shape is likely to occur
+    ahead = {
+        wanted: [
+            compiles_ahead(change(Config(), train={"compile_ahead": wanted}), platform)
+            for platform in ("gpu", "cpu")
+        ]
+        for wanted in ("auto", "all", "none")
+    }
+    assert ahead == {"auto": [True, False], "all": [True, True], "none": [False, False]}
 
 
 def batch_of(shape: Shape) -> BatchArray:
@@ -84,7 +92,10 @@ def test_compiled_shapes_are_run_and_others_are_compiled_when_they_occur(monkeyp
     assert len(traced) == 3
     assert [int(program(batch_of(shape))) for shape in SHAPES] == [12, 10, 14]
     assert len(traced) == 3
-    assert int(program(batch_of(Shape(1, 2, 2)))) == 2
+    new = batch_of(Shape(1, 2, 2))
+    assert batch_of(SHAPES[0]) in program and new not in program and len(program) == 3
+    assert int(program(new)) == 2
+    assert new in program
     assert len(traced) == 4
 
 

@@ -8,7 +8,8 @@ import hmac
 import importlib.resources
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,9 +26,12 @@ from flaxformer_mt.commands.server.request_fields import (
     Limits,
     Refusal,
     read_fields,
+    read_file,
     read_request,
     read_texts,
 )
+from flaxformer_mt.commands.server.specification import make_specification
+from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import Translations
 from flaxformer_mt.errors import UserError
 
@@ -35,6 +39,9 @@ Log = Callable[[str], None]
 
 # The client has gone; nobody reads the status, but the log and the counts have it.
 _CLIENT_LEFT = 499
+
+# Paths whose requests have a body.
+_POSTED = ("/translate", "/translate_file", "/detect")
 
 # The page loads nothing and talks to this server only.
 _PAGE_POLICY = (
@@ -44,24 +51,38 @@ _PAGE_POLICY = (
 
 
 def make_app(
-    models: dict[Pair, PairModel], *, limits: Limits, keys: Collection[str] = (), log: Log
+    models: dict[Pair, PairModel],
+    *,
+    limits: Limits,
+    keys: Collection[str] = (),
+    titles: Mapping[Pair, str] = MappingProxyType({}),
+    log: Log,
 ) -> Starlette:
     """Returns the application; it does not stop the models.
 
     Args:
       models: the model of each pair of languages.
+      titles: what names each model to its readers, such as its run and checkpoint.
       keys: a request for a translation must have one of them in the field api_key, unless there are none.
       log: receives one line for each request that fails.
     """
-    server = _Server(models, limits, frozenset(key.encode() for key in keys), log)
+    server = _Server(models, limits, frozenset(key.encode() for key in keys), titles, log)
+    answers = {
+        "/": server.show_page,
+        "/docs": server.show_docs,
+        "/spec": server.specify,
+        "/translate": server.translate,
+        "/translate_file": server.translate_file,
+        "/download_file/{name}": server.download_file,
+        "/detect": server.detect,
+        "/languages": server.list_languages,
+        "/frontend/settings": server.describe_settings,
+        "/health": server.tell_health,
+        "/metrics": server.tell_measurements,
+    }
     routes = [
-        Route("/", server.endpoint(server.show_page)),
-        Route("/translate", server.endpoint(server.translate), methods=["POST"]),
-        Route("/detect", server.endpoint(server.detect), methods=["POST"]),
-        Route("/languages", server.endpoint(server.list_languages)),
-        Route("/frontend/settings", server.endpoint(server.describe_settings)),
-        Route("/health", server.endpoint(server.tell_health)),
-        Route("/metrics", server.endpoint(server.tell_measurements)),
+        Route(path, server.endpoint(path, answer), methods=["POST"] if path in _POSTED else ["GET"])
+        for path, answer in answers.items()
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: server.refuse_path})
 
@@ -70,17 +91,26 @@ class _Server:
     """The functions behind the paths."""
 
     def __init__(
-        self, models: dict[Pair, PairModel], limits: Limits, keys: frozenset[bytes], log: Log
+        self,
+        models: dict[Pair, PairModel],
+        limits: Limits,
+        keys: frozenset[bytes],
+        titles: Mapping[Pair, str],
+        log: Log,
     ) -> None:
         self._models, self._limits, self._keys, self._log = models, limits, keys, log
+        self._titles, self._files = titles, TranslatedFiles()
         self._translations = Translations(models, limits)
         self._measurements = Measurements()
-        self._page = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        files = importlib.resources.files(__package__)
+        self._pages = {
+            name: files.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "docs.html")
+        }
 
     def endpoint(
-        self, answer: Callable[[Request], Awaitable[Response]]
+        self, path: str, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Returns a function that answers errors, logs them, and counts all requests."""
+        """Returns a function that answers errors, logs them, and counts all requests by `path`."""
 
         async def respond(request: Request) -> Response:
             start = time.monotonic()
@@ -100,7 +130,7 @@ class _Server:
             except Exception as error:  # a bug, which must not end the server
                 self._refuse(request, 500, f"{type(error).__name__}: {error}")
                 response = _to_json({"error": "an error inside the server, which its log names"}, 500)
-            self._measurements.add_request(request.url.path, response.status_code, time.monotonic() - start)
+            self._measurements.add_request(path, response.status_code, time.monotonic() - start)
             return response
 
         return respond
@@ -123,19 +153,51 @@ class _Server:
 
     async def show_page(self, request: Request) -> Response:
         """GET /."""
-        return HTMLResponse(
-            self._page,
-            headers={"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"},
-        )
+        return self._show("page.html")
+
+    async def show_docs(self, request: Request) -> Response:
+        """GET /docs."""
+        return self._show("docs.html")
+
+    def _show(self, name: str) -> Response:
+        headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(self._pages[name], headers=headers)
+
+    async def specify(self, request: Request) -> Response:
+        """GET /spec."""
+        return _to_json(make_specification(str(request.base_url)))
 
     async def translate(self, request: Request) -> Response:
         """POST /translate."""
-        fields = await self._read(request)
+        return _to_json(await self._translate(request, await self._read(request)))
+
+    async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
         wanted = read_request(fields, self._limits)
         answer = await _unless_left(request, self._translations.translate(wanted), self._limits.seconds)
         lines = sum(text.count("\n") + 1 for text in wanted.texts)
         self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
-        return _to_json(answer)
+        return answer
+
+    async def translate_file(self, request: Request) -> Response:
+        """POST /translate_file."""
+        fields = await self._read(request)
+        file = read_file(fields)
+        ending = find_ending(file.name)
+        fields |= {"q": file.text, "format": FORMATS[ending][0]}
+        answer = await self._translate(request, fields)
+        name = self._files.keep(answer["translatedText"], ending=ending, target=fields["target"])
+        return _to_json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
+
+    async def download_file(self, request: Request) -> Response:
+        """GET /download_file/NAME."""
+        name = request.path_params["name"]
+        file = self._files.fetch(name)
+        headers = {
+            "Content-Disposition": f'attachment; filename="{name}"',
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": "sandbox",
+        }
+        return Response(file.content, headers=headers, media_type=file.kind)
 
     async def detect(self, request: Request) -> Response:
         """POST /detect."""
@@ -159,8 +221,8 @@ class _Server:
                 "charLimit": self._limits.characters,
                 "frontendTimeout": 200,
                 "suggestions": False,
-                "filesTranslation": False,
-                "supportedFilesFormat": [],
+                "filesTranslation": True,
+                "supportedFilesFormat": list(FORMATS),
                 "language": {
                     "source": {"code": source, "name": first["name"]},
                     "target": {"code": target, "name": list_languages([(target, source)])[0]["name"]},
@@ -169,6 +231,7 @@ class _Server:
                     f"{one}-{other}": model.most_hypotheses - 1
                     for (one, other), model in self._models.items()
                 },
+                "models": {"-".join(pair): title for pair, title in self._titles.items()},
                 "version": flaxformer_mt.__version__,
             }
         )

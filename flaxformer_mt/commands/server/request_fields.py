@@ -7,8 +7,9 @@ import email.parser
 import email.policy
 import json
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 class Refusal(Exception):
@@ -17,6 +18,13 @@ class Refusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class UploadedFile(NamedTuple):
+    """A file among the fields of a form."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-def _collect(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
     """Returns the fields of a form; a field that occurs several times is a list."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
@@ -105,18 +113,19 @@ def _collect(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     return fields
 
 
-def _read_parts(body: bytes, content_type: str) -> list[tuple[str, str]]:
+def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
     header = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", errors="replace")
     message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(header + body)
     if not message.is_multipart():
         raise ValueError("it has no parts between boundaries")
-    pairs = []
+    pairs: list[tuple[str, object]] = []
     for part in message.iter_parts():
         name = part.get_param("name", header="content-disposition")
         content = part.get_payload(decode=True)
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise ValueError("a part has no name")
-        pairs.append((name, content.decode("utf-8")))
+        text, file_name = content.decode("utf-8-sig"), part.get_filename()
+        pairs.append((name, text if file_name is None else UploadedFile(file_name, text)))
     return pairs
 
 
@@ -144,6 +153,18 @@ def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
     )
 
 
+def read_file(fields: dict[str, Any]) -> UploadedFile:
+    """Returns the file of the field file.
+
+    Raises:
+      Refusal: there is none.
+    """
+    file = fields.get("file")
+    if not isinstance(file, UploadedFile):
+        raise Refusal(400, "the field file is missing: a file, sent as multipart/form-data")
+    return file
+
+
 def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...], bool]:
     """Returns the texts of the field q, and whether it is a list.
 
@@ -169,6 +190,7 @@ def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...],
 
 def _name_type(value: object) -> str:
     names = {bool: "true or false", dict: "an object", list: "a list", type(None): "null"}
+    names |= {UploadedFile: "a file"}
     return names.get(type(value), "a number")
 
 

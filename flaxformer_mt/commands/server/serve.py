@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, find_url, install_command
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ def serve(options: ServeOptions) -> None:
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
     with contextlib.ExitStack() as stack:
         # Bound first: a port that is taken is known before models are loaded.
-        listener = stack.enter_context(_bind(options.host, options.port))
+        address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
+        listener = stack.enter_context(_bind(address, options.port))
         models: dict[tuple[str, str], PairModel] = {}
+        titles: dict[tuple[str, str], str] = {}
         for path in options.run:
-            data, system = _load(open_copy(path), options)
+            data, system, checkpoint = _load(open_copy(path), options)
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
@@ -64,9 +67,10 @@ def serve(options: ServeOptions) -> None:
                 _say(f"{path}: ready for {names} after {time.monotonic() - start:.1f} s of warm-up")
             thread = ModelThread(system, names)
             stack.callback(thread.stop)
-            models |= direct(thread, data)
+            models |= (own := direct(thread, data))
+            titles |= dict.fromkeys(own, f"{find_url(path) or path.name}{checkpoint}")
         limits = Limits(options.max_characters, options.max_waiting, options.timeout)
-        app = make_app(models, limits=limits, keys=keys, log=log)
+        app = make_app(models, limits=limits, keys=keys, titles=titles, log=log)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -156,8 +160,8 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
-    """Returns the data section of a model's config, which names its languages, and the model."""
+def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, str]":
+    """Returns the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         if options.shortlist is not None:
@@ -168,7 +172,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
         batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
-        return batches.config.data, batches
+        return batches.config.data, batches, ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.translator import Translator
@@ -178,7 +182,8 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem]":
         name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
-    return translator.config.data, LiveTranslator(translator)
+    checkpoint = f", checkpoint {translator.checkpoint}"
+    return translator.config.data, LiveTranslator(translator), checkpoint
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ class ServeOptions:
 
     # Port to listen at. 0: any free port.
     port: int = 5000
-    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks.
-    host: str = "127.0.0.1"
+    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: that of the
+    # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
+    host: str | None = None
     # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
     api_key_file: Path | None = None
     # ---- limits ----

@@ -1,11 +1,13 @@
 """The page: one HTML file with everything in it, which makes no request and needs no script."""
 
 import dataclasses
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import flaxformer_mt
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.run_report import sections
@@ -99,7 +101,9 @@ def make_parts(
         [("paragraph", f"Other sentences than the others have: {', '.join(left_out)}.")] if left_out else []
     )
     parts = {
-        "Summary": sections.make_summary(runs, scored["all"]) + note,
+        "Summary": sections.make_summary(runs, scored["all"])
+        + sections.make_significance(compared, samples)
+        + note,
         "Training": sections.make_curves(runs),
         f"Scores by source length ({name})": lengths or _explain_absence(runs, name),
         f"Scores by direction ({name})": sections.make_directions(runs, name, samples),
@@ -131,6 +135,8 @@ def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) ->
         title=" · ".join(run.name for run in runs),
         sections=parts,
         places=[run.run_dir for run in runs],
+        made=f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}",
+        version=flaxformer_mt.__version__,
         size=SIZE,
         zip=zip,
     )

@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
-from flaxformer_mt.evaluation.metrics import choose_tokenizer, score_sentences_chrf, score_with_intervals
+from flaxformer_mt.evaluation.metrics import (
+    choose_tokenizer,
+    resample_scores,
+    score_sentences_chrf,
+    score_with_intervals,
+)
 from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts
 from flaxformer_mt.evaluation.translation_files import Translations
@@ -66,11 +71,53 @@ def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar
                 _number(report.get("target_tokens")),
                 "–" if seconds is None else _time(seconds),
                 str(report.get("hardware", "–")),
+                str(report.get("finished", "–"))[:16].replace("T", " "),
+                str(report.get("version", "–")),
             ]
         )
     heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
+    heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    return [("table", Table(heading, rows, caption, range(1, 7)))]
+    blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
+    for run in runs:
+        if command := run.report.get("command"):
+            blocks.append(("paragraph", f"{run.name} was trained by: {command}"))
+    return blocks
+
+
+def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
+    """Paired bootstrap tests of the first run against each other one; [] for one run."""
+    if len(runs) < 2 or samples < 2:
+        return []
+    first = runs[0]
+    assert first.translations is not None
+    references = first.translations.references
+    found = resample_scores(
+        {run.name: run.translations.hypotheses for run in runs if run.translations is not None},
+        references,
+        samples=samples,
+        lowercase=first.config.train.lowercase,
+        tokenize=choose_tokenizer(
+            first.language, first.config.train.bleu_tokenize, references=references, warn=lambda message: None
+        ),
+        only=("bleu", "chrf"),
+    )
+    rows = []
+    for run, scores in zip(runs[1:], found.systems[1:], strict=True):
+        differences = [
+            f"{scores[metric].score - found.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
+            for metric in ("bleu", "chrf")
+        ]
+        rows.append([f"{run.name} against {first.name}", *differences])
+    caption = (
+        f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
+        "probability of such a difference between systems that are equally good"
+    )
+    signatures = "; ".join(f"{name} {found.signatures[name.lower()]}" for name in ("BLEU", "chrF"))
+    return [
+        ("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))),
+        ("paragraph", f"Signatures: {signatures}"),
+    ]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -86,7 +133,9 @@ def _number(value: Any) -> str:
 
 def _time(seconds: float) -> str:
     minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60}:{minutes % 60:02} h"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def make_curves(runs: Sequence[RunFacts]) -> Blocks:

@@ -1,6 +1,7 @@
 """The server's interface: every answer is that of `translate`, every failure has its status and one line."""
 
 import concurrent.futures
+import dataclasses
 import random
 import socket
 import threading
@@ -12,8 +13,9 @@ import pytest
 
 from flaxformer_mt.commands.server.languages import find_models, list_languages
 from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
 from flaxformer_mt.commands.server.serve import direct
+from flaxformer_mt.commands.server.translated_files import TranslatedFiles
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
@@ -87,6 +89,69 @@ def test_clients_of_libretranslate_work(serving, translator):
         text = response.read().decode()
     assert 'flaxformer_mt_requests_total{path="/translate",status="200"}' in text
     assert "\nflaxformer_mt_waiting_lines 0\n" in text and 'seconds_bucket{le="+Inf"}' in text
+
+
+def post_file(serving, name: str, content: bytes, **fields) -> tuple[int, dict]:
+    """Sends a form as browsers do."""
+    parts = [(f'form-data; name="{key}"', value.encode()) for key, value in fields.items()]
+    parts.append((f'form-data; name="file"; filename="{name}"', content))
+    body = b"".join(b"--edge\r\nContent-Disposition: %s\r\n\r\n%s\r\n" % (k.encode(), v) for k, v in parts)
+    return serving.ask("/translate_file", body + b"--edge--\r\n", "multipart/form-data; boundary=edge")
+
+
+def test_files_are_translated_and_can_be_fetched(serving, translator):
+    first, second = (one.text for one in translator.translate(["ba do", "gu"]))
+    languages = {"source": "xx", "target": "yy"}
+    for name, content, expected, kind in [
+        ("a.txt", b"ba do\r\n\ngu", f"{first}\n\n{second}", "text/plain"),
+        ("A.HTM", b"\xef\xbb\xbf<p>ba do</p><p>gu", f"<p>{first}</p><p>{second}", "text/html"),
+    ]:
+        status, answer = post_file(serving, name, content, **languages)
+        assert status == 200 and answer["translatedFileUrl"].startswith(f"{serving.url}/download_file/")
+        with urllib.request.urlopen(answer["translatedFileUrl"]) as response:
+            assert response.read().decode() == expected
+            assert response.headers.get_content_type() == kind
+            assert "sandbox" in response.headers["Content-Security-Policy"]
+    assert serving.take_log() == []
+    for status, named, answer in [
+        (400, ".docx", post_file(serving, "a.docx", b"ba", **languages)),
+        (400, "target", post_file(serving, "a.txt", b"ba", source="xx")),
+        (400, "not multipart/form-data", post_file(serving, "a.txt", b"\xff", **languages)),
+        (400, "file is missing", serving.ask("/translate_file", {"q": "ba", **languages})),
+        (404, "no such file", serving.ask("/download_file/x.txt")),
+    ]:
+        assert answer[0] == status and named in answer[1]["error"], answer
+    assert len(serving.take_log()) == 5
+
+
+def test_the_oldest_files_are_dropped():
+    files = TranslatedFiles(most_bytes=10)
+    names = [files.keep("123456", ending=".txt", target="yy") for _ in range(3)]
+    assert files.fetch(names[2]).content == b"123456"
+    for name in names[:2]:
+        with pytest.raises(Refusal):
+            files.fetch(name)
+
+
+def test_the_specification_names_every_path_and_field(serving):
+    """What it calls required is refused when it is left out, and nothing else is."""
+    status, spec = serving.ask("/spec")
+    assert status == 200 and spec["openapi"].startswith("3.") and spec["servers"] == [{"url": serving.url}]
+    app = serving._server.config.app
+    known = {(route.path, min(route.methods - {"HEAD"}).lower()) for route in app.routes}
+    told = {(path, method) for path, methods in spec["paths"].items() for method in methods}
+    assert told == known - {("/", "get"), ("/docs", "get")}
+    schema = spec["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    given = {"q": "ba", "source": "xx", "target": "yy"}
+    assert set(schema["required"]) == given.keys()
+    assert schema["properties"].keys() == {field.name for field in dataclasses.fields(TextRequest)} - {
+        *("texts", "several")
+    } | {"q", "api_key"}
+    for name in given:
+        assert serving.ask("/translate", {key: given[key] for key in given if key != name})[0] == 400
+    serving.take_log()
+    with urllib.request.urlopen(serving.url + "/docs") as response:
+        assert "connect-src 'self'" in response.headers["Content-Security-Policy"]
 
 
 def test_every_failure_has_its_status_and_one_line_in_the_log(serving):

@@ -25,6 +25,13 @@ def test_several_runs_are_given_by_one_flag_each():
         assert [str(path) for path in options.run] == ["a", "b"] and options.port == 1
 
 
+def test_a_container_names_the_address_by_its_environment(monkeypatch, capsys):
+    monkeypatch.setenv("FLAXFORMER_MT_HOST", "256.0.0.2")
+    for flags, address in ([], "256.0.0.2"), (["--host=256.0.0.3"], "256.0.0.3"):
+        assert main(["serve", "--run=a", *flags]) == 2
+        assert f"cannot listen at --host={address}" in capsys.readouterr().err
+
+
 def test_mistakes_are_named(tiny_run, tmp_path, capsys):
     keys = tmp_path / "keys"
     keys.write_text("# no key\n\n")

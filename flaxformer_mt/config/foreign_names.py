@@ -1,4 +1,4 @@
-"""Options of other toolkits, and what this package calls them.
+"""Names of options in other toolkits, and what this package calls them.
 
 Names that users of fairseq, OpenNMT-py, eole, Joey NMT, Marian and transformers' Seq2SeqTrainer know, and
 those that people try.
@@ -41,8 +41,8 @@ _SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("max_source_positions", "max_length"), ("--config.data.max_source_length",)),
     **dict.fromkeys(("max_target_positions",), ("--config.data.max_target_length",)),
     **dict.fromkeys(("vocab_size", "nwordssrc", "dim_vocabs", "bpe"), ("--config.vocab.size",)),
-    **dict.fromkeys(("source_lang", "src_lang"), ("--config.data.source_language", "--source_language")),
-    **dict.fromkeys(("target_lang", "tgt_lang"), ("--config.data.target_language", "--target_language")),
+    **dict.fromkeys(("source_lang", "src_lang"), ("--source_language", "--config.data.source_language")),
+    **dict.fromkeys(("target_lang", "tgt_lang"), ("--target_language", "--config.data.target_language")),
     # training
     **dict.fromkeys(
         ("epochs", "max_epoch", "max_update", "train_steps", "after", "num_train_epochs", "max_steps"),
@@ -71,9 +71,10 @@ _SAME: dict[str, tuple[str, ...]] = {
         ("--config.train.checkpoint_every",),
     ),
     **dict.fromkeys(
-        ("save_dir", "output_dir", "save_model", "model_dir", "restore_file", "model", "path", "models"),
+        ("save_dir", "save_model", "model_dir", "restore_file", "model", "path", "models"),
         ("--run",),
     ),
+    **dict.fromkeys(("output_dir",), ("--output", "--run")),
     **dict.fromkeys(("train_from", "finetune_from_model", "pretrained_model", "load_model"), ("--init",)),
     # search
     **dict.fromkeys(("beam", "num_beams"), ("--beam_size", "--config.search.beam_size")),
@@ -81,8 +82,10 @@ _SAME: dict[str, tuple[str, ...]] = {
         ("lenpen", "alpha", "beam_alpha", "normalize"), ("--length_penalty", "--config.search.length_penalty")
     ),
     **dict.fromkeys(("nbest", "num_return_sequences"), ("--n_best",)),
-    **dict.fromkeys(("src", "input_file"), ("--input", "--source")),
-    **dict.fromkeys(("tgt", "ref", "references"), ("--target", "--reference")),
+    **dict.fromkeys(("src",), ("--input", "--source", "--config.data.source_language")),
+    **dict.fromkeys(("input_file",), ("--input", "--source")),
+    **dict.fromkeys(("tgt",), ("--target", "--reference", "--config.data.target_language")),
+    **dict.fromkeys(("ref", "refs", "references"), ("--reference", "--target")),
     **dict.fromkeys(("out", "output_file", "results_path"), ("--output",)),
     **dict.fromkeys(
         ("no_repeat_ngram_size", "block_ngram_repeat"),
@@ -135,3 +138,9 @@ def find_own_option(flag: str, known: set[str]) -> str | None:
         unit = f", {_UNITS[name]}" if name in _UNITS else ""
         return f"here it is {own[0]}{unit}"
     return _OTHERWISE.get(name)
+
+
+def find_own_field(name: str) -> str | None:
+    """Return the field that means the same as a name of another toolkit: max_update is config.train.steps."""
+    fields = (option.removeprefix("--") for option in _SAME.get(name, ()) if option.startswith("--config."))
+    return next(fields, None)

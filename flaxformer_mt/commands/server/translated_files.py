@@ -1,0 +1,62 @@
+"""Translated files of the server, kept in memory until they are fetched or newer ones need their place."""
+
+import collections
+import secrets
+from typing import NamedTuple
+
+from flaxformer_mt.commands.server.request_fields import Refusal
+
+# Ending of a file's name -> its format as of a text, and the type of its content.
+FORMATS = {
+    ".txt": ("text", "text/plain"),
+    ".html": ("html", "text/html"),
+    ".htm": ("html", "text/html"),
+}
+# Bytes of all files together.
+_MOST_BYTES = 1 << 26
+
+
+class KeptFile(NamedTuple):
+    """A translated file."""
+
+    content: bytes
+    kind: str
+
+
+class TranslatedFiles:
+    """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._files: collections.OrderedDict[str, KeptFile] = collections.OrderedDict()
+        self._most, self._bytes = most_bytes, 0
+
+    def keep(self, text: str, *, ending: str, target: str) -> str:
+        """Keep a translation; return the name under which it can be fetched."""
+        name = f"{secrets.token_hex(16)}.{target}{ending}"
+        file = KeptFile(text.encode("utf-8", errors="replace"), FORMATS[ending][1])
+        self._files[name], self._bytes = file, self._bytes + len(file.content)
+        while self._bytes > self._most and len(self._files) > 1:
+            self._bytes -= len(self._files.popitem(last=False)[1].content)
+        return name
+
+    def fetch(self, name: str) -> KeptFile:
+        """Return a file.
+
+        Raises:
+          Refusal: there is none of this name, or no longer.
+        """
+        if name not in self._files:
+            raise Refusal(404, "there is no such file, or no longer; translate it again")
+        return self._files[name]
+
+
+def find_ending(name: str) -> str:
+    """Return the ending of a file's name, one of FORMATS.
+
+    Raises:
+      Refusal: it has another.
+    """
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    if ending not in FORMATS:
+        raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
+    return ending
