@@ -87,7 +87,7 @@ class TextRows:
             yield from read_parquet_pairs(self._files[0], self._languages, first=first, size=size)
             return
         columns = [
-            text_files.read_blocks(path, number=number, start=scan.starts[number])
+            text_files.read_blocks(path, scan.starts, number=number)
             for path, scan in zip(self._files, self._scans, strict=True)
         ]
         for blocks in zip(*columns, strict=False):  # the line counts were compared
