@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees", "processor", "text_encoding", "writing_systems", "atomic_file"},
+    {"shapes", "trees", "processor", "text_encoding", "writing_systems", "atomic_file", "file_lock"},
     {"config"},
     {"flops", "vocab", "tracking", "figures", "object_store", "workers"},
     {"parallel"},

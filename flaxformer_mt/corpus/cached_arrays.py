@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
                 content.update(part)
             digests[name] = content.hexdigest()
         write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
+
+
+def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays under this key, by name; missing ones are made and written."""
+    if (found := read_arrays(folder, key)) is not None:
+        return found[0]
+    arrays = make()
+    write_arrays(folder, key, arrays)
+    return arrays
 
 
 def _name_file(folder: Path, key: str, name: str) -> Path:

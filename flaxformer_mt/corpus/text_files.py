@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,36 +141,34 @@ def read_lines(path: Path) -> Iterator[bytes]:
     Raises:
       UserError: the file cannot be read, or a packed file is damaged.
     """
-    return itertools.chain.from_iterable(read_blocks(path))
+    for number, text in enumerate(_find_blocks(path)):
+        yield from _split(text, first=number == 0)
 
 
-def read_blocks(path: Path, *, number: int = 0, start: int = 0) -> Iterator[list[bytes]]:
-    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from a block on.
+def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
+    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
 
     Args:
-      number, start: the first block, and where it begins in the unpacked file, as in `Scan.starts`.
+      starts: where each block begins, as in `Scan.starts`.
     """
-    for index, (_, block) in enumerate(_raw_blocks(path, start), number):
-        yield _strip(block, first=index == 0)
+    with open_unpacked(path, start=starts[number]) as file:
+        for index in range(number, len(starts)):
+            size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1
+            yield _split(file.read(size), first=index == 0)
 
 
-def _strip(block: list[bytes], *, first: bool) -> list[bytes]:
-    if first:
-        block[0] = block[0].removeprefix(_BOM)
-    text = b"".join(block)
-    if b"\r" in text:
-        return [line.removesuffix(b"\n").removesuffix(b"\r") for line in block]
-    return text.removesuffix(b"\n").split(b"\n")
+def _split(text: bytes, *, first: bool) -> list[bytes]:
+    """Splits lines that end in a line feed; `first` says whether they begin the file."""
+    lines = (text.removeprefix(_BOM) if first else text).removesuffix(b"\n").split(b"\n")
+    return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
 
 
-def _raw_blocks(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the position of each block of lines and its lines, with what ends them."""
-    with open_unpacked(path, start=start) as file:
-        if not start:
-            check_encoding(file.peek(BEGINNING), str(path))
+def _find_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the text of each BLOCK of lines."""
+    with open_unpacked(path) as file:
+        check_encoding(file.peek(BEGINNING), str(path))
         while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
-            yield start, block
-            start += sum(map(len, block))
+            yield b"".join(block)
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
@@ -184,15 +182,15 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
         rows = count_parquet_rows(path)
         return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)
     content = hashlib.blake2b(digest_size=16)
-    lines = crlf_lines = 0
+    lines = crlf_lines = start = 0
     starts: list[int] = []
     bom = weighted = False
-    for start, raw in _raw_blocks(path):
+    for text in _find_blocks(path):
         starts.append(start)
-        bom = bom or (lines == 0 and raw[0].startswith(_BOM))
-        if b"\r" in b"".join(raw):
-            crlf_lines += sum(line.endswith((b"\r\n", b"\r")) for line in raw)
-        block = _strip(raw, first=lines == 0)
+        start += len(text)
+        bom = bom or (lines == 0 and text.startswith(_BOM))
+        crlf_lines += text.count(b"\r\n") + text.endswith(b"\r")
+        block = _split(text, first=lines == 0)
         if columns == 2:
             weighted = weighted or (lines == 0 and block[0].count(b"\t") == 2)
             _check_columns(path, lines, block, 2 + weighted)

@@ -17,7 +17,7 @@ from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.json_lines import read_json_pairs
 from flaxformer_mt.corpus.packed_files import find_packing
-from flaxformer_mt.corpus.pair_weights import find_weights
+from flaxformer_mt.corpus.pair_weights import load_weights
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
 from flaxformer_mt.errors import UserError
@@ -87,7 +87,7 @@ class TextRows:
             yield from read_parquet_pairs(self._files[0], self._languages, first=first, size=size)
             return
         columns = [
-            text_files.read_blocks(path, number=number, start=scan.starts[number])
+            text_files.read_blocks(path, scan.starts, number=number)
             for path, scan in zip(self._files, self._scans, strict=True)
         ]
         for blocks in zip(*columns, strict=False):  # the line counts were compared
@@ -131,14 +131,13 @@ def open_parallel_text(
     use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
-    weights = find_weights(folder, split, files, scans[0], cache / "scans") if may_drop else None
-    values = None if weights is None else weights.load(lines, cache / "weights")
+    weights = load_weights(folder, split, files, scans[0], lines=lines, cache=cache) if may_drop else None
     rows = TextRows(files, stamps, scans, lines, languages)
     named = [table] if table in ("jsonl", "parquet") else []  # their columns have names
     identity = digest([present, columns, lines, [scan.digest for scan in scans], *named])
     return RawSplit(
         name=name,
-        identity=identity if weights is None else digest([identity, weights.identity]),
+        identity=identity if weights is None else digest([identity, weights[1]]),
         rows=rows,
         languages=languages,
         sides=(files[0].name, files[-1].name),
@@ -152,7 +151,7 @@ def open_parallel_text(
             "surplus_lines": max(scan.lines for scan in scans) - lines,
             **_read_tag(files[0]),
         },
-        weights=values,
+        weights=None if weights is None else weights[0],
     )
 
 

@@ -5,7 +5,6 @@ alike.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import io
@@ -21,6 +20,7 @@ from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.user_cache import user_cache_dir
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
+from flaxformer_mt.file_lock import lock
 
 # The files that describe a set have some kilobytes.
 _DESCRIPTION_BYTES = 1 << 26
@@ -123,7 +123,8 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
                 f"cannot write to {folder.parent}: {error.strerror}; set another folder with "
                 "--config.data.cache_dir (or tfds_data_dir for TFDS's own sets)"
             ) from None
-        with _lock(folder.parent / f".{folder.name}.lock") as alone:
+        with (folder.parent / f".{folder.name}.lock").open("a") as file:  # closing it releases the lock
+            alone = lock(file, fcntl.LOCK_EX)
             builder = make_builder()  # another process may have prepared the set meanwhile
             if builder.is_prepared():
                 return builder
@@ -198,17 +199,3 @@ def _describe_files(folder: Path) -> dict[str, str]:
         for path in sorted(folder.iterdir())
         if path.is_file()
     }
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Waits for an exclusive lock and yields True; yields False where the file system has no locks."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            yield False
-        else:
-            yield True  # closing the file releases the lock

@@ -6,7 +6,6 @@ it at the same time.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import itertools
@@ -30,6 +29,7 @@ from flaxformer_mt.data.teacher_scores import TeacherScores
 from flaxformer_mt.data.text_noise import TextNoise, spread_languages
 from flaxformer_mt.data.tokenize_chunks import Drawing, TextChunk, TokenizeChunks, TokenizedChunk
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.file_lock import lock
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
@@ -344,15 +344,13 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
         file = os.open(partial, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if stop is not None and stop.is_set():
                     raise BuildStopped from None
                 time.sleep(_WAIT)
                 continue
-            except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                    raise
+            if not locked:
                 own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
                 own.mkdir()
                 try:

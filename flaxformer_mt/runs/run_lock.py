@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import working_copies
-from flaxformer_mt.runs.file_lock import FileHasNoLock, open_locked
 
 _NAME = ".lock"
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
-from flaxformer_mt.runs import file_lock
 from flaxformer_mt.text_encoding import check_encoding
 
 STANDARD = "-"

@@ -413,9 +413,9 @@ def test_a_packed_file_is_unpacked_once_for_ascending_rows(config, monkeypatch, 
     write(config, **{f"train_de{suffix}": numbers, "train_en": numbers})
     pairs, opened = read_pairs(config, "train"), []
 
-    def read_blocks(path, original=text_files.read_blocks, **start):
+    def read_blocks(path, starts, original=text_files.read_blocks, **number):
         opened.append(path.name.removesuffix(".gz"))
-        return original(path, **start)
+        return original(path, starts, **number)
 
     monkeypatch.setattr(text_files, "read_blocks", read_blocks)
     assert [pairs[i].source for i in (9, 15, 16, 50, 99)] == ["009", "015", "016", "050", "099"]
@@ -472,9 +472,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
     write(config, train_de=GERMAN, train_en=ENGLISH)
     read_blocks = text_files.read_blocks
 
-    def read_and_touch(path, **position):
+    def read_and_touch(path, starts, **number):
         os.utime(path, (1e9, 1e9))
-        return read_blocks(path, **position)
+        return read_blocks(path, starts, **number)
 
     monkeypatch.setattr(text_files, "read_blocks", read_and_touch)
     with pytest.raises(UserError, match=r"train\.de changed while it was being read"):

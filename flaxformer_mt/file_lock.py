@@ -1,4 +1,4 @@
-"""Exclusive locks of files, which the operating system releases when their owner ends in whatever way.
+"""Locks of files and folders, which the operating system releases when their owner ends in whatever way.
 
 Knows neither what is written into a locked file nor how a refusal is worded.
 """
@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 # Answers of a file system that has no locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -19,6 +19,24 @@ class FileHasNoLock(Exception):
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__("the file system has no locks")
         self.stream = stream
+
+
+def lock(file: int | IO[Any], kind: int) -> bool:
+    """Locks an open file or folder until it is closed; returns False if the file system has no locks.
+
+    Args:
+      kind: as `fcntl.flock` takes it: LOCK_EX or LOCK_SH, with LOCK_NB so as not to wait.
+
+    Raises:
+      BlockingIOError: another process has locked it, and LOCK_NB is given.
+    """
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def open_locked(path: Path) -> BinaryIO:
@@ -34,14 +52,14 @@ def open_locked(path: Path) -> BinaryIO:
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, stream):
+            locked = lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if locked and _is_at(path, stream):
                 return stream
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                raise FileHasNoLock(stream) from error
+        except OSError:
             stream.close()
             raise
+        if not locked:
+            raise FileHasNoLock(stream)
         stream.close()  # its owner has renamed or removed it in between: begin anew
 
 
