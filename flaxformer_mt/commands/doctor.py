@@ -56,6 +56,8 @@ EXTRAS = {
     "s3": ("runs and text in S3", ("s3fs",)),
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
+    "wandb": ("records of training with Weights & Biases", ("wandb",)),
+    "mlflow": ("records of training with MLflow", ("mlflow",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 _CONFIG, _MANIFEST = "config.json", "/manifest.json"
 _CHECKPOINTS, _WRITING, _REPLACING = "checkpoints/", "checkpoints/.writing-", "checkpoints/.replacing-"
 # Folders that no command reads.
-_NOT_READ = ("tensorboard/", "profile/", "plots/")
+_NOT_READ = ("tensorboard/", "profile/", "plots/", "wandb/")
 
 
 class _Copy:
