@@ -1,6 +1,5 @@
 """The command `serve`: loads models, listens, and ends when all that was begun is answered."""
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -33,6 +32,8 @@ def serve(options: ServeOptions) -> None:
       UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
         is taken.
     """
+    import asyncio
+
     try:
         import uvicorn
 
