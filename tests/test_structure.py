@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees", "processor", "text_encoding", "writing_systems", "atomic_file"},
+    {"shapes", "trees", "processor", "text_encoding", "writing_systems", "atomic_file", "file_lock"},
     {"config"},
     {"flops", "vocab", "tracking", "figures", "object_store", "workers"},
     {"parallel"},
@@ -47,7 +47,7 @@ DOORS = {
     "sentencex": ["corpus.sentence_split"],
     "fsspec": ["object_store.filesystem"],
     "jinja2": ["evaluation.run_report.page"],
-    "filelock": ["object_store.working_copies"],
+    "fcntl": ["file_lock"],
     "gcsfs": [],
     "s3fs": [],
     "yaml": ["corpus.opustrainer_file"],

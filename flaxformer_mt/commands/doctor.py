@@ -37,7 +37,6 @@ REQUIRED = {
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
-    "filelock": "filelock",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",

@@ -5,13 +5,13 @@ process that gets the lock alone knows that nobody else is writing: every tempor
 """
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from flaxformer_mt import file_lock
 
 _NAME = ".lock"
 # Names of temporary files and folders. No finished file has such a name.
@@ -49,26 +49,16 @@ def use_cache(root: Path) -> None:
             file = os.open(root / _NAME, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             return
-        if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for path in _leftovers(root):
-                _remove(path)
         # Where the file system has no locks, leftovers stay: somebody may be writing them.
-        _lock(file, fcntl.LOCK_SH)
+        with contextlib.suppress(file_lock.FileHasNoLock):
+            with contextlib.suppress(BlockingIOError):
+                file_lock.lock(file)
+                for path in _leftovers(root):
+                    _remove(path)
+            file_lock.lock(file, shared=True, wait=True)
         _held[root] = file
         while len(_held) > _MOST:
             os.close(_held.pop(next(iter(_held))))
-
-
-def _lock(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-        return False
-    return True
 
 
 def _leftovers(root: Path) -> Iterator[Path]:

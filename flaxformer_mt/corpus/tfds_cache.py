@@ -5,8 +5,6 @@ alike.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -17,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.user_cache import user_cache_dir
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
@@ -205,10 +204,8 @@ def _lock(path: Path) -> Iterator[bool]:
     """Waits for an exclusive lock and yields True; yields False where the file system has no locks."""
     with path.open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
+            file_lock.lock(file.fileno(), wait=True)
+        except file_lock.FileHasNoLock:
             yield False
         else:
             yield True  # closing the file releases the lock

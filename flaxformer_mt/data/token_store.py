@@ -6,8 +6,6 @@ it at the same time.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.growing_array import GrowingArray
@@ -344,15 +343,13 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
         file = os.open(partial, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file_lock.lock(file)
             except BlockingIOError:
                 if stop is not None and stop.is_set():
                     raise BuildStopped from None
                 time.sleep(_WAIT)
                 continue
-            except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                    raise
+            except file_lock.FileHasNoLock:
                 own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
                 own.mkdir()
                 try:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import working_copies
-from flaxformer_mt.runs.file_lock import FileHasNoLock, open_locked
 
 _NAME = ".lock"
 
@@ -57,6 +57,7 @@ def _take(path: Path) -> BinaryIO:
         ) from None
     except FileHasNoLock as error:
         warn_user(f"the file system of {path.parent} has no locks; train only once in it at a time")
+        assert error.stream is not None
         file = error.stream
     file.truncate(0)
     file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
-from flaxformer_mt.runs import file_lock
 from flaxformer_mt.text_encoding import check_encoding
 
 STANDARD = "-"
@@ -215,6 +215,7 @@ def open_locked(path: Path) -> BinaryIO:
         warn_user(
             f"the file system of {path.parent} has no locks; only one command at a time may write {path.name}"
         )
+        assert error.stream is not None
         return error.stream
 
 

@@ -1,0 +1,73 @@
+"""Locks of files, which the operating system releases when their owner ends in whatever way.
+
+The only module that imports fcntl. Knows neither what is written into a locked file nor how a refusal is
+worded.
+"""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+# Answers of a file system that has no locks.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class FileHasNoLock(Exception):
+    """The file system has no locks; `stream` is the open file, if `open_locked` has opened one."""
+
+    def __init__(self, stream: BinaryIO | None = None) -> None:
+        super().__init__("the file system has no locks")
+        self.stream = stream
+
+
+def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Locks an open file or folder until it is closed, in place of a lock that this process has on it.
+
+    Args:
+      file: its descriptor.
+      shared: together with others that ask for the same, instead of alone.
+      wait: until the others release it.
+
+    Raises:
+      BlockingIOError: another process has locked it, without `wait`.
+      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise FileHasNoLock from error
+        raise
+
+
+def open_locked(path: Path) -> BinaryIO:
+    """Opens a file for reading and writing, without changing it, and locks it until it is closed.
+
+    The file is created if it is absent.
+
+    Raises:
+      BlockingIOError: another process has locked the file.
+      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
+      OSError: the file cannot be opened.
+    """
+    while True:
+        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            lock(stream.fileno())
+            if _is_at(path, stream):
+                return stream
+        except FileHasNoLock as error:
+            raise FileHasNoLock(stream) from error
+        except OSError:
+            stream.close()
+            raise
+        stream.close()  # its owner has renamed or removed it in between: begin anew
+
+
+def _is_at(path: Path, stream: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except FileNotFoundError:
+        return False
