@@ -1,42 +1,45 @@
-"""Locks of files and folders, which the operating system releases when their owner ends in whatever way.
+"""Locks of files, which the operating system releases when their owner ends in whatever way.
 
-Knows neither what is written into a locked file nor how a refusal is worded.
+The only module that imports fcntl. Knows neither what is written into a locked file nor how a refusal is
+worded.
 """
 
 import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import BinaryIO
 
 # Answers of a file system that has no locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FileHasNoLock(Exception):
-    """The file system has no locks; `stream` is the open file."""
+    """The file system has no locks; `stream` is the open file, if `open_locked` has opened one."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO | None = None) -> None:
         super().__init__("the file system has no locks")
         self.stream = stream
 
 
-def lock(file: int | IO[Any], kind: int) -> bool:
-    """Locks an open file or folder until it is closed; returns False if the file system has no locks.
+def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Locks an open file or folder until it is closed, in place of a lock that this process has on it.
 
     Args:
-      kind: as `fcntl.flock` takes it: LOCK_EX or LOCK_SH, with LOCK_NB so as not to wait.
+      file: its descriptor.
+      shared: together with others that ask for the same, instead of alone.
+      wait: until the others release it.
 
     Raises:
-      BlockingIOError: another process has locked it, and LOCK_NB is given.
+      BlockingIOError: another process has locked it, without `wait`.
+      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
     """
     try:
-        fcntl.flock(file, kind)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
-    return True
+        if error.errno in _NO_LOCKS:
+            raise FileHasNoLock from error
+        raise
 
 
 def open_locked(path: Path) -> BinaryIO:
@@ -52,14 +55,14 @@ def open_locked(path: Path) -> BinaryIO:
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
-            locked = lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if locked and _is_at(path, stream):
+            lock(stream.fileno())
+            if _is_at(path, stream):
                 return stream
+        except FileHasNoLock as error:
+            raise FileHasNoLock(stream) from error
         except OSError:
             stream.close()
             raise
-        if not locked:
-            raise FileHasNoLock(stream)
         stream.close()  # its owner has renamed or removed it in between: begin anew
 
 

@@ -77,7 +77,7 @@ def move_to_machine(monkeypatch: pytest.MonkeyPatch, cache) -> None:
 def close_copies() -> None:
     """This process gives up its copies of runs, as if it had ended."""
     while working_copies._copies:
-        working_copies._copies.popitem()[1].folder_lock.release()
+        working_copies._copies.popitem()[1].folder_lock.close()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, silence: float = 0.2) -> None:

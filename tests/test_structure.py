@@ -47,12 +47,14 @@ DOORS = {
     "sentencex": ["corpus.sentence_split"],
     "fsspec": ["object_store.filesystem"],
     "jinja2": ["evaluation.run_report.page"],
-    "filelock": ["object_store.working_copies"],
+    "fcntl": ["file_lock"],
     "gcsfs": [],
     "s3fs": [],
     "yaml": ["corpus.opustrainer_file"],
     "sacrebleu": ["evaluation.metrics", "translation.utility"],
-    "tensorboardX": ["tracking.tracker"],
+    "tensorboardX": ["tracking.tensorboard_run"],
+    "wandb": ["tracking.wandb_run"],
+    "mlflow": ["tracking.mlflow_run"],
     "rich": ["tracking.progress_display", "text_io.throughput"],
     "matplotlib": ["figures"],
     "torch": ["convert"],
@@ -297,6 +299,7 @@ def test_no_module_loads_tensorflow_torch_or_slow_dependencies():
         late = builder or (wing_of(file) == "convert" and file.stem not in COMMON_TO_ALL_FORMATS)
         # Imported where they are needed, if their extras are there.
         late |= module_of(file) in ("commands.server.app", "workers.ray_actors")
+        late |= module_of(file).startswith("tracking.") and file.stem.endswith("_run")
         assert late or not top & slow, f"{file.name} imports {top & slow} before anyone needs it"
         if not late and file.name != "__main__.py":
             modules.append(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.tracking import (
     Sample,
     Tracker,
@@ -460,3 +460,125 @@ def test_translations_fit_the_terminal(tmp_path, monkeypatch):
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     (line,) = [line for line in re.split(r"[\r\n]+", shown) if "wort" in line]
     assert len(line) == 60 and line.endswith("…")
+
+
+class Failing:
+    """A service that cannot be reached after its first record."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, step, values):
+        self.steps.append(step)
+        if step > 10:
+            raise ConnectionError("no route")
+
+    def close(self, *, failed):
+        raise AssertionError("it was left out")
+
+
+def test_training_goes_on_without_a_service_that_fails(tmp_path, monkeypatch):
+    service = Failing()
+    monkeypatch.setattr(tracker_module, "open_service", lambda name, run_dir: service)
+    with make_tracker(tmp_path, trackers=["wandb"]) as tracker:
+        tracker.log(10, "train", {"loss": 1.0})
+        with pytest.warns(FlaxformerWarning, match="wandb gets nothing more .* ConnectionError: no route"):
+            tracker.log(20, "train", {"loss": 1.0})
+        tracker.log(30, "train", {"loss": 1.0})
+    assert service.steps == [10, 20] and len(read_metrics(tmp_path)) == 3
+
+
+def test_a_service_whose_package_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, f"flaxformer_mt.tracking.{name}_run", raising=False)
+        with pytest.raises(UserError, match=f"train.trackers={name} needs the package {name}.*pip install"):
+            make_tracker(tmp_path, trackers=[name])
+
+
+def record_two_processes(run_dir: Path, name: str, page: Path) -> None:
+    """What a process that is interrupted after step 20, and the one that resumes it at step 10, record."""
+    fields = {"seed": 3, "model.key_dim": None, "data.weights": (1.0, 2.5)}
+    sample = Sample("ein Buch", "a book", "one <b> | book")
+    with pytest.raises(KeyboardInterrupt), make_tracker(run_dir, trackers=[name]) as tracker:
+        tracker.log_config(fields)
+        tracker.log(10, "train", {"loss": 3.0, "note": "x", "bad": math.nan})
+        tracker.log(20, "train", {"loss": 2.0})
+        raise KeyboardInterrupt
+    with make_tracker(run_dir, trackers=[name], start_step=10) as tracker:
+        tracker.log_config(fields | {"seed": 4})
+        tracker.log(20, "train", {"loss": 2.5})
+        tracker.log(20, "valid", {"bleu": 30.0})
+        tracker.log_samples(20, [sample])
+        tracker.log_report(page)
+
+
+def read_leveldb_log(data: bytes) -> list[bytes]:
+    """The records of a log in LevelDB's format, with wandb's header of 7 bytes in the first block."""
+    records, at, record = [], 7, b""
+    while at + 7 < len(data):
+        if 32_768 - at % 32_768 < 7:
+            at += 32_768 - at % 32_768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            records.append(record)
+            record = b""
+    return records
+
+
+@pytest.mark.filterwarnings("error::flaxformer_mt.errors.FlaxformerWarning", "ignore")  # those of mlflow
+def test_mlflow_has_numbers_config_translations_and_the_report(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    page = tmp_path / "report.html"
+    page.write_text("<p>x</p>")
+    record_two_processes(tmp_path / "my_run", "mlflow", page)
+    (run,) = mlflow.search_runs(output_format="list", search_all_experiments=True)
+    assert (run.info.run_name, run.info.status) == ("my_run", "FINISHED")
+    assert run.data.metrics == {"train/loss": 2.5, "valid/bleu": 30.0}
+    assert run.data.params == {"seed": "3", "model.key_dim": "None", "data.weights": "(1.0, 2.5)"}
+    client = mlflow.MlflowClient()
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {
+        *("config.json", "report.html", "translations.json")
+    }
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "translations.json")).read_text())
+    assert table == {
+        "columns": ["step", "source", "reference", "translation"],
+        "data": [[20, "ein Buch", "a book", "one <b> | book"]],
+    }
+
+
+@pytest.mark.filterwarnings("error::flaxformer_mt.errors.FlaxformerWarning", "ignore")  # those of wandb
+def test_wandb_has_numbers_config_translations_and_the_report(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    page = tmp_path / "report.html"
+    page.write_text("<p>x</p>")
+    record_two_processes(tmp_path / "my_run", "wandb", page)
+    logs = sorted((tmp_path / "my_run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(logs) == 2 and len({log.stem for log in logs}) == 1, "both belong to one run"
+    deadline, records = time.monotonic() + 30, []
+    while not any(record.HasField("exit") for record in records) and time.monotonic() < deadline:
+        records = [
+            wandb_internal_pb2.Record.FromString(data) for data in read_leveldb_log(logs[1].read_bytes())
+        ]
+    records += [wandb_internal_pb2.Record.FromString(data) for data in read_leveldb_log(logs[0].read_bytes())]
+    assert {record.run.display_name for record in records if record.run.run_id} == {"my_run"}
+    rows = [
+        {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.history.item
+    ]
+    losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert sorted(losses) == [(10, 3.0), (20, 2.0), (20, 2.5)]
+    table = next(row for row in rows if any("translations" in key for key in row))
+    assert table["step"] == 20
+    assert any(record.artifact.type == "report" for record in records)
+    stored = [json.loads(path.read_text()) for path in (tmp_path / "my_run").rglob("*.table.json")]
+    assert stored[0]["data"] == [["ein Buch", "a book", "one <b> | book"]]

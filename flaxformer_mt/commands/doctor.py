@@ -38,7 +38,6 @@ REQUIRED = {
     "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
-    "filelock": "filelock",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib.figure",
     "jaxtyping": "jaxtyping",
@@ -59,6 +58,8 @@ EXTRAS = {
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
     "languages": ("language identification", ("fasttext-predict",)),
+    "wandb": ("records of training with Weights & Biases", ("wandb",)),
+    "mlflow": ("records of training with MLflow", ("mlflow",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "docs": (

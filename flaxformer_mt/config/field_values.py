@@ -76,8 +76,16 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 
+def _show(value: Any) -> str:
+    """A value of any kind and size for a message."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        return "a number of thousands of digits"
+
+
 def _read_value(value: Any, hint: Any, where: str) -> Any:
-    shown = _SHORT.repr(value)
+    shown = _show(value)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
             return value

@@ -60,7 +60,10 @@ def load_config(path: str | Path) -> Config:
         raise UserError(
             f"get_config() of {path} returns {type(config).__name__}, not flaxformer_mt.config.Config"
         )
-    return config
+    try:
+        return from_dict(to_dict(config))  # dataclasses take values of any type
+    except UserError as error:
+        raise UserError(f"config file {path}: {error}") from None
 
 
 def to_dict(config: Config) -> dict[str, Any]:

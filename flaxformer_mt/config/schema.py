@@ -313,6 +313,9 @@ class TrainConfig:
     max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: bool = True
+    # Services that record the training as well (each an extra, set up by its own environment variables):
+    # wandb, mlflow, or both with a comma. Empty: none.
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
     peak_flops: Annotated[float, at_least(0)] = 0.0

@@ -5,14 +5,13 @@ process that gets the lock alone knows that nobody else is writing: every tempor
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from flaxformer_mt.file_lock import lock
+from flaxformer_mt import file_lock
 
 _NAME = ".lock"
 # Names of temporary files and folders. No finished file has such a name.
@@ -51,11 +50,12 @@ def use_cache(root: Path) -> None:
         except OSError:
             return
         # Where the file system has no locks, leftovers stay: somebody may be writing them.
-        with contextlib.suppress(BlockingIOError):
-            if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(file_lock.FileHasNoLock):
+            with contextlib.suppress(BlockingIOError):
+                file_lock.lock(file)
                 for path in _leftovers(root):
                     _remove(path)
-        lock(file, fcntl.LOCK_SH)
+            file_lock.lock(file, shared=True, wait=True)
         _held[root] = file
         while len(_held) > _MOST:
             os.close(_held.pop(next(iter(_held))))

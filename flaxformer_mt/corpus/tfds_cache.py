@@ -5,7 +5,6 @@ alike.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
@@ -16,11 +15,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.user_cache import user_cache_dir
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
-from flaxformer_mt.file_lock import lock
 
 # The files that describe a set have some kilobytes.
 _DESCRIPTION_BYTES = 1 << 26
@@ -123,8 +122,7 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
                 f"cannot write to {folder.parent}: {error.strerror}; set another folder with "
                 "--config.data.cache_dir (or tfds_data_dir for TFDS's own sets)"
             ) from None
-        with (folder.parent / f".{folder.name}.lock").open("a") as file:  # closing it releases the lock
-            alone = lock(file, fcntl.LOCK_EX)
+        with _lock(folder.parent / f".{folder.name}.lock") as alone:
             builder = make_builder()  # another process may have prepared the set meanwhile
             if builder.is_prepared():
                 return builder
@@ -199,3 +197,15 @@ def _describe_files(folder: Path) -> dict[str, str]:
         for path in sorted(folder.iterdir())
         if path.is_file()
     }
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Waits for an exclusive lock and yields True; yields False where the file system has no locks."""
+    with path.open("a") as file:
+        try:
+            file_lock.lock(file.fileno(), wait=True)
+        except file_lock.FileHasNoLock:
+            yield False
+        else:
+            yield True  # closing the file releases the lock

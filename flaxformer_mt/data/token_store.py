@@ -6,7 +6,6 @@ it at the same time.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt import file_lock
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.growing_array import GrowingArray
@@ -29,7 +29,6 @@ from flaxformer_mt.data.teacher_scores import TeacherScores
 from flaxformer_mt.data.text_noise import TextNoise, spread_languages
 from flaxformer_mt.data.tokenize_chunks import Drawing, TextChunk, TokenizeChunks, TokenizedChunk
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.file_lock import lock
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
@@ -344,13 +343,13 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
         file = os.open(partial, os.O_RDONLY)
         try:
             try:
-                locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file_lock.lock(file)
             except BlockingIOError:
                 if stop is not None and stop.is_set():
                     raise BuildStopped from None
                 time.sleep(_WAIT)
                 continue
-            if not locked:
+            except file_lock.FileHasNoLock:
                 own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
                 own.mkdir()
                 try:

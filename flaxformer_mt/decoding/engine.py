@@ -23,11 +23,14 @@ from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.decoding.slots import Slots
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import OVER_CAPACITY, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 # Sentences that are read together, as a multiple of the slots for many: then devices wait for each other.
 _FILLS = 2
+# Programs of a size: free slots, read sources, decode.
+_PROGRAMS = 3
 
 
 # The last sentences of a size, in this share of its slots, begin again in a larger size: steps for them alone
@@ -117,21 +120,29 @@ class SearchEngine:
         return Slots(programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
-        """Load or compile the programs of all sizes, for sentences without constraints; return their number.
+        """Load or compile the programs of all sizes, for sentences without constraints; return how many."""
+        return sum(self.warm_up_each(params, n_best=n_best))
+
+    def warm_up_each(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
+        """Load or compile the programs of all sizes; yield their number as soon as those of a size are ready.
 
         Each size searches a sentence: what a program needs only at its first step is loaded now as well.
         """
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)
         form = self.arrays.find_form([sentence])
-        slots = [
+        made = (
             self.make_slots(tuple(params), size, form, n_best=n_best)
             for size in dict.fromkeys([*sizes.few(), *sizes.many()])
-        ]
-        for each in slots:
+        )
+        # As many sizes at a time as there are cores for: programs of a sentence that comes are next in turn.
+        slots = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
+        while slots:
+            each = slots.popleft()
             each.waiting = dict.fromkeys(range(self.programs.parts), sentence)
             collections.deque(each.run(), maxlen=0)
-        return sum(each.num_programs for each in slots)
+            yield each.num_programs
+            slots.extend(itertools.islice(made, 1))
 
     def search_all(
         self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]

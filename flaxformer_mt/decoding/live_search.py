@@ -77,10 +77,10 @@ class LiveSearch:
                 yield from self._advance(key)
                 return
 
-    def warm_up(self, n_best: Iterable[int]) -> None:
-        """Compile the programs of all sizes."""
+    def warm_up(self, n_best: Iterable[int]) -> Iterator[int]:
+        """Compile the programs of all sizes; yield after each of them, so that sentences can come between."""
         for number in n_best:
-            self._engine.warm_up(self._params, n_best=number)
+            yield from self._engine.warm_up_each(self._params, n_best=number)
 
     def _enter(self, name: Hashable, n_best: int, *, again: bool = False) -> None:
         """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""

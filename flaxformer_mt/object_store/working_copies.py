@@ -19,9 +19,10 @@ import itertools
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import BinaryIO, Concatenate, ParamSpec
 
 from flaxformer_mt.errors import (
     TrainingInterrupted,
@@ -31,6 +32,7 @@ from flaxformer_mt.errors import (
     name_urls,
     show_as,
 )
+from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.owner_lock import OwnerLock
 from flaxformer_mt.object_store.transfers import cache_of
@@ -40,7 +42,7 @@ P = ParamSpec("P")
 _CONFIG, _MANIFEST = "config.json", "/manifest.json"
 _CHECKPOINTS, _WRITING, _REPLACING = "checkpoints/", "checkpoints/.writing-", "checkpoints/.replacing-"
 # Folders that no command reads.
-_NOT_READ = ("tensorboard/", "profile/", "plots/")
+_NOT_READ = ("tensorboard/", "profile/", "plots/", "wandb/")
 
 
 class _Copy:
@@ -49,6 +51,7 @@ class _Copy:
     def __init__(self, url: str) -> None:
         self.store, self.guard = ObjectStore(url), threading.RLock()
         self.folder_lock, self.root = _take_folder(url)
+        weakref.finalize(self, self.folder_lock.close)
         self.owner_lock: OwnerLock | None = None
         # All objects with their versions. Of files that equal their objects: these, and their own stamps.
         self.objects: dict[str, str] = {}
@@ -305,22 +308,19 @@ def _stamp(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
-def _take_folder(url: str) -> tuple[Any, Path]:
+def _take_folder(url: str) -> tuple[BinaryIO, Path]:
     """An empty folder for a copy that no other process uses, and the lock that keeps it so."""
-    import filelock
-
     for place in (cache_of(url) / str(number) for number in itertools.count()):
         try:
             place.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(place / "lock", timeout=0)
-            lock.acquire()
+            lock = open_locked(place / "lock")
             root = place / url.rpartition("/")[2]
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir()
             return lock, root
-        except filelock.Timeout:
+        except BlockingIOError:
             continue
-        except OSError as error:
+        except (OSError, FileHasNoLock) as error:
             remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
             raise UserError(
                 f"{url} needs a copy in {place}, which cannot be made: {error}; {remedy}"

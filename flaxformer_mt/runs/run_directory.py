@@ -29,6 +29,7 @@ _CHANGEABLE_FIELDS = {
     "train.compile_ahead": "",
     "train.bleu_tokenize": "BLEU is of other tokens, and so may be the best checkpoint",
     "train.tensorboard": "",
+    "train.trackers": "",
     "train.peak_flops": "",
     "train.keep_checkpoints": "",
     "parallel.backend": _ROUNDING,

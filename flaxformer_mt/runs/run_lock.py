@@ -57,6 +57,7 @@ def _take(path: Path) -> BinaryIO:
         ) from None
     except FileHasNoLock as error:
         warn_user(f"the file system of {path.parent} has no locks; train only once in it at a time")
+        assert error.stream is not None
         file = error.stream
     file.truncate(0)
     file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())

@@ -215,6 +215,7 @@ def open_locked(path: Path) -> BinaryIO:
         warn_user(
             f"the file system of {path.parent} has no locks; only one command at a time may write {path.name}"
         )
+        assert error.stream is not None
         return error.stream
 
 

@@ -1,7 +1,7 @@
-"""Training metrics: metrics.jsonl for programs, TensorBoard, and progress lines for the user.
+"""Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
 
-Row 10 of the data path. Owns the import of tensorboardX; takes plain numbers by name. The lines on the
-terminal are in progress_display.py.
+Row 10 of the data path. Takes plain numbers by name. The lines on the terminal are in progress_display.py,
+what TensorBoard, wandb and MLflow get in a module for each.
 
     RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
     RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.tracking.progress_display import (
     BAR,
     Sample,
@@ -29,15 +29,13 @@ from flaxformer_mt.tracking.progress_display import (
     format_values,
     make_display,
 )
+from flaxformer_mt.tracking.service import Service, open_service
 
 _METRICS_NAME = "metrics.jsonl"
 # A larger file is not one of metrics: a line has about 300 bytes.
 _METRICS_BYTES = 1 << 32
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
-# Values that TensorBoard compares runs by, and the types of hyperparameters that it knows.
-_HPARAM_METRICS = ("train/loss", "valid/loss", "valid/bleu", "valid/chrf")
-_SCALAR = (bool, int, float, str)
 
 
 class Tracker:
@@ -53,6 +51,7 @@ class Tracker:
         total_steps: int,
         start_step: int = 0,
         tensorboard: bool = True,
+        trackers: Sequence[str] = (),
         stream: TextIO | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -63,19 +62,26 @@ class Tracker:
           total_steps: the step at which training ends.
           start_step: the step from which training resumes; 0 starts new files.
           tensorboard: whether to write RUN/tensorboard/.
+          trackers: the names of other services that record the run.
           stream: where progress lines go; None: nowhere.
           clock: the time, in seconds, by which the time left is estimated. None: the real one.
+
+        Raises:
+          UserError: the package of a service is not installed.
         """
         self._clock = clock or time.monotonic
         self._total_steps, self._start_step = total_steps, start_step
-        self._end_of_session: Any = None
         self._shown_at = time.monotonic()
         self._last_values: Mapping[str, Any] = {}
         self._times = collections.deque([(start_step, self._clock())], maxlen=_RATE_WINDOW)
         run_dir.mkdir(parents=True, exist_ok=True)
+        self._services: dict[str, Service] = {name: open_service(name, run_dir) for name in trackers}
         unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
         self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
-        self._board = _open_board(run_dir / "tensorboard", start_step) if tensorboard else None
+        if tensorboard:
+            from flaxformer_mt.tracking import tensorboard_run
+
+            self._services["tensorboard"] = tensorboard_run.Run(run_dir, start_step)
         self._display = make_display(stream, start_step, total_steps)
         if unreadable:
             lines = "1 unreadable line" if unreadable == 1 else f"{unreadable} unreadable lines"
@@ -100,10 +106,8 @@ class Tracker:
         with name_full_disk(self._file.name):
             self._file.write(json.dumps(record | finite, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
-        if self._board is not None:
-            for name, value in finite.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{split}/{name}", value, step)
+        numbers = {f"{split}/{name}": v for name, v in finite.items() if isinstance(v, int | float)}
+        self._record(lambda service: service.log(step, numbers))
         if split == "train":
             self._times.append((step, self._clock()))
             self._show(step, plain)
@@ -112,32 +116,22 @@ class Tracker:
             self.message(" | ".join([f"{name} @{step}", *format_values(plain)]))
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Record the config, by dotted names, in TensorBoard: as a text and as hyperparameters."""
-        if self._board is None:
-            return
-        from tensorboardX.summary import hparams
+        """Record the config, by dotted names, in the trackers."""
+        self._record(lambda service: service.log_config(fields))
 
-        plain = {
-            name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
-        }
-        rows = [f"| {name} | {_escape(_spell(value))} |" for name, value in fields.items()]
-        self._board.add_text("config", "\n".join(["| field | value |", "|---|---|", *rows]), self._start_step)
-        *begin, self._end_of_session = hparams(plain, dict.fromkeys(_HPARAM_METRICS))
-        for summary in begin:
-            self._board.file_writer.add_summary(summary, self._start_step)
+    def log_report(self, page: Path) -> None:
+        """Record the page about the finished run in the trackers."""
+        self._record(lambda service: service.log_report(page))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations of a few sentences in TensorBoard, and show them, one a line.
+        """Record translations of a few sentences in the trackers, and show them, one a line.
 
         Args:
           samples: source, reference and translation of each sentence.
         """
         if not samples:
             return
-        if self._board is not None:
-            rows = [f"| {' | '.join(map(_escape, sample))} |" for sample in samples]
-            table = ["| source | reference | translation |", "|---|---|---|", *rows]
-            self._board.add_text("valid/translations", "\n".join(table), step)
+        self._record(lambda service: service.log_samples(step, samples))
         width = self._display.width()
         for sample in samples:
             self._display.say(format_sample(sample, width=None if width is None else width + BAR + 1))
@@ -171,15 +165,26 @@ class Tracker:
         line = format_train_line(step, self._total_steps, values, left, width=self._display.width())
         self._display.show(line, step)
 
-    def close(self) -> None:
-        """Close the files and the display; a second call does nothing."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close the files, the trackers and the display; a second call does nothing."""
         self._display.close()
         self._file.close()
-        if self._board is not None:
-            if self._end_of_session is not None:
-                self._board.file_writer.add_summary(self._end_of_session)
-            self._board.close()
-            self._board = None
+        self._record(lambda service: service.close(failed=failed))
+        self._services.clear()
+
+    def _record(self, record: Callable[[Service], None]) -> None:
+        """Call a function for each tracker; one that fails is left out from then on, and training goes on."""
+        for name, service in [*self._services.items()]:
+            try:
+                record(service)
+            except Exception as error:  # of the network, or of the service
+                if name == "tensorboard":  # a file of the run, such as on a full disk
+                    raise
+                del self._services[name]
+                warn_user(
+                    f"{name} gets nothing more of this run: {type(error).__name__}: {error}; a process that "
+                    "resumes it tries again"
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +195,7 @@ class Tracker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(failed=kind is not None)
 
     def _seconds_left(self, step: int) -> float:
         # the first line may have waited for a compiler, so it is used only until there are later lines
@@ -228,7 +233,10 @@ class _NullTracker(Tracker):
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def close(self) -> None:
+    def log_report(self, page: Path) -> None:
+        pass
+
+    def close(self, *, failed: bool = False) -> None:
         pass
 
 
@@ -238,6 +246,7 @@ def make_tracker(
     total_steps: int,
     start_step: int = 0,
     tensorboard: bool = True,
+    trackers: Sequence[str] = (),
     stream: TextIO | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Tracker:
@@ -249,6 +258,7 @@ def make_tracker(
         total_steps=total_steps,
         start_step=start_step,
         tensorboard=tensorboard,
+        trackers=trackers,
         stream=stream,
         clock=clock,
     )
@@ -279,15 +289,6 @@ def _read_lines(path: Path) -> list[bytes]:
         return read_file(path, most=_METRICS_BYTES).split(b"\n")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; remove it") from error
-
-
-def _spell(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _escape(text: str) -> str:
-    """A text for a cell of a Markdown table."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _to_plain(value: Any) -> Any:
@@ -326,14 +327,3 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
         rewound.write_bytes(b"".join(kept))
     os.replace(rewound, path)
     return unreadable
-
-
-def _open_board(directory: Path, start_step: int) -> Any:
-    from tensorboardX import SummaryWriter
-
-    # the suffix prevents a run that is resumed within a second from overwriting its earlier file
-    return SummaryWriter(
-        str(directory),
-        purge_step=start_step + 1 if start_step else 0,
-        filename_suffix=f".from-{start_step}",
-    )

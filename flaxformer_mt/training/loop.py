@@ -120,6 +120,7 @@ def _fit_alone(
         total_steps=config.train.steps,
         start_step=setup.progress.step,
         tensorboard=config.train.tensorboard,
+        trackers=config.train.trackers,
         stream=progress,
         clock=compile_clock.working,
     )
@@ -138,11 +139,11 @@ def _fit_alone(
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
         tracker.message(SCORING)
-    facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
-    report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
-    if is_first():
-        write_report(run_dir, report)
-        report_training(run_dir, report)  # last: training is complete without a page
+        facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
+        report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
+        if is_first():
+            write_report(run_dir, report)
+            tracker.log_report(report_training(run_dir, report))  # training is complete without a page
     return report
 
 

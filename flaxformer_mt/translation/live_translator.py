@@ -67,9 +67,12 @@ class LiveTranslator:
     def __len__(self) -> int:
         return len(self._lines) + len(self._found)
 
-    def warm_up(self) -> None:
-        """Compiles the programs that most lines need, and those of alignments of all their hypotheses."""
-        self._search.warm_up(dict.fromkeys((1, self.most_hypotheses)))
+    def warm_up(self) -> Iterator[object]:
+        """Compiles the programs that most lines need, and those of alignments of all their hypotheses.
+
+        Yields now and then, so that lines can be translated in between.
+        """
+        yield from self._search.warm_up(dict.fromkeys((1, self.most_hypotheses)))
         translator, notes = self._translator, Notes(attention=True)
         for length in self._source_lengths():
             translator.scorer.read_all(
@@ -78,6 +81,7 @@ class LiveTranslator:
                 watched=notes.watched(translator.models),
                 shortest=length,
             )
+            yield length
 
     def submit(
         self,

@@ -37,8 +37,8 @@ class LineSystem(Protocol):
     def __len__(self) -> int:
         """Number of lines that are not done."""
 
-    def warm_up(self) -> None:
-        """Prepares the system so that the first line is as fast as the others."""
+    def warm_up(self) -> Iterator[object]:
+        """Prepares the system so that the first line is as fast as the others; yields after each part."""
 
     def submit(self, name: Any, line: str, *, n_best: int, notes: Notes, tags: str) -> None:
         """Adds a line, and the tags of its languages; raises UserError if it cannot be translated."""
@@ -66,9 +66,14 @@ class Stopped(Exception):
 class ModelThread:
     """Runs a `LineSystem` in a thread of its own."""
 
-    def __init__(self, system: LineSystem, name: str) -> None:
-        """Starts the thread; `name` is that of the pair of languages."""
-        self._system = system
+    def __init__(self, system: LineSystem, name: str, *, preparation: Iterable[object] = ()) -> None:
+        """Starts the thread.
+
+        Args:
+          name: of the pair of languages.
+          preparation: work in parts, which the thread does as long as there are no lines.
+        """
+        self._system, self._preparation = system, iter(preparation)
         self._arriving: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._futures: dict[int, tuple[Future[Answer], Notes]] = {}
         self._count = 0
@@ -146,6 +151,8 @@ class ModelThread:
         """Accepts and removes lines, and waits for the first if there is no other work; False: stop."""
         idle = not len(self._system)
         while idle or not self._arriving.empty():
+            if self._arriving.empty() and next(self._preparation, self) is not self:
+                continue
             action = self._arriving.get()
             if action is None:
                 return False

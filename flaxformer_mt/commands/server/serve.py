@@ -1,6 +1,5 @@
 """The command `serve`: loads models, listens, and ends when all that was begun is answered."""
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -33,6 +32,8 @@ def serve(options: ServeOptions) -> None:
       UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
         is taken.
     """
+    import asyncio
+
     try:
         import uvicorn
 
@@ -61,11 +62,8 @@ def serve(options: ServeOptions) -> None:
                     f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out"
                 )
             names = ", ".join(pair.name for pair in pairs)
-            if options.warm_up:
-                start = time.monotonic()
-                system.warm_up()
-                _say(f"{path}: ready for {names} after {time.monotonic() - start:.1f} s of warm-up")
-            thread = ModelThread(system, names)
+            preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
+            thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
             models |= (own := direct(thread, data))
             titles |= dict.fromkeys(own, f"{find_url(path) or path.name}{checkpoint}")
@@ -85,6 +83,18 @@ def serve(options: ServeOptions) -> None:
         with _failures_of_uvicorn(), _signals_end_quietly():
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         _say("all requests are answered; the server ends")
+
+
+def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
+    """Compiles the programs of a system, and says when it begins and ends; yields in between."""
+    start = time.monotonic()
+    _say(f"{name}: compiling or loading programs; requests are answered meanwhile")
+    try:
+        yield from system.warm_up()
+    except UserError as error:  # a request that needs the same is told it too
+        _say(f"{name}: {error}")
+    else:
+        _say(f"{name}: all programs are ready after {time.monotonic() - start:.1f} s")
 
 
 def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":

@@ -47,5 +47,5 @@ class ServeOptions:
     # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE wrote it:
     # faster on CPUs. Only for a single run. None: all pieces.
     shortlist: Path | None = None
-    # Compile for all sizes before the first request, so that none waits for it.
+    # Compile for all sizes from the start. Requests that come meanwhile wait for what they need only.
     warm_up: bool = True

@@ -136,8 +136,9 @@ class LiveBatches:
         """
         ctranslate2.set_random_seed((self.config.search.seed + first_line) % 2**32)
 
-    def warm_up(self) -> None:
-        """Does nothing: there is nothing to compile."""
+    def warm_up(self) -> Iterator[object]:
+        """Yields nothing: there is nothing to compile."""
+        return iter(())
 
     def submit(
         self, name: Hashable, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""

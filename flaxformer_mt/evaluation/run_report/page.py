@@ -56,14 +56,13 @@ def report_runs(
     return {"output": str(output), "runs": [run.name for run in runs], "sections": list(parts)}
 
 
-def report_training(run_dir: Path, report: Mapping[str, Any]) -> None:
+def report_training(run_dir: Path, report: Mapping[str, Any]) -> Path:
     """Writes RUN/report.html, from the files of a run and the report that training has written."""
     (run,) = gather_facts([run_dir], "test")
     runs = [dataclasses.replace(run, report=report)]
-    _write(
-        run_dir / "report.html",
-        make_page(runs, make_parts(runs, name="test", attention=(), samples=_SAMPLES_IN_TRAINING)),
-    )
+    parts = make_parts(runs, name="test", attention=(), samples=_SAMPLES_IN_TRAINING)
+    _write(run_dir / "report.html", make_page(runs, parts))
+    return run_dir / "report.html"
 
 
 def _write(output: Path, text: str) -> None:

@@ -362,6 +362,32 @@ def test_one_model_serves_several_pairs(serve):
     assert direct(thread, DataConfig()) == {("de", "en"): thread}
 
 
+def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
+    slow.go.set()
+    prepared, arrived = [], threading.Event()
+
+    def prepare():
+        for part in range(3):
+            prepared.append(part)
+            if part == 1:
+                arrived.wait(30)
+            yield part
+
+    thread = ModelThread(slow, "xx-yy", preparation=prepare())
+    try:
+        while len(prepared) < 2:
+            time.sleep(0.01)
+        answer = thread.submit("One", n_best=1, notes=Notes())
+        answer.add_done_callback(lambda done: prepared.append("answer"))
+        arrived.set()
+        assert answer.result(30).translation.text == "ONE"
+        while 2 not in prepared:
+            time.sleep(0.01)
+    finally:
+        thread.stop()
+    assert prepared == [0, 1, "answer", 2]
+
+
 def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_thread):
     other = SlowSystem()
     other.finish = lambda found: Translation(found.lower(), 0.0, -1.0, (1, 2, 3))

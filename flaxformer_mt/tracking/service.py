@@ -1,0 +1,80 @@
+"""What records a run beside its own files: TensorBoard, Weights & Biases, MLflow.
+
+Contains what each of them does, and the identity under which a resumed run goes on in a service.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.tracking.progress_display import Sample
+
+# The file of a run with its identity in each service.
+_NAME = "trackers.json"
+
+
+class Service(Protocol):
+    """One place where the numbers of a run are recorded."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Records numbers by name, such as train/loss."""
+
+    def log_config(self, fields: Mapping[str, Any]) -> None:
+        """Records the config by dotted names."""
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Records translations of a few sentences."""
+
+    def log_report(self, page: Path) -> None:
+        """Records the page about the finished run."""
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the record, of training that came to its end or did not."""
+
+
+class Identity:
+    """The identity of a run in one service, which a resumed run reads from its directory."""
+
+    def __init__(self, run_dir: Path, service: str) -> None:
+        self.run_dir, self._service, self._path = run_dir, service, run_dir / _NAME
+
+    def read(self) -> str | None:
+        """Return the identity; None of a run that the service does not know."""
+        return self._read_all().get(self._service)
+
+    def write(self, identity: str) -> None:
+        """Keep the identity for the process that resumes the run."""
+        partial = self._path.with_suffix(".tmp")
+        partial.write_text(json.dumps(self._read_all() | {self._service: identity}), encoding="utf-8")
+        os.replace(partial, self._path)
+
+    def _read_all(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+
+def open_service(name: str, run_dir: Path) -> Service:
+    """Begin, or go on with, the record of a run in the service of this name.
+
+    Raises:
+      UserError: its package is not installed.
+    """
+    try:
+        make: Callable[[Identity], Service] = importlib.import_module(
+            f"flaxformer_mt.tracking.{name}_run"
+        ).Run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != name:
+            raise
+        raise UserError(
+            f"train.trackers={name} needs the package {name}, which is not installed; install it with: "
+            f"{install_command(extra=name)}"
+        ) from error
+    return make(Identity(run_dir, name))

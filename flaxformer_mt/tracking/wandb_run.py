@@ -1,0 +1,56 @@
+"""Records a run with Weights & Biases. The only module that imports wandb.
+
+The settings of wandb decide where it goes: WANDB_PROJECT, WANDB_MODE=offline, WANDB_BASE_URL and others. Its
+files lie in RUN/wandb.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from flaxformer_mt.tracking.progress_display import Sample
+from flaxformer_mt.tracking.service import Identity
+
+
+class Run:
+    """A run of wandb: a `Service`."""
+
+    def __init__(self, identity: Identity) -> None:
+        """Begin the run, or go on with the one of this identity."""
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "flaxformer_mt"),
+            name=identity.run_dir.absolute().name,
+            dir=str(identity.run_dir),
+            id=identity.read(),
+            resume="allow",
+            settings=wandb.Settings(silent=True),
+        )
+        identity.write(self._run.id)
+        # Steps are a value of their own: a resumed run repeats the steps after its checkpoint.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Records numbers by name."""
+        self._run.log({**values, "step": step})
+
+    def log_config(self, fields: Mapping[str, Any]) -> None:
+        """Records the config by dotted names."""
+        self._run.config.update(dict(fields), allow_val_change=True)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Records translations as a table."""
+        table = wandb.Table(columns=list(Sample._fields), data=[list(sample) for sample in samples])
+        self._run.log({"valid/translations": table, "step": step})
+
+    def log_report(self, page: Path) -> None:
+        """Records the page as an artefact."""
+        artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
+        artifact.add_file(str(page))
+        self._run.log_artifact(artifact)
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the run."""
+        self._run.finish(exit_code=int(failed))

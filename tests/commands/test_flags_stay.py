@@ -1,0 +1,41 @@
+"""Flags are an interface: those that --help had on 26 November 2026 (3f607c4) are still there.
+
+A flag that goes gets a line in CHANGELOG.md with its name and the reason, and an entry in GONE.
+"""
+
+import re
+from pathlib import Path
+
+from flaxformer_mt.commands.flags import _flag_names
+from flaxformer_mt.commands.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+# "COMMAND --flag" -> what CHANGELOG.md calls it.
+GONE: dict[str, str] = {}
+
+
+def read_old_flags() -> set[tuple[str, str]]:
+    """Each command with each of its flags."""
+    text = (Path(__file__).parent / "flags_of_3f607c4.txt").read_text(encoding="utf-8")
+    listed = {name: flags.split() for name, flags in re.findall(r"^(\w+): ((?:.|\n )+)", text, re.M)}
+    fields = [f"config.{field}" for field in listed.pop("config")]
+    return {
+        (command, f"--{flag}")
+        for command, flags in listed.items()
+        for name in flags
+        for flag in (fields if name == "config.*" else [name])
+    }
+
+
+def test_no_flag_is_lost_but_those_that_the_changelog_names():
+    old = read_old_flags()
+    assert len(old) > 1000 and ("translate", "--beam_size") in old and ("show", "--config.seed") in old
+    present = {
+        (command, flag)
+        for command, facts in COMMANDS.items()
+        for flag in (*_flag_names(facts.options), *(["--config"] if "config" in facts.words else []))
+    }
+    lost = {f"{command} {flag}" for command, flag in old - present}
+    assert lost == set(GONE)
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert all(name in changes for name in GONE.values())
