@@ -50,7 +50,7 @@ DOORS = {
     "filelock": ["object_store.working_copies"],
     "gcsfs": [],
     "s3fs": [],
-    "yaml": ["corpus.opustrainer_file"],
+    "yaml": ["corpus.opustrainer_file", "convert.toolkits.yaml_text"],
     "sacrebleu": ["evaluation.metrics", "translation.utility"],
     "tensorboardX": ["tracking.tracker"],
     "rich": ["tracking.progress_display", "text_io.throughput"],
