@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "aiayn checkpoint": ({}, "model.chkpt"),
     "hf": ({}, ""),
+    **{f"hf {family}": ({}, "") for family in ("nllb", "mbart_50", "madlad")},
     "marian": (POST, ""),
     "hf-pre-norm": ({"max_positions": 40}, ""),
     **{name: ({}, "") for name in TOOLKITS},
@@ -65,8 +66,8 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
         if path:
             folders[name] = folders[name.partition(" ")[0]]
             continue
-        if name == "hf" or name in TOOLKITS:
-            make = _make_pretrained if name == "hf" else functools.partial(make_toolkit, name)
+        if name.startswith("hf") and name != "hf-pre-norm" or name in TOOLKITS:
+            make = functools.partial(make_toolkit, name) if name in TOOLKITS else _make_pretrained
             folders[name] = make(folder / name)
             continue
         own = change(config, model=model)
@@ -80,11 +81,11 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
 
 
 def _make_pretrained(folder: Path) -> Path:
-    """A tiny T5 with its tokenizer, as transformers writes it."""
+    """A tiny model with its tokenizer, as transformers writes it: of the family in its name, or T5."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
-    from tiny_hub import make_t5
+    from tiny_hub import MAKERS
 
-    make_t5(folder)
+    MAKERS[folder.name.partition(" ")[2] or "t5"](folder)
     return folder
 
 

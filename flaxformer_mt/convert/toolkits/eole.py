@@ -8,18 +8,16 @@
 Layers are pre-norm. Sources have no end symbol, which `model.source_end` says.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, Format, Given, Weights, read_config_json
-from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
+from flaxformer_mt.convert.huggingface.stored_tensors import open_safetensors
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
@@ -100,16 +98,16 @@ def _read(path: Path, given: Given) -> Weights:
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)
     network = _make_network(options)
     vocabs = read_vocabs(folder, lists, Languages())
-    with _open_arrays(folder) as tensors:
-        return make_weights(
-            network,
-            vocabs,
-            tensors,
-            [*_make_rules(network), *_make_constants(network)],
-            path=folder / "model.00.safetensors",
-            what=_NAME,
-            tied=_tied_names(network),
-        )
+    files = _find_files(folder)
+    return make_weights(
+        network,
+        vocabs,
+        open_safetensors(files),
+        [*_make_rules(network), *_make_constants(network)],
+        path=files[0],
+        what=_NAME,
+        tied=_tied_names(network),
+    )
 
 
 # ---- options ----
@@ -190,35 +188,11 @@ def _make_network(options: Mapping[str, Any]) -> ModelConfig:
 # ---- arrays ----
 
 
-@contextlib.contextmanager
-def _open_arrays(folder: Path) -> Iterator[dict[str, StoredTensor]]:
-    """Yields the arrays of all files of a folder, which are read one by one."""
+def _find_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
     if not files:
         raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
-    try:
-        with contextlib.ExitStack() as stack:
-            tensors: dict[str, StoredTensor] = {}
-            for path in files:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                for name in file.keys():  # noqa: SIM118
-                    part = file.get_slice(name)
-                    if part.get_dtype() not in ("F32", "F16", "BF16", "F64"):
-                        raise UserError(
-                            f"{path}: {name} has the type {part.get_dtype()}; save the model in float32 "
-                            "without quantization"
-                        )
-                    tensors[name] = StoredTensor(
-                        lambda file=file, name=name: file.get_tensor(name), tuple(part.get_shape())
-                    )
-            yield tensors
-    except UserError:
-        raise
-    except Exception as error:  # damaged headers raise errors of many types
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"the tensors of {folder} cannot be read: {type(error).__name__}: {reason}; copy them again"
-        ) from error
+    return files
 
 
 def _make_rules(network: ModelConfig) -> list[Rule]:
