@@ -50,7 +50,7 @@ DOORS = {
     "fcntl": ["file_lock"],
     "gcsfs": [],
     "s3fs": [],
-    "yaml": ["corpus.opustrainer_file"],
+    "yaml": ["corpus.opustrainer_file", "convert.toolkits.yaml_text"],
     "sacrebleu": ["evaluation.metrics", "translation.utility"],
     "tensorboardX": ["tracking.tensorboard_run"],
     "wandb": ["tracking.wandb_run"],

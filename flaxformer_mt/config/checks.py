@@ -216,6 +216,12 @@ def _architecture_problems(config: Config) -> Iterator[str]:
             f"model.decoder_self_attention is {model.decoder_self_attention}, but a decoder_only model reads "
             "its source by self-attention; set it to attention, or set model.architecture=encoder_decoder"
         )
+    if not model.source_end and (decoder_only or model.padding_mask == "none"):
+        yield (
+            "model.source_end False masks the end symbol as padding, which needs model.architecture="
+            f"encoder_decoder and model.padding_mask=source or both, but they are {model.architecture} and "
+            f"{model.padding_mask}; set it to True"
+        )
     if decoder_only and model.tying == "embeddings":
         yield "model.tying embeddings needs two embeddings, but decoder_only has one; use none or all"
     if decoder_only and data.source_language and not vocab.joint:
@@ -285,6 +291,11 @@ def _coverage_problems(search: SearchConfig, model: ModelConfig, where: str) -> 
         yield (
             f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "
             "cross-attention to measure coverage by; set it to 0"
+        )
+    if not model.source_end:
+        yield (
+            f"{where}coverage_penalty is {search.coverage_penalty}, but with model.source_end=False no "
+            "attention covers the end of a source; set it to 0"
         )
     layers = model.num_decoder_layers
     if not -layers <= search.coverage_layer < layers:

@@ -186,6 +186,9 @@ class ModelConfig:
     # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
     # tokens, so source and both differ only in the outputs at padding.
     padding_mask: Literal["source", "both", "none"] = "source"
+    # Whether the network reads the end symbol of sources. False for models of OpenNMT-py and eole, whose
+    # sources have none: attention masks it.
+    source_end: bool = True
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True
     # Whether the feed-forward layers have biases.
