@@ -32,6 +32,7 @@ REQUIRED = {
     "array_record": "array_record.python.array_record_module",
     "sentencepiece": "sentencepiece",
     "sentencex": "sentencex",
+    "regex": "regex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",
