@@ -98,9 +98,11 @@ class SentenceArrays:
             """Return an array of `shape` for each row: what `find` returns for its sentence, then blanks."""
             filled = np.full((rows * len(sentences), *shape), blank, dtype)
             for row, one in placed:
-                found = np.asarray(find(one))
-                place: tuple[Any, ...] = (row, *map(slice, found.shape))
-                filled[place] = found
+                found = find(one)
+                if shape:
+                    filled[row, : len(found)] = found
+                else:
+                    filled[row] = found
             return filled
 
         limits, options, candidates = self._lengths, self._options, self._candidates
