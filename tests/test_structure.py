@@ -45,6 +45,7 @@ DOORS = {
     "sentencepiece": ["vocab.vocabulary"],
     "orbax": ["runs.array_files"],
     "sentencex": ["corpus.sentence_split"],
+    "regex": ["translation.segmentation"],
     "fsspec": ["object_store.filesystem"],
     "jinja2": ["evaluation.run_report.page"],
     "fcntl": ["file_lock"],

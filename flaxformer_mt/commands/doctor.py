@@ -33,6 +33,7 @@ REQUIRED = {
     "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
     "sentencex": "sentencex",
+    "regex": "regex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",

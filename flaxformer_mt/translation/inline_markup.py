@@ -186,8 +186,8 @@ def _separate(text: str, name: str, following: str) -> str:
 def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]:
     """Removes one white space beside a point, so that two words stay separated by one."""
     before, after = text[-1:], line[last : last + 1]
-    touched = line[: last - len(item.opening)][-1:]
-    between = touched and not touched.isspace() and after and not after.isspace()
+    start = last - len(item.opening)
+    between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
     if item.name in _BLOCKS and before == " " and between:
         item.replaces_space = True  # of `_separate`
     elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$")):

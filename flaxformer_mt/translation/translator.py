@@ -1,7 +1,7 @@
 """Translation of text: lines are tokenized, searched in batches, and detokenized.
 
 Row 12 of the data path. Every line gives exactly one line, in order; all lines pass through
-`Translator._translate_window`. Batches and search are in decoding/, scores against references in evaluation/.
+`Translator._translate_window`. Batches and search are in decoding/.
 """
 
 import collections
@@ -21,7 +21,7 @@ from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
+from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -29,7 +29,7 @@ from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
-from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
+from flaxformer_mt.translation.annotation import NO_NOTES, Notes, annotate
 from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import (
     Constraints,
@@ -43,7 +43,6 @@ from flaxformer_mt.translation.line_sharing import gather_translations, own_shar
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.placed_parameters import on_host, place_models
 from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated, warn_of_failures
-from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
     SourcePart,
@@ -161,7 +160,7 @@ class Translator:
             self.models,
             config.search,
             vocabs,
-            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
+            longest=(config.data.max_source_length, self.search.lengths.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
             spread=options["spread"],
         )
@@ -444,7 +443,9 @@ class Translator:
         params: Any,
     ) -> list[Translation]:
         """Translates one window of lines; returns one translation for each."""
-        self._check_call(lines, constraints, first_line)
+        check_n_best(self.config.search, constraints.n_best)
+        check_lines(lines, first_line=first_line)
+        constraints.check(self.config.search, len(lines), first_line)
         notes.check(self.models)
         if notes.markup:
             again = functools.partial(self._translate_window, first_line=first_line, params=params)
@@ -507,17 +508,8 @@ class Translator:
             parts_left[line] -= 1
             self.on_found(lines=int(count > 0 and parts_left[line] == 0), tokens=len(best.tokens))
         if notes != NO_NOTES:
-            pairs = zip(parts, translations, strict=True)
-            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
-            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **options, params=params)
+            translations = annotate(parts, translations, notes, scorer=self.scorer, params=params)
         return gather_translations(translations, together=self._together)
-
-    def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
-        search = self.config.search
-        check_n_best(search, constraints.n_best)
-        check_lines(lines, first_line=first_line)
-        constraints.check(search, len(lines), first_line)
 
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
