@@ -10,7 +10,7 @@ from typing import Any
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
 
 PREFIX = "hf:"
 # The files that an import reads; weights in addition, in the first form that there is.
@@ -105,13 +105,8 @@ def make_card(config: Config, facts: dict[str, Any]) -> str:
 
 
 def _import_hub(what: str) -> ModuleType:
-    try:
+    with importing("huggingface", what=what):
         import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{what} needs the package huggingface_hub, which is not installed; install it with: "
-            f"{install_command(extra='huggingface')}"
-        ) from error
     return huggingface_hub
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from flaxformer_mt.corpus.cached_json import digest, digest_file
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.tfds_cache import match_split
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
 
 PREFIX = "hf:"
 
@@ -102,13 +102,8 @@ def _ask_for_splits(name: str, path: str, config: str | None) -> list[str]:
 
 
 def _import_datasets(name: str) -> Any:
-    try:
+    with importing("datasets", what=name):
         import datasets
-    except ImportError as error:
-        raise UserError(
-            f"{name} needs the package {error.name}, which is not installed; install it with "
-            f"{install_command(extra='datasets')}"
-        ) from error
     datasets.disable_progress_bars()  # standard error is for progress of our own
     return datasets
 
