@@ -153,6 +153,25 @@ def install_command(*packages: str, extra: str = "") -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(wanted)}"
 
 
+@contextlib.contextmanager
+def importing(extra: str, *, what: str) -> Iterator[None]:
+    """Imports in the body: a missing package is a UserError that says how to install it.
+
+    Args:
+      extra: the extra that has the package.
+      what: what needs it, the first word of the message.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None:  # the package is there, and broken
+            raise
+        raise UserError(
+            f"{what} needs the package {error.name}, which is not installed; install it with "
+            f"{install_command(extra=extra)}"
+        ) from error
+
+
 def _requirements_of(extra: str) -> list[str]:
     """The requirements of an extra, which need no index that has this package itself."""
     if not (_ROOT / "pyproject.toml").is_file():

@@ -15,7 +15,7 @@ from flaxformer_mt.commands.options import SearchOptions
 from flaxformer_mt.commands.translate_and_score import WINDOW
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.mbr_options import MbrConfig
-from flaxformer_mt.errors import UserError, install_command, name_full_disk
+from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.text_io.lines import count_lines, open_input, partial_of, read_lines
 from flaxformer_mt.text_io.resumable_output import open_resumable
@@ -36,13 +36,8 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
     Raises:
       UserError: CTranslate2 is not installed, the folder is no model of its format, or a flag has no effect.
     """
-    try:
+    with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
-    except ImportError as error:
-        raise UserError(
-            f"--backend=ctranslate2 needs the package {error.name}, which is not installed; install it with "
-            f"{install_command(extra='ctranslate2')}"
-        ) from error
     changes = _search_changes(options)
     run = options.run.expanduser()
     batches = LiveBatches(run, split_sentences=options.split_sentences, **changes)

@@ -8,9 +8,10 @@ unknown words get one id, as in every such model.
 from pathlib import Path
 
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model
+from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs
+from flaxformer_mt.vocab.model_file import SPACE
 
 # Spellings of the special symbols.
 _SPECIALS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
 
 PREFIX = "hf:"
 # The files that an import reads; weights in addition, in the first form that there is.
@@ -66,13 +66,8 @@ def push_model(folder: Path, name: str) -> str:
 
 
 def _import_hub(what: str) -> ModuleType:
-    try:
+    with importing("huggingface", what=what):
         import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{what} needs the package huggingface_hub, which is not installed; install it with: "
-            f"{install_command(extra='huggingface')}"
-        ) from error
     return huggingface_hub
 
 

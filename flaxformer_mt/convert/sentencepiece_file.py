@@ -20,6 +20,7 @@ from flaxformer_mt.vocab.model_file import (
     NORMALIZER,
     NORMALIZER_NAME,
     PIECE,
+    SPACE,
     TRAINER,
     UNKNOWN,
     UNUSED,
@@ -40,8 +41,6 @@ _VOCAB_SIZE = 4
 _UNK_PIECE, _BOS_PIECE, _EOS_PIECE, _PAD_PIECE = 45, 46, 47, 48
 _WORD = 3
 _NUM_BYTES = 256
-# How a piece spells a space.
-SPACE = "\u2581"
 
 
 class Specials(NamedTuple):

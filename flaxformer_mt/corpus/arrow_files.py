@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.corpus.pairs import check_languages
 from flaxformer_mt.errors import UserError
 
 
@@ -82,20 +83,9 @@ def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[st
     fields, prefix = table.schema_arrow, ""
     if "translation" in fields.names and pyarrow.types.is_struct(fields.field("translation").type):
         fields, prefix = list(fields.field("translation").type), "translation."
-    found = [one.name for one in fields if pyarrow.types.is_string(one.type) or _is_large(one.type)]
-    wanted = [language for language in languages if language]
-    if missing := [language for language in wanted if language not in found]:
-        raise UserError(
-            f"{path} has no column of text {' and no '.join(missing)}; it has {', '.join(found) or 'none'}: "
-            "rename the columns, or set --config.data.source_language and --config.data.target_language"
-        )
-    return {language: prefix + language for language in wanted}
-
-
-def _is_large(kind: Any) -> bool:
-    import pyarrow
-
-    return pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)
+    kinds = ("string", "large_string", "string_view")
+    check_languages(str(path), languages, [one.name for one in fields if str(one.type) in kinds])
+    return {language: prefix + language for language in languages if language}
 
 
 def _read_texts(batch: Any, column: str | None) -> list[bytes]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.corpus.cached_json import digest, digest_file
-from flaxformer_mt.corpus.pairs import RawSplit
+from flaxformer_mt.corpus.pairs import RawSplit, check_languages
 from flaxformer_mt.corpus.tfds_cache import match_split
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
 
 PREFIX = "hf:"
 
@@ -56,16 +56,12 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
         rows = datasets.load_dataset(path, config, split=real_split, cache_dir=str(cache / "hub"))
     translation = rows.features.get("translation")
     nested = translation is not None
-    found = sorted(
+    found = (
         getattr(translation, "languages", None) or dict(translation)
         if nested
         else [key for key, kind in rows.features.items() if getattr(kind, "dtype", "").endswith("string")]
     )
-    if missing := [language for language in languages if language and language not in found]:
-        raise UserError(
-            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(found) or 'no text'}: set "
-            "--config.data.source_language and --config.data.target_language"
-        )
+    check_languages(name, languages, found)
     side, files = f"{name} {real_split}", [digest_file(Path(file["filename"])) for file in rows.cache_files]
     return RawSplit(
         name=name,
@@ -102,13 +98,8 @@ def _ask_for_splits(name: str, path: str, config: str | None) -> list[str]:
 
 
 def _import_datasets(name: str) -> Any:
-    try:
+    with importing("datasets", what=name):
         import datasets
-    except ImportError as error:
-        raise UserError(
-            f"{name} needs the package {error.name}, which is not installed; install it with "
-            f"{install_command(extra='datasets')}"
-        ) from error
     datasets.disable_progress_bars()  # standard error is for progress of our own
     return datasets
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus.cached_json import digest_file
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
 
 _LABEL = "__label__"
 
@@ -33,13 +33,8 @@ class LanguageIdentifier:
           UserError: the package is not installed, or the file is missing or no fastText model.
         """
         self.path, file = path, Path(path).expanduser()
-        try:
+        with importing("languages", what="data.clean.language_model"):
             import fasttext
-        except ImportError as error:
-            raise UserError(
-                f"data.clean.language_model needs the package {error.name}, which is not installed; install "
-                f"it with {install_command(extra='languages')}"
-            ) from error
         if not file.is_file():
             raise UserError(
                 f"there is no file {path} (data.clean.language_model); give a fastText model of language "

@@ -83,6 +83,22 @@ class RecordRows:
             ) from error
 
 
+def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
+    """Raises UserError unless a data set has text in both languages; without a source, in the target's.
+
+    Args:
+      name: of the data set, for the message.
+      present: the languages that it has.
+    """
+    found = sorted(present)
+    if missing := [language for language in languages if language and language not in found]:
+        source = "--config.data.source_language and " if languages[0] else ""
+        raise UserError(
+            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(found) or 'no text'}: "
+            f"set {source}--config.data.target_language"
+        )
+
+
 @dataclass(frozen=True)
 class RawSplit:
     """One split of one data set as stored on disk, before cleaning.

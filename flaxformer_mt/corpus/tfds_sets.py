@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
+from flaxformer_mt.corpus.pairs import RawSplit, RecordRows, check_languages
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
 from flaxformer_mt.errors import UserError, command_line, install_command
 
@@ -41,7 +41,9 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
         language.
     """
     builder = _open_builder(name, folder)
-    _check_languages(name, builder.info.features, languages)
+    features = builder.info.features.items()
+    texts = [key for key, feature in features if isinstance(feature, tfds.features.Text)]
+    check_languages(name, languages, texts)
     real_split, rows = open_split(builder, name, split)
     side = f"{name} {real_split}"
     return RawSplit(
@@ -53,17 +55,6 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
         unit="pair",
         facts={"folder": str(builder.data_dir), "split": real_split},
     )
-
-
-def _check_languages(name: str, features: Any, languages: tuple[str, str]) -> None:
-    texts = sorted(key for key, feature in features.items() if isinstance(feature, tfds.features.Text))
-    missing = [language for language in languages if language and language not in texts]
-    if missing:
-        source = "--config.data.source_language and " if languages[0] else ""
-        raise UserError(
-            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(texts) or 'no text'}: "
-            f"set {source}--config.data.target_language"
-        )
 
 
 def has_tfds_split(name: str, split: str, *, folder: Path) -> bool:

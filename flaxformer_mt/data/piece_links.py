@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.vocab.words import SPACE, number_pieces
+from flaxformer_mt.vocab.model_file import SPACE
+from flaxformer_mt.vocab.words import number_pieces
 
 # Positions are stored in 16 bits. Pairs of more pieces are far above any maximum length of training.
 _MOST = 1 << 16

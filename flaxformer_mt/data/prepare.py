@@ -15,7 +15,7 @@ from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
-from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
+from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
@@ -91,8 +91,11 @@ def prepare(
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
     train_pairs = read_pairs(config.data, "train", hands=hands, progress=progress)
-    valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
-    test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
+    splits: tuple[Split, ...] = ("valid", "test")
+    held_out: dict[str, Pairs] = {
+        split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)
+    }
+    valid_pairs = held_out.get("valid")
     making = "reading" if config.vocab.kind == "pretrained" else "training"
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
@@ -106,23 +109,23 @@ def prepare(
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
     report = {
         "train": train_pairs.report,
-        "valid": valid_pairs.report if valid_pairs is not None else None,
-        "test": test_pairs.report if test_pairs is not None else None,
+        "valid": held_out["valid"].report if "valid" in held_out else None,
+        "test": held_out["test"].report if "test" in held_out else None,
         "vocabulary": _describe_vocabs(config, vocabs),
         "target_lengths": lengths,
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
-    report["sides"] = _check_sides(config.data.clean.language_model, train_pairs, valid_pairs, test_pairs)
+    report["sides"] = _check_sides(config.data.clean.language_model, {"train": train_pairs, **held_out})
     if overlap:
         with progress.part("comparing the sets"):
-            report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs)
+            report["overlap"] = find_overlap(train_pairs, held_out)
     if shortlist is not None:
         with progress.part("learning translations of pieces"):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
     several = None if lengths is None else lengths["several_sentences"]
-    return Prepared(vocabs, train, valid_pairs, valid, test_pairs, report, line, several)
+    return Prepared(vocabs, train, valid_pairs, valid, held_out.get("test"), report, line, several)
 
 
 def _learn_lengths(
@@ -191,20 +194,13 @@ def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_tags(vocabs.source, pairs.report["parts"])
 
 
-def _check_sides(model: str, train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
     """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
-    present = {"train": train, "valid": valid, "test": test}
-    splits = {name: pairs for name, pairs in present.items() if pairs is not None}
     findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):
             warn_user(warning)
     return [dataclasses.asdict(finding) for finding in findings]
-
-
-def _compare_sets(train: Pairs, valid: Pairs | None, test: Pairs | None) -> Any:
-    held_out = {"valid": valid, "test": test}
-    return find_overlap(train, {name: pairs for name, pairs in held_out.items() if pairs})
 
 
 def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:

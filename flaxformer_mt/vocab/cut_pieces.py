@@ -6,8 +6,7 @@ Vocabularies of 200 languages have 250,000 pieces, of which two languages use a 
 import functools
 from collections.abc import Collection, Iterable, Sequence
 
-# SentencePiece's symbol for a space, U+2581.
-_SPACE = "\u2581"
+from flaxformer_mt.vocab.model_file import SPACE
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
@@ -19,7 +18,7 @@ def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collect
     kept = {*always, *used}
     letters = {letter for number in kept if number < len(pieces) for letter in pieces[number]}
     for number, piece in enumerate(pieces):
-        bare = piece.removeprefix(_SPACE)
+        bare = piece.removeprefix(SPACE)
         is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
         if is_byte or (len(bare) <= 1 and piece and set(bare) <= letters):
             kept.add(number)

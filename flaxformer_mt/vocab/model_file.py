@@ -20,6 +20,8 @@ MODEL_TYPE, BYTE_FALLBACK = 3, 35
 NORMALIZER_NAME, _COMPILED_RULES, _RULES_PATH = 1, 2, 6
 _RULES_OF_TEXT = (NORMALIZER_NAME, _COMPILED_RULES, _RULES_PATH)
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# The symbol for a space.
+SPACE = "\u2581"
 # Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, importing
+from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.vocabulary import load_processor
 
 # json: tokenizer.json of the library tokenizers. m2m_100: SentencePiece pieces, with the ids of vocab.json.
@@ -21,8 +22,8 @@ TOKENIZER_JSON = "tokenizer.json"
 SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spiece.model", "source.spm")
 # Ids before those of bytes: padding, end and unknown.
 _BYTES_FROM = 3
-# How byte-level BPE writes a space at the start of a piece, and how SentencePiece does.
-_BYTE_SPACE, _SPACE = "\u0120", "\u2581"
+# How byte-level BPE writes a space at the start of a piece.
+_BYTE_SPACE = "\u0120"
 
 
 class Segmenter(Protocol):
@@ -72,13 +73,8 @@ class JsonSegmenter:
 
     def __init__(self, content: bytes, *, name: str) -> None:
         """Load the bytes of a tokenizer.json."""
-        try:
+        with importing("huggingface", what=name):
             import tokenizers
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{name} needs the package tokenizers, which is not installed; install it with: "
-                f"{install_command(extra='huggingface')}"
-            ) from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
             decoder: Any = (json.loads(content).get("decoder") or {}).get("type")
@@ -92,7 +88,7 @@ class JsonSegmenter:
         for piece, number in ids.items():
             self.pieces[number] = piece
         if decoder == "ByteLevel":
-            self.pieces = [piece.replace(_BYTE_SPACE, _SPACE) for piece in self.pieces]
+            self.pieces = [piece.replace(_BYTE_SPACE, SPACE) for piece in self.pieces]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
@@ -127,7 +123,7 @@ class ByteSegmenter:
     def __init__(self) -> None:
         """Name the bytes: letters and marks of ASCII by themselves, a space as SentencePiece does."""
         printable = [chr(byte) if 0x21 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in range(256)]
-        printable[0x20] = _SPACE
+        printable[0x20] = SPACE
         self.pieces = ["<pad>", "</s>", "<unk>", *printable]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -22,6 +22,7 @@ import numpy as np
 from flaxformer_mt.vocab.model_file import (
     BYTE,
     NORMAL,
+    SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -30,8 +31,6 @@ from flaxformer_mt.vocab.model_file import (
     read_settings,
 )
 
-# SentencePiece's symbol for a space, U+2581.
-_SPACE = "\u2581"
 # Score of an unknown character in a unigram model: this much below the lowest score of a piece.
 _UNKNOWN_PENALTY = 10.0
 # Number of remembered segmentations of units.
@@ -55,8 +54,8 @@ class SubwordSampler(ABC):
         byte_ids = {piece.text: number for number, piece in enumerate(pieces) if piece.kind == BYTE}
         self._byte_ids = [byte_ids[name] for name in map("<0x{:02X}>".format, range(256)) if name in byte_ids]
         self._unknown = next(number for number, piece in enumerate(pieces) if piece.kind == UNKNOWN)
-        crossing = any(_SPACE in text[1:] for text in self._ids)
-        self._unit = re.compile("(?s).+" if crossing else f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
+        crossing = any(SPACE in text[1:] for text in self._ids)
+        self._unit = re.compile("(?s).+" if crossing else f"{SPACE}[^{SPACE}]*|[^{SPACE}]+")
         self._segment = functools.lru_cache(_REMEMBERED)(self._compute)
 
     def sample(self, texts: Sequence[str], *, seed: np.random.SeedSequence, end: int) -> list[np.ndarray]:

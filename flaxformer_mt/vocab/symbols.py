@@ -6,9 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flaxformer_mt.errors import UserError
-
-# SentencePiece's symbol for a space, U+2581.
-_SPACE = "\u2581"
+from flaxformer_mt.vocab.model_file import SPACE
 
 
 class Segmenter(Protocol):
@@ -24,7 +22,7 @@ class Segmenter(Protocol):
 def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
     """Tells whether a vocabulary keeps a symbol whole; the space before it may be a piece of its own."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
-    return [piece.removeprefix(_SPACE) for piece in pieces if piece != _SPACE] == [symbol]
+    return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 
 
 def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> None:

@@ -21,11 +21,9 @@ from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
-from flaxformer_mt.vocab.model_file import read_compiled_rules, set_normalization
+from flaxformer_mt.vocab.model_file import SPACE, read_compiled_rules, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
-# SentencePiece's symbol for a space, U+2581.
-_SPACE = "\u2581"
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
 # of more than max_sentence_length bytes, and its unigram trainer's time grows superlinearly with line length.
 _TRAINING_CHARACTERS = 1000
@@ -173,7 +171,7 @@ class Vocab:
                 kept.append(token)
         text = self._processor.decode(kept)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return join_lines(text.removeprefix(_SPACE).replace(_SPACE, " "))
+        return join_lines(text.removeprefix(SPACE).replace(SPACE, " "))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
@@ -238,7 +236,7 @@ def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
             bos_id=config.bos_id,
             eos_id=config.eos_id,
             unk_id=config.unk_id,
-            user_defined_symbols=[*config.symbols, *(_SPACE + tag for tag in tags)],
+            user_defined_symbols=[*config.symbols, *(SPACE + tag for tag in tags)],
             max_sentence_length=_TRAINING_BYTES,
             num_threads=_TRAINING_THREADS,
             minloglevel=_ONLY_FATAL,

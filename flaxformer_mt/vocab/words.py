@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.vocabulary import Vocab
-
-# SentencePiece's symbol for a space, U+2581.
-SPACE = "\u2581"
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from flaxformer_mt.errors import UserError, install_command, warn_user
+from flaxformer_mt.errors import UserError, importing, warn_user
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.workers.block_map import Crew, Engine, MakeWork, Work
 
@@ -93,11 +93,6 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
 
 
 def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
-    try:
+    with importing("ray", what=f"--ray={address}"):
         from flaxformer_mt.workers.ray_actors import RayActors
-    except ImportError as error:
-        raise UserError(
-            f"--ray={address} needs the package {error.name}, which is not installed; install it with "
-            f"{install_command(extra='ray')}"
-        ) from error
     return RayActors(make, workers, address=address)

@@ -460,11 +460,11 @@ def test_columns_of_parquet_have_names(config):
     assert list(read_pairs(back, "train")) == [Pair("two lines", "a"), Pair("d", "")]
     alone = dataclasses.replace(config, source_language="")
     assert [tuple(pair) for pair in read_pairs(alone, "train")] == [("", "two lines"), ("", "d")]
-    with pytest.raises(UserError, match=r"train\.parquet has no column of text fr; it has de, en"):
+    with pytest.raises(UserError, match=r"train\.parquet has no language fr; it has de, en"):
         read_pairs(dataclasses.replace(config, source_language="fr"), "train")
     numbers = texts.append_column("fr", pyarrow.array([1, 2]))
     write(config, train_parquet=numbers)
-    with pytest.raises(UserError, match=r"has no column of text fr; it has de, en"):
+    with pytest.raises(UserError, match=r"has no language fr; it has de, en"):
         read_pairs(dataclasses.replace(config, source_language="fr"), "train")
 
 

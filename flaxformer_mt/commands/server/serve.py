@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.errors import UserError, find_url, install_command
+from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
@@ -34,15 +34,10 @@ def serve(options: ServeOptions) -> None:
     """
     import asyncio
 
-    try:
+    with importing("serve", what="serve"):
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    except ImportError as error:
-        raise UserError(
-            f"serve needs the package {error.name}, which is not installed; install it with "
-            f"{install_command(extra='serve')}"
-        ) from error
     from flaxformer_mt.commands.server.model_thread import ModelThread
     from flaxformer_mt.commands.server.request_fields import Limits
 
