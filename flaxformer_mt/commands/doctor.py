@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.errors import install_command
+from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.processor import bfloat16_instructions, core_count, slow_bfloat16_reason
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
@@ -181,14 +181,12 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _check_devices() -> tuple[dict[str, Any], list[str]]:
-    import jax
+    from flaxformer_mt.parallel.devices import find_devices
 
     try:
-        devices = jax.devices()
-    except (RuntimeError, AssertionError) as error:  # an assertion: JAX_PLATFORMS names none that is here
-        reason = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
-        remedy = "unset JAX_PLATFORMS, or install the extra for your accelerator"
-        return {}, [f"JAX finds no devices ({reason}); {remedy}"]
+        devices = find_devices()
+    except UserError as error:
+        return {}, [str(error)]
     statistics = devices[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     problems = []
