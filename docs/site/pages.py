@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         kind, name = match[1], match[2] or ""
         if kind not in _KINDS:
             raise PluginError(f"{page.file.src_uri}: {match[0]}: no such comment ({', '.join(_KINDS)})")
-        return _KINDS[kind](name, markdown)
+        return f"\n{_KINDS[kind](name, markdown)}\n"
 
     return _LINK_OUT.sub(_mend_link, _MARKER.sub(insert, markdown))
 
