@@ -1,1 +1,1 @@
-"""The recipes, one experiment a file: the package flaxformer_mt.configs."""
+"""One experiment a file, `get_config() -> Config`; `flaxformer_mt.configs` where the package is installed."""

@@ -5,11 +5,17 @@ import secrets
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Writes `.NAME.XXXXXXXX` beside the file, eight random digits, and renames it; the folder must exist."""
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes `.NAME.XXXXXXXX` beside the file, eight random digits, and renames it; the folder must exist.
+
+    Args:
+      parts: the content, one after the other.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            for part in parts:
+                file.write(part)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -37,6 +37,11 @@ _IGNORABLE = frozenset(
         ),
     )
 )
+# Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
+# are format characters.
+_DRAWN = frozenset(
+    map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
+)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -78,5 +83,7 @@ def is_blank(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_invisible(character: str) -> bool:
+    if character in _DRAWN:
+        return False
     category = unicodedata.category(character)
     return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE

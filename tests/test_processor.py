@@ -32,3 +32,23 @@ def test_doctor_reports_where_jax_is_missing(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == core_count()
+
+
+def test_a_platform_that_jax_does_not_find_is_named(tmp_path):
+    """JAX answers it by an assertion without text, where no package for the platform is installed."""
+    program = (
+        "from flaxformer_mt.commands.doctor import doctor\n"
+        "from flaxformer_mt.errors import UserError\n"
+        "from flaxformer_mt.parallel.independent_rows import training_devices\n"
+        "from flaxformer_mt.parallel.processes import process_count\n"
+        "for problem in doctor()['problems']: print('doctor:', problem)\n"
+        "for find in (training_devices, process_count):\n"
+        "    try: print(find())\n"
+        "    except UserError as error: print(find.__name__, error)\n"
+    )
+    environment = {**os.environ, "FLAXFORMER_MT_CACHE": str(tmp_path), "JAX_PLATFORMS": "rocm"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.split("\n") if "JAX finds no devices (" in line]
+    assert [line.split()[0] for line in found] == ["doctor:", "training_devices", "process_count"]
+    assert all("unset JAX_PLATFORMS" in line for line in found)

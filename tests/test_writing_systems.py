@@ -4,6 +4,7 @@ import sys
 import unicodedata
 
 import pytest
+import regex
 
 from flaxformer_mt.writing_systems import count_scripts, find_main_script, find_script, is_blank, lacks_spaces
 
@@ -83,3 +84,12 @@ def test_every_character_with_a_picture_is_text():
         if unicodedata.category(chr(c))[0] in "LNPS" and is_blank(chr(c))
     }
     assert seen == set("\u115f\u1160\u3164\uffa0")
+
+
+def test_signs_around_numbers_are_text():
+    """Characters that are drawn with the digits after them are format characters, which are else blank."""
+    drawn = [
+        chr(c) for c in range(sys.maxunicode + 1) if regex.match(r"\p{Prepended_Concatenation_Mark}", chr(c))
+    ]
+    assert "\u0600" in drawn and len(drawn) > 10
+    assert not any(map(is_blank, drawn))

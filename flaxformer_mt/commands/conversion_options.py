@@ -34,14 +34,14 @@ class ExportOptions(CheckpointOptions):
 class ImportOptions:
     """Converts a model of another system to a run directory, to translate, score or train further."""
 
-    # Folder of the model, or its state dict file; or the name of a model on Hugging Face's Hub, as in
+    # Folder of the model, or its file of weights; or the name of a model on Hugging Face's Hub, as in
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
     input: Path
     # Run directory to create; it must be empty or not exist.
     run: Path
     # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
-    # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm.
-    # None: found from the files.
+    # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
+    # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
     format: str | None = None
     # With --format=hf: the languages to translate between, as in de,en; the first is the source language of
     # two. None: those that the model's files name, or de,en.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.errors import install_command
+from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.processor import bfloat16_instructions, core_count, slow_bfloat16_reason
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
@@ -30,8 +30,10 @@ REQUIRED = {
     "tensorflow-datasets": "tensorflow_datasets",
     "grain": "grain",
     "array_record": "array_record.python.array_record_module",
+    "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
     "sentencex": "sentencex",
+    "regex": "regex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
     "tyro": "tyro",
@@ -43,7 +45,8 @@ REQUIRED = {
     "beartype": "beartype",
 }
 
-# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml.
+# Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml, which also has
+# other names for some (cuda, cuda12, cuda13).
 EXTRAS = {
     "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
     "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
@@ -55,10 +58,15 @@ EXTRAS = {
     "s3": ("runs and text in S3", ("s3fs",)),
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
+    "languages": ("language identification", ("fasttext-predict",)),
     "wandb": ("records of training with Weights & Biases", ("wandb",)),
     "mlflow": ("records of training with MLflow", ("mlflow",)),
     "serve": ("the server", ("starlette", "uvicorn")),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
+    "docs": (
+        "the documentation site and its notebook",
+        ("mkdocs-material", "mkdocstrings", "mkdocs-jupyter"),
+    ),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
 }
 
@@ -173,13 +181,12 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _check_devices() -> tuple[dict[str, Any], list[str]]:
-    import jax
+    from flaxformer_mt.parallel.devices import find_devices
 
     try:
-        devices = jax.devices()
-    except RuntimeError as error:
-        remedy = "unset JAX_PLATFORMS, or install the extra for your accelerator"
-        return {}, [f"JAX finds no devices ({error}); {remedy}"]
+        devices = find_devices()
+    except UserError as error:
+        return {}, [str(error)]
     statistics = devices[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     problems = []

@@ -39,6 +39,14 @@ _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)
 _AS_IN_RUN = re.compile(r"^(?:as in the run's config|(?P<field>\w+\.\w+) of the run's config)$")
 
 
+class FlagHelp(NamedTuple):
+    """A flag as help shows it: how it is written, what it does with its default, and its group."""
+
+    flag: str
+    text: str
+    group: str
+
+
 class FieldComment(NamedTuple):
     """The comment above a field as one line, and the group that the field is in."""
 
@@ -83,22 +91,8 @@ def format_help(
         rows = textwrap.wrap(f"  {example}", width, subsequent_indent="      ", break_on_hyphens=False)
         lines += [*rows, *textwrap.wrap(text, width, initial_indent="      ", subsequent_indent="      ")]
     groups: dict[str, list[str]] = {_GENERAL: []}
-    for field, comment in _list_fields(kind):
-        if field.type is not Config:
-            value = getattr(default, field.name) if default is not None else _default_of(field)
-            text = comment.text
-            groups.setdefault(comment.group, []).extend(
-                _format_flag(
-                    _spell_option(field),
-                    _explain(
-                        text,
-                        value,
-                        _read_from_run(text, field.name, run_config),
-                        switch=field.type is bool,
-                    ),
-                    width,
-                )
-            )
+    for flag in list_flags(kind, default=default, run_config=run_config):
+        groups.setdefault(flag.group, []).extend(_format_flag(flag.flag, flag.text, width))
     groups[_GENERAL] += _format_flag("-h, --help", "Show this help.", width)
     groups[_GENERAL] += _format_flag("--quiet", "Say nothing but warnings and errors.", width)
     levels = "Say everything, warnings and errors, or errors alone (default: info)"
@@ -108,6 +102,37 @@ def format_help(
     if config is not None:
         lines += _format_config(config, width) if topic else _format_usual(config, width)
     return "\n".join(lines)
+
+
+def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
+    """Yield the flags of a command without those of its config; the arguments are those of `format_help`."""
+    for field, comment in _list_fields(kind):
+        if field.type is not Config:
+            value = getattr(default, field.name) if default is not None else _default_of(field)
+            from_run = _read_from_run(comment.text, field.name, run_config)
+            text = _explain(comment.text, value, from_run, switch=field.type is bool)
+            yield FlagHelp(_spell_option(field), text, comment.group)
+
+
+def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
+    """Yield the fields of a section of the config as flags; `path` is its name, such as config.data."""
+    comments = read_comments(type(section))
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if not dataclasses.is_dataclass(value):
+            flag = f"--{path}.{field.name}={describe_type(field.type)}"
+            yield FlagHelp(flag, _explain(comments[field.name].text, value), path)
+
+
+def list_sections(values: Any) -> Sequence[tuple[str, Any]]:
+    """List the sections of the config by name, and the sections within sections, such as data.clean."""
+    found = []
+    for field in dataclasses.fields(values):
+        section = getattr(values, field.name)
+        if dataclasses.is_dataclass(section):
+            inner = [(f"{field.name}.{name}", value) for name, value in list_sections(section)]
+            found += [(field.name, section), *inner]
+    return found
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
@@ -222,7 +247,7 @@ def _split_at_commas(head: str, width: int) -> list[str]:
 def _format_config(config: Config, width: int) -> list[str]:
     """All fields of the config as flags, a group for each section."""
     lines = _format_section(config, "config", "the experiment", width)
-    for field, section in _sections(config):
+    for field, section in list_sections(config):
         title = " ".join((type(section).__doc__ or "").split())
         lines += _format_section(section, f"config.{field}", title, width)
     return lines
@@ -231,16 +256,19 @@ def _format_config(config: Config, width: int) -> list[str]:
 def _format_usual(config: Config, width: int) -> list[str]:
     """The fields that most experiments set, and where the others are."""
     lines = ["", "settings of the experiment that are usually changed:"]
+    sections = dict(list_sections(config))
+    flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
+    usual = {flag.flag.partition("=")[0]: flag for flag in flags}
     for path in _USUAL:
-        section, _, name = path.rpartition(".")
-        lines += _format_field(getattr(config, section), name, f"config.{section}", width)
-    names = ", ".join(f"--help={name}" for name, _ in _sections(config) if "." not in name)
+        flag = usual[f"--config.{path}"]
+        lines += _format_flag(flag.flag, flag.text, width)
+    names = ", ".join(f"--help={name}" for name in sections if "." not in name)
     return [*lines, "", *textwrap.wrap(f"All settings: --help=all, or one section: {names}.", width)]
 
 
 def _format_topic(config: Config | None, topic: str, width: int) -> list[str]:
     """The fields of one section of the config, and of the sections in it."""
-    sections = {} if config is None else dict(_sections(config))
+    sections = {} if config is None else dict(list_sections(config))
     if topic not in sections:
         known = ", ".join(["all", *sections])
         raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
@@ -252,27 +280,8 @@ def _format_topic(config: Config | None, topic: str, width: int) -> list[str]:
     return lines
 
 
-def _sections(values: Any) -> Sequence[tuple[str, Any]]:
-    """The sections of the config by name, and sections within sections as data.clean."""
-    found = []
-    for field in dataclasses.fields(values):
-        section = getattr(values, field.name)
-        if dataclasses.is_dataclass(section):
-            inner = [(f"{field.name}.{name}", value) for name, value in _sections(section)]
-            found += [(field.name, section), *inner]
-    return found
-
-
 def _format_section(section: Any, path: str, title: str, width: int) -> list[str]:
     lines = ["", *textwrap.wrap(f"--{path}.*: {title}", width, break_on_hyphens=False)]
-    for field in dataclasses.fields(section):
-        if not dataclasses.is_dataclass(getattr(section, field.name)):
-            lines += _format_field(section, field.name, path, width)
+    for flag in list_settings(section, path):
+        lines += _format_flag(flag.flag, flag.text, width)
     return lines
-
-
-def _format_field(section: Any, name: str, path: str, width: int) -> list[str]:
-    field = next(field for field in dataclasses.fields(section) if field.name == name)
-    flag = f"--{path}.{name}={describe_type(field.type)}"
-    text = read_comments(type(section))[name].text
-    return _format_flag(flag, _explain(text, getattr(section, name)), width)

@@ -57,6 +57,7 @@ from flaxformer_mt.errors import (
     name_urls,
     warn_user,
 )
+from flaxformer_mt.processor import core_count
 
 PROGRAM = "flaxformer-mt"
 
@@ -88,6 +89,7 @@ def _train(options: TrainOptions) -> object:
         new_vocab=options.new_vocab,
         profile=options.profile or 0,
         progress=sys.stderr,
+        workers=core_count(),
     )
     print(name_urls(describe_report(report, options.run)), file=sys.stderr)
     return report
@@ -123,13 +125,19 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.tracking.work_progress import WorkProgress
     from flaxformer_mt.workers.open_crew import choose_hands
 
     file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
     shortlist = None if file is None else ShortlistRequest(file, candidates, common)
     hands = choose_hands(options.workers, options.ray)
     report = prepare(
-        options.config, options.run, say=_say, overlap=True, shortlist=shortlist, hands=hands
+        options.config,
+        options.run,
+        progress=WorkProgress(sys.stderr),
+        overlap=True,
+        shortlist=shortlist,
+        hands=hands,
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)

@@ -123,10 +123,11 @@ class ChunkScorer:
         """Loads the run and the other members of the ensemble."""
         import jax
 
+        from flaxformer_mt.decoding.forced_decoding import TokenScorer
         from flaxformer_mt.kernels.bfloat16 import cast_kernels
         from flaxformer_mt.runs.load_run import check_same_vocabularies, load_named, load_trained
         from flaxformer_mt.translation.language_tags import choose_line_tags
-        from flaxformer_mt.translation.scorer import TokenScorer, find_longest
+        from flaxformer_mt.translation.scorer import find_longest
 
         assert options.teacher_scores is not None
         load: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}

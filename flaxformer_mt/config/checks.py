@@ -138,6 +138,11 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
     yield from find_noise_problems(data)
+    if data.clean.language != "off" and not data.clean.language_model:
+        yield (
+            f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
+            "file such as lid.176.bin"
+        )
     longest = max(data.max_source_length if has_source else 0, data.max_target_length)
     if data.batch_tokens < longest * data.row_multiple:
         yield (
@@ -211,6 +216,12 @@ def _architecture_problems(config: Config) -> Iterator[str]:
             f"model.decoder_self_attention is {model.decoder_self_attention}, but a decoder_only model reads "
             "its source by self-attention; set it to attention, or set model.architecture=encoder_decoder"
         )
+    if not model.source_end and (decoder_only or model.padding_mask == "none"):
+        yield (
+            "model.source_end False masks the end symbol as padding, which needs model.architecture="
+            f"encoder_decoder and model.padding_mask=source or both, but they are {model.architecture} and "
+            f"{model.padding_mask}; set it to True"
+        )
     if decoder_only and model.tying == "embeddings":
         yield "model.tying embeddings needs two embeddings, but decoder_only has one; use none or all"
     if decoder_only and data.source_language and not vocab.joint:
@@ -280,6 +291,11 @@ def _coverage_problems(search: SearchConfig, model: ModelConfig, where: str) -> 
         yield (
             f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "
             "cross-attention to measure coverage by; set it to 0"
+        )
+    if not model.source_end:
+        yield (
+            f"{where}coverage_penalty is {search.coverage_penalty}, but with model.source_end=False no "
+            "attention covers the end of a source; set it to 0"
         )
     layers = model.num_decoder_layers
     if not -layers <= search.coverage_layer < layers:

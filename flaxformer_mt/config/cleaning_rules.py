@@ -50,11 +50,21 @@ class CleanConfig:
     target_script: str = ""
     # Smallest share of letters of its script on a side, for the rule script. A side without letters passes.
     min_script_share: Annotated[float, between(0, 1)] = 0.5
+    # Training pairs with a side in another language, as language_model says: off, refuse, drop or keep.
+    language: Literal["off", "refuse", "drop", "keep"] = "off"
+    # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
+    # language and the search for swapped sides. Empty: none.
+    language_model: str = ""
+    # Smallest probability of another language, for the rule language.
+    min_language_probability: Annotated[float, between(0, 1)] = 0.5
 
     def describe(self) -> dict[str, Any]:
         """The values that results depend on: without those of rules that are off."""
         values = dataclasses.asdict(self)
-        off = [name for name in ("repeated_targets", "numbers", "script") if values[name] == "off"]
+        added = ("repeated_targets", "numbers", "script", "language")
+        off = [name for name in added if values[name] == "off"]
         if "script" in off:
             off += ["source_script", "target_script", "min_script_share"]
+        if "language" in off:
+            off += ["language_model", "min_language_probability"]
         return {name: value for name, value in values.items() if name not in off}

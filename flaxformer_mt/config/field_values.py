@@ -60,9 +60,7 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
         elif dot:
             raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
         else:
-            found[name] = (
-                value if dataclasses.is_dataclass(value) else _read_value(value, kind, f"{where}.{name}")
-            )
+            found[name] = _read_value(value, kind, f"{where}.{name}")
     for name, own in inner.items():
         found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
     return dataclasses.replace(section, **found)
@@ -89,6 +87,8 @@ def _show(value: Any) -> str:
 def _read_value(value: Any, hint: Any, where: str) -> Any:
     shown = _show(value)
     if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
         if not isinstance(value, dict):
             raise UserError(f"{where} should be an object, got {shown}")
         return make_section(typing.cast(type, hint), value, where)

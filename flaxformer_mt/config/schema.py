@@ -70,8 +70,8 @@ class DataConfig:
     # and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
     tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
-    # train.en, SPLIT.tsv with source and target columns, or SPLIT.jsonl; each also as .gz. It may be a URL,
-    # gs:// or s3://.
+    # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be packed,
+    # as .gz or .zst. It may be a URL, gs:// or s3://.
     text_dir: str = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
@@ -270,6 +270,9 @@ class ModelConfig:
     # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
     # tokens, so source and both differ only in the outputs at padding.
     padding_mask: Literal["source", "both", "none"] = "source"
+    # Whether the network reads the end symbol of sources. False for models of OpenNMT-py and eole, whose
+    # sources have none: attention masks it.
+    source_end: bool = True
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True
     # Whether the feed-forward layers have biases.

@@ -88,6 +88,14 @@ def spell_tag(style: TagStyle, language: str) -> str:
     return code
 
 
+def find_codes(language: str) -> frozenset[str]:
+    """Return the codes of two and three letters of a language, without script: of deu_Latn de and deu."""
+    base = language.replace("-", "_").partition("_")[0]
+    code = _NLLB.get(base) or next((code for code in _NLLB.values() if code.startswith(f"{base}_")), base)
+    others = {two for two, three in _NLLB.items() if three == code}
+    return frozenset({base, code.partition("_")[0], *others})
+
+
 def looks_like_tag(style: TagStyle, piece: str) -> bool:
     """Return whether a piece has the form of a tag of nllb, mbart_50 or madlad."""
     return re.fullmatch(_FORMS[style], piece) is not None

@@ -83,6 +83,7 @@ def export_run(
         if quantization != "none":
             _clear(partial)
             target.write(weights, partial, quantization)
+            assert target.open is not None
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
         if rules is not None:
@@ -157,6 +158,7 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
     """
     _clear(folder)
     target.write(weights, folder, "none")
+    assert target.open is not None
     parity = measure(weights, target.open(folder), quantity=target.quantity)
     if not parity.is_within(tolerance):
         raise UserError(

@@ -93,7 +93,8 @@ class Format:
     write: writes all files into an existing folder; the third argument is the quantization, "none" where the
       format has no other.
     open: loads the files with the foreign system and returns its forward function, for the parity check. It
-      takes the path, and for an import what the user has given: the class is then built from that.
+      takes the path, and for an import what the user has given: the class is then built from that. None for
+      import-only formats, whose systems need not be installed.
     read: the inverse of write; None for export-only formats.
     lost_options: lists the options of a search that the other system does not find in the files, because they
       hold none, or not these.
@@ -103,12 +104,22 @@ class Format:
     name: str
     problems: Callable[[Config], list[str]]
     write: Callable[[Weights, Path, str], None]
-    open: Callable[..., Outputs]
+    open: Callable[..., Outputs] | None
     read: Callable[[Path, Given], Weights] | None
     quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
     shortlist_name: str | None = None
+
+    @classmethod
+    def read_only(cls, name: str, read: Callable[[Path, Given], Weights]) -> "Format":
+        """An import-only format: its problems say so, whatever the model is."""
+        reason = "its files are only read; give another --format, such as torch or ctranslate2"
+
+        def write(weights: Weights, folder: Path, quantization: str) -> None:
+            raise UserError(f"{name} is import-only: {reason}")
+
+        return cls(name, lambda config: [reason], write, None, read)
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
@@ -231,11 +242,12 @@ def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> l
     """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 
     Args:
-      allowed: supported values by the dotted name of the field; of model.attention_scale, True if absent.
+      allowed: supported values by the dotted name of the field; of model.attention_scale and
+        model.source_end, True if absent.
     """
-    fields = flatten(config)
+    fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
     return [
         f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
-        for name, values in ({"model.attention_scale": (True,)} | allowed).items()
+        for name, values in (usual | allowed).items()
         if fields[name] not in values
     ]

@@ -1,8 +1,7 @@
-"""The format of a foreign model, found from its config.json, or from the names of its tensors."""
+"""The format of a foreign model, found from its config.json, or from the names in its checkpoint."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 from flaxformer_mt.convert.format_interface import OUR_KEY, read_config_json
 from flaxformer_mt.convert.format_registry import EXTRAS, NAMES
@@ -23,8 +22,14 @@ _TENSOR_NAMES = {
     "decoder-only": r"blocks\.0\.attention\.heads\.0\..*",
     "aiayn": r"encoder\.layer_stack\.0\.slf_attn\.w_qs\.weight",
 }
+# Format -> names that are all in the file of its checkpoint, beside those of tensors.
+_CHECKPOINT_NAMES = {
+    "fairseq": ({"model", "args"}, {"model", "cfg"}),
+    "opennmt-py": ({"opt", "vocab"},),
+    "joeynmt": ({"model_state"},),
+}
 # Files with tensors.
-_SUFFIXES = (".safetensors", ".pt", ".pth")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
 def find_format_name(path: Path) -> str:
@@ -44,12 +49,16 @@ def find_format_name(path: Path) -> str:
         if kind in _MODEL_TYPES:
             return _MODEL_TYPES[kind]
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
+    if isinstance(facts.get("model"), dict) and "decoder" in facts["model"]:
+        return "eole"
     if path.suffix == ".chkpt":
         return "aiayn"
+    if path.suffix == ".npz" or (path.is_dir() and any(path.glob("*.npz"))):
+        return "marian-npz"
     files = [path] if path.is_file() else sorted(folder.iterdir())
-    names = [name for file in files if file.suffix in _SUFFIXES for name in _read_names(file)]
+    names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
     found = [
-        name for name, pattern in _TENSOR_NAMES.items() if any(re.fullmatch(pattern, one) for one in names)
+        name for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES) if any(_has_names(name, one) for one in names)
     ]
     if len(found) != 1:
         reason = (
@@ -57,8 +66,14 @@ def find_format_name(path: Path) -> str:
             if found
             else "no format is known that has its tensors"
         )
-        raise _refuse(path, reason if names else "its files have no tensors that can be read")
+        raise _refuse(path, reason if any(names) else "its files have no tensors that can be read")
     return found[0]
+
+
+def _has_names(format_name: str, names: list[str]) -> bool:
+    if format_name in _CHECKPOINT_NAMES:
+        return any(wanted <= set(names) for wanted in _CHECKPOINT_NAMES[format_name])
+    return any(re.fullmatch(_TENSOR_NAMES[format_name], name) for name in names)
 
 
 def _refuse(path: Path, reason: str) -> UserError:
@@ -68,7 +83,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 
 def _read_names(file: Path) -> list[str]:
-    """The names of the tensors of a file; none for one of torch.save that holds anything else."""
+    """The names of the tensors of a file, or of the parts of a checkpoint."""
     try:
         if file.suffix == ".safetensors":
             from safetensors import SafetensorError, safe_open
@@ -78,7 +93,7 @@ def _read_names(file: Path) -> list[str]:
                     return list(tensors.keys())
             except (SafetensorError, OSError) as error:
                 raise UserError(f"{file} cannot be read as safetensors: {error}") from error
-        from flaxformer_mt.convert.torch.state_dicts import load_safely
+        from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -87,5 +102,4 @@ def _read_names(file: Path) -> list[str]:
         raise UserError(
             f"{file} needs {package}, which is not installed; install it with: {needed}"
         ) from error
-    state: Any = load_safely(file, what="a file of tensors")
-    return [str(name) for name in state] if isinstance(state, dict) else []
+    return list(load_checkpoint(file))

@@ -22,6 +22,11 @@ _MODULES = {
     "marian": "huggingface.marian",
     "hf-pre-norm": "huggingface.pegasus",
     "ctranslate2": "ctranslate2.model_folder",
+    "fairseq": "toolkits.fairseq",
+    "opennmt-py": "toolkits.opennmt_py",
+    "eole": "toolkits.eole",
+    "marian-npz": "toolkits.marian_npz",
+    "joeynmt": "toolkits.joeynmt",
 }
 NAMES = tuple(_MODULES)
 # Names that people try -> the format.

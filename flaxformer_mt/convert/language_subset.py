@@ -12,6 +12,7 @@ from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find
 from flaxformer_mt.convert.format_interface import Weights
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import open_input, read_lines
+from flaxformer_mt.translation.language_tags import check_language
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 
@@ -34,12 +35,11 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     if len(languages) > 2:
         pairs = itertools.permutations(languages, 2)
         data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
-    for tag in _list_tags(data):
-        if tags and tag not in tags:
-            raise UserError(
-                f"--languages is {','.join(languages)}, but this model has no language tag {tag}; it has "
-                f"{len(tags)}, such as {', '.join(list(tags)[:5])}"
-            )
+    if data.tag_style == "t5":
+        _list_tags(data)  # raises for a language that T5 has no name for
+    elif tags:
+        for language in languages:
+            check_language(language, "--languages", data, tags)
     return dataclasses.replace(weights.config, data=data)
 
 

@@ -122,26 +122,43 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
         sources, targets = _random_ids(vocabs)
         description = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
     sources, targets = _truncate_pairs(config, sources, targets)
+    # One shape, and so one compiled program.
+    lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)
     batches = [
-        make_batch(sources[start : start + _ROWS], targets[start : start + _ROWS], vocabs, config=config)
+        make_batch(
+            sources[start : start + _ROWS],
+            targets[start : start + _ROWS],
+            vocabs,
+            config=config,
+            lengths=lengths,
+        )
         for start in range(0, len(sources), _ROWS)
     ]
     return batches, description
 
 
-def make_batch(sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config) -> Batch:
-    """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
-    source, source_mask = _pad(
-        sources if config.data.source_language else [[] for _ in sources], vocabs.source.pad_id
-    )
-    target_out, target_mask = _pad(targets, vocabs.target.pad_id)
-    target_in, _ = _pad([[vocabs.target.bos_id, *ids[:-1]] for ids in targets], vocabs.target.pad_id)
+def make_batch(
+    sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
+) -> Batch:
+    """One padded batch of sentence pairs that end in eos; language models get sources of length 0.
+
+    Args:
+      lengths: of sources and of targets, to which shorter ones are padded.
+    """
+    target_pad, lead = vocabs.target.pad_id, vocabs.target.bos_id
+    if config.data.source_language:
+        source, source_mask = _pad(sources, vocabs.source.pad_id, lengths[0])
+    else:
+        source, source_mask = _pad([[] for _ in sources], vocabs.source.pad_id, 0)
+    target_out, target_mask = _pad(targets, target_pad, lengths[1])
+    target_in, _ = _pad([[lead, *ids[:-1]] for ids in targets], target_pad, lengths[1])
     return Batch(source, target_in, target_out, source_mask, target_mask)
 
 
-def _pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+def _pad(rows: Sequence[Sequence[int]], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids in rows of at least this length, and which of them are no padding."""
     lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
+    mask = np.arange(lengths.max(initial=length))[None] < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int32)
     ids[mask] = np.concatenate([np.asarray(row, np.int32) for row in rows]) if mask.any() else 0
     return ids, mask

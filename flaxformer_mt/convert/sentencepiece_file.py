@@ -7,7 +7,7 @@ A repeated occurrence of a field replaces the earlier value, so settings are cha
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from flaxformer_mt.errors import UserError
@@ -64,13 +64,15 @@ def name_of(piece: str) -> str:
     return bare if piece_of(bare) == piece else piece
 
 
-def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: str) -> bytes:
+def renumber(
+    model: bytes, names: Sequence[str], specials: Specials, *, origin: str, unused: Collection[str] = ()
+) -> bytes:
     """Returns a model that segments text like `model` but numbers the pieces in the order of `names`.
 
     Names that `model` lacks can be decoded but do not occur in segmented text, with two exceptions: language
     codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
     transformers looks up unknown characters by their spelling. Pieces of `model` without a name are dropped:
-    text is segmented into other pieces.
+    text is segmented into other pieces. Names in `unused` occur in no text, neither before nor after.
 
     Raises:
       UserError: `model` is not a SentencePiece model, a special symbol is not in `names`, or `model` lacks
@@ -83,7 +85,8 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
     if absent:
         raise UserError(f"{origin} has no {' and no '.join(absent)} among its pieces; the model needs them")
     is_code = {name for name in names if piece_of(name) != name}
-    missing = [name for name in names if name not in known and name not in specials and name not in is_code]
+    named = {*specials, *is_code, *unused}
+    missing = [name for name in names if name not in known and name not in named]
     if missing and settings.kind != "unigram":
         raise UserError(
             f"{origin} is a {settings.kind} model that lacks {len(missing)} pieces of the vocabulary "
@@ -98,6 +101,8 @@ def renumber(model: bytes, names: Sequence[str], specials: Specials, *, origin: 
         score, kind = known.get(name, (lowest, NORMAL) if is_unknown_text else (0.0, UNUSED))
         if name in specials:
             score, kind = 0.0, UNKNOWN if name == specials.unk else CONTROL
+        elif name in unused:
+            score, kind = 0.0, CONTROL
         elif name in is_code:
             score, kind = 0.0, USER_DEFINED
         elif kind == UNKNOWN or kind == CONTROL or (kind == BYTE and not has_bytes):

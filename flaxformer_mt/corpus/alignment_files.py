@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_arrays import load_or_make
 from flaxformer_mt.corpus.cached_json import digest
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
@@ -48,24 +48,19 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
             "pair without alignment"
         )
     key = digest([_FORMAT, split.identity, split.languages, scan.digest, len(split)])
-    found = read_arrays(cache / "alignments", key)
-    if found is None:
-        points, offsets = _read(path, split)
-        write_arrays(cache / "alignments", key, {"points": points, "offsets": offsets})
-    else:
-        points, offsets = found[0]["points"], found[0]["offsets"]
-    return WordLinks(points, offsets, key)
+    arrays = load_or_make(cache / "alignments", key, lambda: _read(path, split))
+    return WordLinks(**arrays, identity=key)
 
 
-def _read(path: Path, split: RawSplit) -> tuple[np.ndarray, np.ndarray]:
-    """Reads all lines; returns points int32 [N, 2] and the offsets int64 [rows + 1] of each row's points."""
+def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
+    """Reads all lines: the points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
     points: list[np.ndarray] = []
     counts = np.zeros(len(split) + 1, np.int64)
     for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):
         found = parse_points(line, sizes, where=f"{path} line {row + 1}")
         points.append(np.array(found, np.int32).reshape(-1, 2))
         counts[row + 1] = len(found)
-    return np.concatenate(points or [np.zeros((0, 2), np.int32)]), np.cumsum(counts)
+    return {"points": np.concatenate([np.zeros((0, 2), np.int32), *points]), "offsets": np.cumsum(counts)}
 
 
 def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:

@@ -19,7 +19,7 @@ _TEMPORARY = (
     "vocabularies/*/.*.model.*",
     *(
         f"{folder}/*.{kind}?*"
-        for folder in ("cleaned", "sentences", "alignments", "weights", "scans")
+        for folder in ("cleaned", "alignments", "weights", "scans")
         for kind in ("json", "npy")
     ),
     "scans/tmp????????",  # of earlier versions

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,24 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
     with name_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            content = io.BytesIO()
-            np.save(content, array)
-            write_atomically(_name_file(folder, key, name), content.getbuffer())
-            digests[name] = hashlib.blake2b(content.getbuffer(), digest_size=16).hexdigest()
+            array, header = np.ascontiguousarray(array), io.BytesIO()
+            np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+            parts = (header.getvalue(), array.data)  # as np.save writes them, without another copy
+            write_atomically(_name_file(folder, key, name), *parts)
+            content = hashlib.blake2b(digest_size=16)
+            for part in parts:
+                content.update(part)
+            digests[name] = content.hexdigest()
         write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
+
+
+def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays under this key, by name; missing ones are made and written."""
+    if (found := read_arrays(folder, key)) is not None:
+        return found[0]
+    arrays = make()
+    write_arrays(folder, key, arrays)
+    return arrays
 
 
 def _name_file(folder: Path, key: str, name: str) -> Path:

@@ -12,9 +12,11 @@ import numpy as np
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
 from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
@@ -27,6 +29,7 @@ _PROBLEMS = {
     "length_ratio": "the lengths of the sides differ too much",
     "numbers": "the digits of the sides differ",
     "script": "too few letters of one side are of its script",
+    "language": "one side is in another language",
     "duplicates": "exact duplicates",
     "repeated_targets": "an earlier pair has the same target",
 }
@@ -35,25 +38,41 @@ _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many ch
 PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0"}
 # What becomes of the pairs with it.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
+# Rows that are searched for repetitions at a time.
+_SEARCHED = 1 << 20
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 4
 
 
 class Cleaned(NamedTuple):
-    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values."""
+    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values.
+
+    sentences: digests of all rows, uint64 [N, 2], if they are asked for; see `digest_sentence`.
+    """
 
     rows: np.ndarray | None
     hashes: np.ndarray
     report: dict[str, Any]
+    sentences: np.ndarray | None = None
 
 
-def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands = HERE) -> Cleaned:
+def clean(
+    split: RawSplit,
+    rules: CleanConfig,
+    *,
+    may_drop: bool,
+    digests: bool = False,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
+) -> Cleaned:
     """Reads a split once, and finds the rows to keep.
 
     Args:
       may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
         reported, except invalid UTF-8, which is refused.
+      digests: whether sentences are digested.
       hands: who checks the pairs.
+      progress: where it is shown how many are checked.
 
     Raises:
       UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
@@ -65,6 +84,7 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
     problems: dict[str, dict[str, Any]] = {}
     kept = np.ones(len(split), dtype=bool)
     hashes = np.zeros((len(split), 2), np.uint64)
+    sentences = np.zeros((len(split), 2), np.uint64) if digests else None
 
     def add(name: str, finding: Finding, start: int) -> None:
         found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
@@ -74,13 +94,20 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = carry(CheckBlocks(rules, actions, split.has_source))
+    work = carry(CheckBlocks(rules, actions, split.languages, digests))
     chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
-    with open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew:
+    with (
+        progress.part(f"checking {split.name}", total=len(split)) as count,
+        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
+    ):
+        count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             kept[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
+            if sentences is not None:
+                sentences[start : start + BLOCK] = verdict.sentences
+            count(len(verdict.kept))
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
     for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
@@ -92,44 +119,78 @@ def clean(split: RawSplit, rules: CleanConfig, *, may_drop: bool, hands: Hands =
             if actions[name] != "keep":
                 kept[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
-    count = int(kept.sum())
-    report = {"name": split.name, "read": len(split), "pairs": count, "problems": problems, **split.facts}
-    return Cleaned(None if count == len(split) else np.flatnonzero(kept), hashes, report)
+    left = int(kept.sum())
+    report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
+    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report, sentences)
 
 
 def load_or_clean(
-    split: RawSplit, rules: CleanConfig, *, may_drop: bool, folder: Path, hands: Hands = HERE
+    split: RawSplit,
+    rules: CleanConfig,
+    *,
+    may_drop: bool,
+    digests: bool = False,
+    folder: Path,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
-    key = digest([_FORMAT, split.identity, reported, rules.describe() if may_drop else None])
-    if (found := read_arrays(folder, key)) is not None:
-        arrays, values = found
-        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"])
-    cleaned = clean(split, rules, may_drop=may_drop, hands=hands)
-    rows = {} if cleaned.rows is None else {"rows": cleaned.rows}
-    write_arrays(folder, key, {**rows, "hashes": cleaned.hashes}, report=cleaned.report)
+    described = describe_rules(rules) if may_drop else None
+    key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
+    if (stored := read_arrays(folder, key)) is not None:
+        arrays, values = stored
+        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
+    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
+    found = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
+    write_arrays(folder, key, found, report=cleaned.report)
     return cleaned
+
+
+def describe_rules(rules: CleanConfig) -> dict[str, Any]:
+    """The values that results depend on: those of the config, and the digest of the model of languages.
+
+    Raises:
+      UserError: the model cannot be loaded.
+    """
+    described = rules.describe()
+    if "language" in described:
+        described["language_model"] = load_identifier(rules.language_model).digest
+    return described
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Returns the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-    Rows are sorted by 64 bits of their hashes, which takes a few numbers a pair, and those whose 64 bits are
-    alike are compared by all 128: two pairs out of 10 ** 12 are confused with a probability of 10 ** -15.
+    Numbers of 64 bits, made of the hashes, are sorted, which takes two of them a pair; rows whose numbers
+    occur repeatedly are compared by all 128 bits: two pairs out of 10 ** 12 are confused with a probability
+    of 10 ** -15.
     """
-    rows = np.flatnonzero(kept)
-    mixed = mix_hashes(hashes[rows] if len(rows) < len(kept) else hashes)
-    order = np.argsort(mixed, kind="stable")  # equal ones stay in the order of their rows
-    mixed = mixed[order]
-    again = np.flatnonzero(mixed[1:] == mixed[:-1]) + 1
-    first = np.flatnonzero(np.concatenate([[True], mixed[1:] != mixed[:-1]]))
+    mixed = mix_hashes(hashes)[kept]
+    mixed.sort()
+    repeated = mixed[1:][mixed[1:] == mixed[:-1]]
     del mixed
-    if not len(again):
-        return rows[:0]
-    starts = first[np.searchsorted(first, again, side="right") - 1]
-    alike = (hashes[rows[order[again]]] == hashes[rows[order[starts]]]).all(axis=1)
-    return np.sort(rows[order[again[alike]]])
+    found = [np.zeros(0, np.int64)]
+    for start in range(0, len(hashes) if len(repeated) else 0, _SEARCHED):
+        block = slice(start, start + _SEARCHED)
+        found.append(start + np.flatnonzero(kept[block] & occur_in(mix_hashes(hashes[block]), repeated)))
+    rows = np.concatenate(found)
+    values = mix_hashes(hashes[rows])
+    order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
+    rows, values = rows[order], values[order]
+    again = np.flatnonzero(values[1:] == values[:-1]) + 1
+    first = rows[np.searchsorted(values, values[again])]
+    alike = (hashes[rows[again]] == hashes[first]).all(axis=1)
+    return np.sort(rows[again[alike]])
+
+
+def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
+    if not len(ordered):
+        return np.zeros(len(values), bool)
+    places = np.searchsorted(ordered, values)
+    places[places == len(ordered)] = 0
+    return ordered[places] == values
 
 
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ folder, into Arrow files that are mapped.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,15 @@ def has_hub_split(name: str, split: str) -> bool:
 
 
 def _list_splits(name: str) -> list[str]:
-    datasets, (path, config) = _import_datasets(name), _read_name(name)
+    path, config = _read_name(name)
+    # A folder may change; what the Hub has is asked once, since each answer takes several requests.
+    ask = _ask_for_splits.__wrapped__ if Path(path).is_dir() else _ask_for_splits
+    return ask(name, path, config)
+
+
+@functools.cache
+def _ask_for_splits(name: str, path: str, config: str | None) -> list[str]:
+    datasets = _import_datasets(name)
     with _naming(name):
         return datasets.get_dataset_split_names(path, config)
 

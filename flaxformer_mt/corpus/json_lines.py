@@ -7,11 +7,6 @@ from pathlib import Path
 from flaxformer_mt.errors import UserError
 
 
-def is_json_lines(path: Path) -> bool:
-    """Whether a file is named as lines of JSON, packed or not."""
-    return path.name.removesuffix(".gz").endswith(".jsonl")
-
-
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:

@@ -12,6 +12,7 @@ import yaml
 
 from flaxformer_mt.config import NoiseConfig, StageConfig, TypoConfig
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.corpus.packed_files import PACKINGS
 from flaxformer_mt.errors import UserError, warn_user
 
 # OpusTrainer's modifiers -> fields of NoiseConfig.
@@ -86,7 +87,9 @@ def _read_dataset(name: Any, value: Any) -> str:
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
         raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
     folder, _, table = files[0].rpartition("/")
-    if len(files) > 1 or ("@" not in files[0] and table not in ("train.tsv", "train.tsv.gz")):
+    if len(files) > 1 or (
+        "@" not in files[0] and table not in (f"train.tsv{packing}" for packing in PACKINGS)
+    ):
         return name
     return files[0] if "@" in files[0] else f"parallel_text@{folder}"
 

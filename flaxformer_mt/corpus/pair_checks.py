@@ -15,23 +15,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.writing_systems import is_blank
 
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384
 EXAMPLES = 5
 _DIGIT = re.compile(r"\d")
+# White space and punctuation: of ASCII, Latin 1, General Punctuation, CJK, and full-width forms.
+_MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠［-｀｛-･]+")
 
 # A pair of texts as bytes.
 RawPair = tuple[bytes, bytes]
 
 
 class TextBlock(NamedTuple):
-    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts."""
+    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts.
+
+    languages: of the sides, as the config names them.
+    """
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
     first_side: int
+    languages: tuple[str, str]
 
 
 Rule = Callable[[TextBlock, CleanConfig], np.ndarray]
@@ -46,23 +53,30 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems."""
+    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems.
+
+    sentences: `digest_sentence` of both sides, uint64 [N, 2], if they are asked for; without a source, both
+    are those of the target.
+    """
 
     kept: np.ndarray
     hashes: np.ndarray
     problems: dict[str, Finding]
+    sentences: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class CheckBlocks:
     """The work of checking blocks of pairs by the rules, which act as `actions` says.
 
-    has_source: False if only the target is checked.
+    languages: of the sides; without a source, "" and only the target is checked. digests: whether sentences
+    are digested.
     """
 
     rules: CleanConfig
     actions: Mapping[str, str]
-    has_source: bool
+    languages: tuple[str, str]
+    digests: bool = False
 
     def __call__(self, block: Sequence[RawPair]) -> Verdict:
         """Checks a block: a rule sees the pairs that the rules before it have kept."""
@@ -70,7 +84,8 @@ class CheckBlocks:
         hashes = np.stack([_hash_all(side) for side in sides], axis=1)
         (sources, bad_sources), (targets, bad_targets) = map(_decode_all, sides)
         lengths = np.stack([_count_characters(texts) for texts in (sources, targets)], axis=1)
-        texts = TextBlock((sources, targets), lengths, 0 if self.has_source else 1)
+        first_side = 0 if self.languages[0] else 1
+        texts = TextBlock((sources, targets), lengths, first_side, self.languages)
         kept, problems = np.ones(len(block), bool), dict[str, Finding]()
         undecoded = _first_side(np.stack([bad_sources, bad_targets], axis=1))
         wanted = [(name, rule) for name, rule in RULES.items() if self.actions[name] != "off"]
@@ -82,11 +97,22 @@ class CheckBlocks:
                 problems[name] = Finding(len(rows), examples)
                 if self.actions[name] != "keep":
                     kept[rows] = False
-        return Verdict(kept, hashes, problems)
+        sentences = None
+        if self.digests:
+            digested = (sides[first_side], sides[1])
+            sentences = np.array([[*map(digest_sentence, side)] for side in digested], np.uint64).T
+        return Verdict(kept, hashes, problems, sentences)
 
     def describe(self) -> dict[str, Any]:
         """Nothing but the rules matters."""
         return {}
+
+
+def digest_sentence(text: bytes) -> int:
+    """Returns 64 bits that are the same for sentences that differ in case, spaces and punctuation alone."""
+    plain = text.decode("utf-8", errors="replace").casefold()
+    bare = _MARKS.sub("", plain) or plain
+    return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big")
 
 
 def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
@@ -188,6 +214,16 @@ def _name_script(letter: str) -> str:
     return unicodedata.name(letter, "").partition(" ")[0]
 
 
+def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:
+    """The first side that `language_model` identifies as another language than that of the config."""
+    identifier = load_identifier(rules.language_model)
+    wrong = np.zeros((len(block.lengths), 2), bool)
+    for side in range(block.first_side, 2):
+        language, least = block.languages[side], rules.min_language_probability
+        wrong[:, side] = [*map(bool, identifier.find_others(block.texts[side], language, least=least))]
+    return _first_side(wrong)
+
+
 # In the order in which they are applied.
 RULES: dict[str, Rule] = {
     "empty": find_empty,
@@ -195,4 +231,5 @@ RULES: dict[str, Rule] = {
     "length_ratio": find_unequal_lengths,
     "numbers": find_other_numbers,
     "script": find_other_scripts,
+    "language": find_other_languages,
 }

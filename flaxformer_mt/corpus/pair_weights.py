@@ -11,55 +11,40 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
-from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
+from flaxformer_mt.corpus.cached_arrays import load_or_make
 from flaxformer_mt.corpus.pair_checks import EXAMPLES
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan, find_file, load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
 
 
-class WeightFile:
-    """The file that has the weights of a split; `identity` changes whenever the weights do."""
-
-    def __init__(self, path: Path, facts: Scan) -> None:
-        self.path, self.lines = path, facts.lines
-        self.identity = facts.digest
-
-    def load(self, lines: int, folder: Path) -> np.ndarray:
-        """Returns the weights of `lines` lines, float32; a copy in `folder` is read instead of the text.
-
-        Raises:
-          UserError: a line has no weight, or the file has another number of lines.
-        """
-        if self.lines != lines:
-            raise UserError(
-                f"{self.path} has {self.lines} lines for {lines} pairs; give one weight for each pair"
-            )
-        if (found := read_arrays(folder, self.identity)) is not None:
-            return found[0]["weights"]
-        weights = read_weights(self.path)
-        write_arrays(folder, self.identity, {"weights": weights})
-        return weights
-
-
-def find_weights(
-    folder: Path, split: str, files: tuple[Path, ...], scan: Scan, cache: Path
-) -> WeightFile | None:
-    """Finds the weights of a split of text files; None if all its pairs count alike.
+def load_weights(
+    folder: Path, split: str, files: tuple[Path, ...], scan: Scan, *, lines: int, cache: Path
+) -> tuple[np.ndarray, str] | None:
+    """Returns the weights of a split of text files, float32, and their digest; None if all pairs count alike.
 
     Args:
       files, scan: the text files of the split, and the scan of the first of them.
-      cache: folder of scans.
+      lines: number of pairs.
+      cache: the cache folder, where a copy is read instead of the text.
 
     Raises:
-      UserError: both a third column and a file SPLIT.weights exist.
+      UserError: a line has no weight, the file has another number of lines, or there are both a third column
+        and a file SPLIT.weights.
     """
     path = find_file(folder, f"{split}.weights")
     if path is not None and scan.weighted:
         raise UserError(f"{files[0]} has a column of weights, but there is {path} too; remove one of them")
     if path is not None:
-        return WeightFile(path, load_or_scan(path, columns=1, folder=cache))
-    return WeightFile(files[0], scan) if scan.weighted else None
+        scan = load_or_scan(path, columns=1, folder=cache / "scans")
+    elif scan.weighted:
+        path = files[0]
+    else:
+        return None
+    if scan.lines != lines:
+        raise UserError(f"{path} has {scan.lines} lines for {lines} pairs; give one weight for each pair")
+    weights = load_or_make(cache / "weights", scan.digest, lambda: {"weights": read_weights(path)})
+    return weights["weights"], scan.digest
 
 
 def read_weights(path: Path) -> np.ndarray:

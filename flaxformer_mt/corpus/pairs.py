@@ -20,6 +20,8 @@ from flaxformer_mt.writing_systems import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
+# Hashes read at a time.
+_HASHES = 1 << 18
 
 
 class Pair(NamedTuple):
@@ -189,9 +191,11 @@ class Pairs:
         return self._ends[-1]
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-        """Yields for each data set its tags, and the hashes of its pairs, uint64 [N, 2]."""
+        """Yields the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
         for split, kept, hashes in zip(self._splits, self._kept, self._hashes, strict=True):
-            yield split.tags, hashes if kept is None else hashes[kept]
+            for start in range(0, len(hashes if kept is None else kept), _HASHES):
+                block = slice(start, start + _HASHES)
+                yield split.tags, hashes[block] if kept is None else hashes[kept[block]]
 
     @property
     def links_identity(self) -> str:

@@ -18,7 +18,7 @@ from flaxformer_mt.config.directions import (
 from flaxformer_mt.corpus.alignment_files import load_links
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
-from flaxformer_mt.corpus.cleaning import load_or_clean
+from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean
 from flaxformer_mt.corpus.held_out import hold_out
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
@@ -26,10 +26,11 @@ from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
 from flaxformer_mt.corpus.store_text import copy_text
-from flaxformer_mt.corpus.text_files import has_files
+from flaxformer_mt.corpus.text_files import find_file, has_files
 from flaxformer_mt.corpus.text_rows import open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.errors import UserError, find_url
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.workers.open_crew import HERE, Hands
 
 Split = Literal["train", "valid", "test"]
@@ -37,7 +38,14 @@ Split = Literal["train", "valid", "test"]
 _LANGUAGE_FIELDS = "data.source_language and data.target_language"
 
 
-def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: Hands = HERE) -> Pairs:
+def read_pairs(
+    config: DataConfig,
+    split: Split,
+    *,
+    tagged: bool = True,
+    hands: Hands = HERE,
+    progress: WorkProgress = SILENT,
+) -> Pairs:
     """Opens the pairs of a split; prepares its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
@@ -49,6 +57,7 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
     Args:
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
       hands: who checks the pairs of a set that has not been checked.
+      progress: where it is shown how far this is.
 
     Raises:
       UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
@@ -63,12 +72,22 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    splits, kept, hashes, reports, identities = [], [], [], [], []
+    held_out = _held_out_identity(config) if may_drop else []
+    splits, kept, keys, hashes, reports, identities = [], [], [], [], [], []
     for member in members:
-        raw = _open(member, config, stored)
+        with progress.part(f"reading {member.name}"):
+            raw = _open(member, config, stored)
         use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
-        cleaned = load_or_clean(raw, config.clean, may_drop=may_drop, folder=folder, hands=hands)
+        cleaned = load_or_clean(
+            raw,
+            config.clean,
+            may_drop=may_drop,
+            digests=bool(held_out),
+            folder=folder,
+            hands=hands,
+            progress=progress,
+        )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
             found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
@@ -85,17 +104,19 @@ def read_pairs(config: DataConfig, split: Split, *, tagged: bool = True, hands: 
         )
         kept.append(rows)
         hashes.append(cleaned.hashes)
+        if cleaned.sentences is not None:
+            keys.append(cleaned.sentences)
         reports.append(report | {"name": member.name})
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
         added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
-    if may_drop and (held_out := _held_out_identity(config)):
-        kept, reports = _hold_out(splits, kept, reports, config, split)
+    if held_out:
+        kept, reports = _hold_out(splits, kept, keys, reports, config, split)
         identities += held_out
     sizes = [report["pairs"] for report in reports]
-    rules = config.clean.describe() if may_drop else None
+    rules = describe_rules(config.clean) if may_drop else None
     return Pairs(
         splits,
         kept,
@@ -172,8 +193,8 @@ def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]
         path = Path(file).expanduser() if file else None
         if path is not None and name.partition("@")[0] == "parallel_text" and path.name == file:
             path = _text_folder(name, config) / file
-        if path is not None and not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
-            path = packed
+        if path is not None and not path.exists():
+            path = find_file(path.parent, path.name) or path
         paths.append(path)
     return paths
 
@@ -225,11 +246,16 @@ def _held_out_identity(config: DataConfig) -> list[Any]:
 
 
 def _hold_out(
-    splits: list[RawSplit], kept: list[Any], reports: list[dict[str, Any]], config: DataConfig, split: Split
+    splits: list[RawSplit],
+    kept: list[Any],
+    keys: list[Any],
+    reports: list[dict[str, Any]],
+    config: DataConfig,
+    split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Returns the rows of a split, where some training pairs are held out, and the reports of the sets."""
     sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
-    found = hold_out(splits, kept, sizes, folder=cache_dir(config) / "sentences")
+    found = hold_out(splits, kept, keys, sizes)
     rows = getattr(found, split)
     described = []
     for number, report in enumerate(reports):

@@ -1,8 +1,8 @@
 """Sides of a corpus that are swapped, shifted against each other by some lines, or in another language.
 
 Compares samples: the letter sequences of a side with those that its language has in the training set, and the
-correlation of the lengths of a pair with that of a source and the target some lines later or earlier.
-Contains pure functions of pairs.
+correlation of the lengths of a pair with that of a source and the target some lines later or earlier. A model
+of language identification, where there is one, takes the place of the letter sequences.
 """
 
 import collections
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flaxformer_mt.corpus.language_identification import LanguageIdentifier
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.writing_systems import find_script, lacks_spaces
 
@@ -26,6 +27,8 @@ _CORRELATION, _MORE = 0.5, 0.3
 # Sides are swapped if each is more similar to the other language by this much (cosine of letter sequences),
 # and in an unknown language below this similarity to its own.
 _CLOSER, _UNLIKE = 0.1, 0.4
+# A line is in another language if a model is so sure of it.
+_PROBABLE = 0.5
 _EXAMPLES = 3
 
 _Profile = collections.Counter[str]
@@ -56,7 +59,7 @@ class SideProblem:
 
     problem: swapped, shifted, source or target (that side is in another language). blocks: number of blocks
     with the problem, of how many. first: number of the first pair of the first one, from 1 on. shift: targets
-    that are this number of lines later belong to the sources.
+    that are this number of lines later belong to the sources. language: the one that a model has identified.
     """
 
     split: str
@@ -67,10 +70,16 @@ class SideProblem:
     first: int
     examples: list[dict[str, Any]]
     shift: int = 0
+    language: str = ""
 
 
-def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[SideProblem]:
-    """Compares the sides of each data set of the splits with those of the training set, which is `train`."""
+def find_side_problems(
+    splits: Mapping[str, PartedPairs], identifier: LanguageIdentifier | None = None
+) -> list[SideProblem]:
+    """Compares the sides of each data set of the splits with those of the training set, which is `train`.
+
+    With a model of languages, this says which language a side is in, instead of the training set.
+    """
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
     for _, languages, blocks in samples["train"]:
@@ -81,14 +90,22 @@ def find_side_problems(splits: Mapping[str, PartedPairs]) -> list[SideProblem]:
     findings = []
     for split, parts in samples.items():
         for name, languages, blocks in parts:
-            found: dict[str, list[tuple[Block, int]]] = collections.defaultdict(list)
+            found: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
             for block in blocks:
-                for problem, shift in _examine(block, languages, known):
-                    found[problem].append((block, shift))
-            for problem, where in found.items():
+                if identifier is None:
+                    problems = [(problem, "") for problem in _compare(block, languages, known)]
+                else:
+                    problems = list(_identify(block, languages, identifier))
+                for kind in problems:
+                    found[kind].append((block, 0))
+                is_swapped = any(problem == "swapped" for problem, _ in problems)
+                if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
+                    found["shifted", ""].append((block, shift))
+            for (problem, language), where in found.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
-                findings.append(SideProblem(split, name, problem, *numbers, _choose_examples(block), shift))
+                examples = _choose_examples(block)
+                findings.append(SideProblem(split, name, problem, *numbers, examples, shift, language))
     return findings
 
 
@@ -151,10 +168,27 @@ def _make_block(start: int, pairs: list[Pair]) -> Block:
     return Block(start, pairs, (source, target))
 
 
-def _examine(
-    block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]
-) -> Iterator[tuple[str, int]]:
-    """Yields the problems of a block, each with the number of lines by which targets are late."""
+def _identify(
+    block: Block, languages: tuple[str, str], identifier: LanguageIdentifier
+) -> Iterator[tuple[str, str]]:
+    """Yields swapped, or each side of which most lines are in another language, with that language."""
+    others = ["", ""]
+    for side, language in enumerate(languages):
+        if language:
+            texts = [pair[side] for pair in block.pairs]
+            found = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
+            common, count = found.most_common(1)[0]
+            others[side] = common if 2 * count > len(texts) else ""
+    if all(others) and all(map(identifier.is_same, others, languages[::-1])):
+        yield "swapped", others[0]
+        return
+    for name, other in zip(("source", "target"), others, strict=True):
+        if other:
+            yield name, other
+
+
+def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
+    """Yields swapped, or each side with few letter sequences of its language in the training set."""
     source, target = languages
     own = block.profiles
     is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]
@@ -164,13 +198,11 @@ def _examine(
             compare_sequences(own[1], known[source]) - compare_sequences(own[1], known[target]),
         ]
         if min(gains) >= _CLOSER:
-            yield "swapped", 0
+            yield "swapped"
             return
     for name, language, counts, enough in zip(("source", "target"), languages, own, is_enough, strict=True):
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
-            yield name, 0
-    if source and (shift := find_shift(block.pairs)):
-        yield "shifted", shift
+            yield name
 
 
 def _correlate(one: np.ndarray, other: np.ndarray) -> float:
@@ -192,9 +224,10 @@ def _describe(finding: SideProblem) -> str:
     shown = f"pair {example['pair']:,} is {example['source'][:50]!r} | {example['target'][:50]!r}"
     amount = "" if finding.blocks == finding.of else f" in {finding.blocks} of {finding.of} places"
     if finding.problem == "swapped":
+        compared = "" if finding.language else ", compared with the training set"
         return (
-            f"source and target of {where} look swapped{amount}, compared with the training set ({shown}); "
-            "exchange the two files or columns"
+            f"source and target of {where} look swapped{amount}{compared} ({shown}); exchange the two files "
+            "or columns"
         )
     if finding.problem == "shifted":
         order = "after" if finding.shift > 0 else "before"
@@ -202,6 +235,11 @@ def _describe(finding: SideProblem) -> str:
         return (
             f"the two sides of {where} look shifted against each other{amount}: lengths of sources fit "
             f"targets {lines} {order} them, first near {shown}; look for a line that one of the files lacks"
+        )
+    if finding.language:
+        return (
+            f"the {finding.problem}s of {where} look like the language {finding.language}{amount} ({shown}); "
+            "check the files and their languages"
         )
     return (
         f"the {finding.problem}s of {where} look like another language{amount} than those of the training "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.corpus.packed_files import PACKINGS
 from flaxformer_mt.corpus.text_files import TABLES
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.errors import UserError, show_as
@@ -40,4 +41,4 @@ def copy_text(url: str, config: DataConfig) -> Path:
 
 
 def _name_files(splits: Iterable[str], suffixes: Iterable[str]) -> set[str]:
-    return {"".join(parts) for parts in itertools.product(splits, ["."], suffixes, ["", ".gz"])}
+    return {"".join(parts) for parts in itertools.product(splits, ["."], suffixes, PACKINGS)}

@@ -1,28 +1,28 @@
 r"""The user's text files: which files hold a split, how many lines they have, and reading them by line.
 
-Contains the file names and formats of `parallel_text` (`train.de` + `train.en`, or `train.tsv` or
-`train.jsonl`, each also `.gz`; for a language model `train.en` alone).
+Contains the file names and formats of `parallel_text`: `train.de` + `train.en`, or a table `train.tsv`,
+`train.jsonl` or `train.parquet`; for a language model `train.en` alone. Each may be packed.
 A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
 """
 
 import dataclasses
 import difflib
-import gzip
 import hashlib
 import itertools
 import time
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.corpus.arrow_files import count_parquet_rows
+from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_cached
+from flaxformer_mt.corpus.packed_files import PACKINGS, find_packing, name_unpacked, open_unpacked
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_encoding import BEGINNING, check_encoding
 
 _BOM = b"\xef\xbb\xbf"
-# Names of tables, which have both sides of a pair in a line.
-TABLES = ("tsv", "jsonl")
+# Endings of tables, which have both sides of a pair in a row.
+TABLES = ("tsv", "jsonl", "parquet")
 # Lines per block, the unit of reading and of what a worker is given.
 BLOCK = 16384
 # Part of the cache key: raise it when the facts of a scan change.
@@ -34,7 +34,10 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about a file: number of lines, digest of the text, where each BLOCK begins, CRLF lines, BOM."""
+    """Facts about a file: number of lines, digest of the text, where each BLOCK begins, CRLF lines, BOM.
+
+    A block begins at this byte of the unpacked text, or at this row of a parquet file.
+    """
 
     lines: int
     digest: str
@@ -46,29 +49,32 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """The files of a split: (source, target), or one two-column (tsv,); (target,) if `languages[0]` is "".
+    """The files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
 
     Raises:
       UserError: the folder or a file is missing, or the choice of files is ambiguous.
     """
     _require(folder)
-    if objects := find_file(folder, f"{split}.jsonl"):
-        for suffix in (*filter(None, languages), "tsv"):
-            if other := find_file(folder, f"{split}.{suffix}"):
-                raise UserError(f"{folder} has both {objects.name} and {other.name}; keep one of them")
-        return (objects,)
-    if not languages[0]:
+    wanted = [language for language in languages if language]
+    present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
+    found = [path for path in present.values() if path]
+    tables = [path for path in found if find_table(path)]
+    if not languages[0] and tables in ([], [present["tsv"]]):
         return (_find_target(folder, split, languages[1]),)
-    source, target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (*languages, "tsv"))
-    for other in (source, target):
-        if table and other:
-            raise UserError(f"{folder} has both {table.name} and {other.name}; keep one of them")
-    if table:
-        return (table,)
-    if source is None or target is None:
-        missing = languages[0] if source is None else languages[1]
-        raise UserError(_missing(folder, split, missing, languages))
-    return source, target
+    if tables and len(found) > 1:
+        other = next(path for path in found if path != tables[0])
+        raise UserError(f"{folder} has both {tables[0].name} and {other.name}; keep one of them")
+    if tables:
+        return (tables[0],)
+    if missing := [language for language in languages if not present[language]]:
+        raise UserError(_missing(folder, split, missing[0], languages))
+    return tuple(found)
+
+
+def find_table(path: Path) -> str:
+    """Returns the kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
+    ending = name_unpacked(path).rpartition(".")[2]
+    return ending if ending in TABLES else ""
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
@@ -87,14 +93,14 @@ def _find_target(folder: Path, split: str, language: str) -> Path:
     if target:
         return target
     if table:
-        unpack = "zcat" if table.suffix == ".gz" else "cat"
+        unpack = {"": "cat", ".gz": "zcat", ".zst": "zstdcat"}[find_packing(table)]
         raise UserError(
             f"{table} has two columns, but data.source_language is empty: copy the column to learn into a "
             f"file of its own, as with `{unpack} {table} | cut -f2 > {folder / split}.{language}`"
         )
     present = _present(folder, f"{split}.{language}")
     raise UserError(
-        f"{folder} has no {split}.{language} (or {split}.{language}.gz); {present}. The language "
+        f"{folder} has no {split}.{language} (or {split}.{language}.gz or .zst); {present}. The language "
         f"is {language} (--config.data.target_language), and there is no source language"
     )
 
@@ -105,17 +111,17 @@ def _require(folder: Path) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of this name or the same with .gz; raises UserError if there are both."""
-    found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-    if len(found) == 2:
-        raise UserError(f"{folder} has both {name} and {name}.gz; keep one of them")
+    """The file of this name, or the packed one; raises UserError if there are several."""
+    found = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
+    if len(found) > 1:
+        raise UserError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
     return found[0] if found else None
 
 
 def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]) -> str:
     wanted = f"{split}.{language}"
     return (
-        f"{folder} has no {wanted} (or {wanted}.gz, or {split}.tsv with two columns); "
+        f"{folder} has no {wanted} (or {wanted}.gz or .zst, or {split}.tsv with two columns); "
         f"{_present(folder, wanted)}. "
         f"The languages are {languages[0]} -> {languages[1]} (--config.data.source_language, target_language)"
     )
@@ -133,45 +139,36 @@ def read_lines(path: Path) -> Iterator[bytes]:
     r"""Yields the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
 
     Raises:
-      UserError: the file cannot be read, or a .gz file is not a complete gzip file.
+      UserError: the file cannot be read, or a packed file is damaged.
     """
-    return itertools.chain.from_iterable(read_blocks(path))
+    for number, text in enumerate(_find_blocks(path)):
+        yield from _split(text, first=number == 0)
 
 
-def read_blocks(path: Path, *, number: int = 0, start: int = 0) -> Iterator[list[bytes]]:
-    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from a block on.
+def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
+    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
 
     Args:
-      number, start: the first block, and where it begins in the unpacked file, as in `Scan.starts`.
+      starts: where each block begins, as in `Scan.starts`.
     """
-    for index, (_, block) in enumerate(_raw_blocks(path, start), number):
-        yield _strip(block, first=index == 0)
+    with open_unpacked(path, start=starts[number]) as file:
+        for index in range(number, len(starts)):
+            size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1
+            yield _split(file.read(size), first=index == 0)
 
 
-def _strip(block: list[bytes], *, first: bool) -> list[bytes]:
-    if first:
-        block[0] = block[0].removeprefix(_BOM)
-    text = b"".join(block)
-    if b"\r" in text:
-        return [line.removesuffix(b"\n").removesuffix(b"\r") for line in block]
-    return text.removesuffix(b"\n").split(b"\n")
+def _split(text: bytes, *, first: bool) -> list[bytes]:
+    """Splits lines that end in a line feed; `first` says whether they begin the file."""
+    lines = (text.removeprefix(_BOM) if first else text).removesuffix(b"\n").split(b"\n")
+    return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
 
 
-def _raw_blocks(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the position of each block of lines and its lines, with what ends them."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            check_encoding(file.peek(BEGINNING), str(path))
-            file.seek(start)
-            while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
-                yield start, block
-                start += sum(map(len, block))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path} is not a complete gzip file ({error}); compress it again or unpack it"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+def _find_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the text of each BLOCK of lines."""
+    with open_unpacked(path) as file:
+        check_encoding(file.peek(BEGINNING), str(path))
+        while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
+            yield b"".join(block)
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
@@ -181,16 +178,19 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
       UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
         three if the first line has three.
     """
+    if find_table(path) == "parquet":
+        rows = count_parquet_rows(path)
+        return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)
     content = hashlib.blake2b(digest_size=16)
-    lines = crlf_lines = 0
+    lines = crlf_lines = start = 0
     starts: list[int] = []
     bom = weighted = False
-    for start, raw in _raw_blocks(path):
+    for text in _find_blocks(path):
         starts.append(start)
-        bom = bom or (lines == 0 and raw[0].startswith(_BOM))
-        if b"\r" in b"".join(raw):
-            crlf_lines += sum(line.endswith((b"\r\n", b"\r")) for line in raw)
-        block = _strip(raw, first=lines == 0)
+        start += len(text)
+        bom = bom or (lines == 0 and text.startswith(_BOM))
+        crlf_lines += text.count(b"\r\n") + text.endswith(b"\r")
+        block = _split(text, first=lines == 0)
         if columns == 2:
             weighted = weighted or (lines == 0 and block[0].count(b"\t") == 2)
             _check_columns(path, lines, block, 2 + weighted)

@@ -12,17 +12,19 @@ from pathlib import Path
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import text_files
+from flaxformer_mt.corpus.arrow_files import read_parquet_pairs
 from flaxformer_mt.corpus.cache_use import use_cache
 from flaxformer_mt.corpus.cached_json import digest
-from flaxformer_mt.corpus.json_lines import is_json_lines, read_json_pairs
-from flaxformer_mt.corpus.pair_weights import find_weights
+from flaxformer_mt.corpus.json_lines import read_json_pairs
+from flaxformer_mt.corpus.packed_files import find_packing
+from flaxformer_mt.corpus.pair_weights import load_weights
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import Scan
 from flaxformer_mt.errors import UserError
 
 
 class TextRows:
-    """The rows of one table (.tsv or .jsonl), of two files of one language each, or of one file of targets.
+    """The rows of one table, of two files of one language each, or of one file of targets.
 
     Keeps the block of lines that was read last: rows in ascending order are read once, also from a packed
     file, in which all lines between them are read. Several threads may read.
@@ -38,9 +40,9 @@ class TextRows:
     ) -> None:
         """Opens nothing yet; `stamps` are those of the files before their scans."""
         self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
-        self._languages = languages
+        self._languages, self._table = languages, text_files.find_table(files[0])
         self._lock = threading.Lock()
-        self._packed = any(path.suffix == ".gz" for path in files)
+        self._packed = any(map(find_packing, files))
         self._number, self._block = -1, list[tuple[bytes, bytes]]()
         self._following: Iterator[list[tuple[bytes, bytes]]] = iter(())
 
@@ -80,12 +82,16 @@ class TextRows:
         return self._block
 
     def _read_from(self, number: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        if self._table == "parquet":
+            first, size = self._scans[0].starts[number], text_files.BLOCK
+            yield from read_parquet_pairs(self._files[0], self._languages, first=first, size=size)
+            return
         columns = [
-            text_files.read_blocks(path, number=number, start=scan.starts[number])
+            text_files.read_blocks(path, scan.starts, number=number)
             for path, scan in zip(self._files, self._scans, strict=True)
         ]
         for blocks in zip(*columns, strict=False):  # the line counts were compared
-            if is_json_lines(self._files[0]):
+            if self._table == "jsonl":
                 line = number * text_files.BLOCK + 1
                 yield list(read_json_pairs(self._files[0], blocks[0], self._languages, first_line=line))
             elif len(blocks) == 2:
@@ -120,18 +126,18 @@ def open_parallel_text(
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
     present = tuple(filter(None, languages))
-    columns = 1 if is_json_lines(files[0]) else 1 + len(present) - len(files)
+    table = text_files.find_table(files[0])
+    columns = 2 if table == "tsv" else 1
     use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
-    weights = find_weights(folder, split, files, scans[0], cache / "scans") if may_drop else None
-    values = None if weights is None else weights.load(lines, cache / "weights")
+    weights = load_weights(folder, split, files, scans[0], lines=lines, cache=cache) if may_drop else None
     rows = TextRows(files, stamps, scans, lines, languages)
-    table = ["jsonl"] if is_json_lines(files[0]) else []
-    identity = digest([present, columns, lines, [scan.digest for scan in scans], *table])
+    named = [table] if table in ("jsonl", "parquet") else []  # their columns have names
+    identity = digest([present, columns, lines, [scan.digest for scan in scans], *named])
     return RawSplit(
         name=name,
-        identity=identity if weights is None else digest([identity, weights.identity]),
+        identity=identity if weights is None else digest([identity, weights[1]]),
         rows=rows,
         languages=languages,
         sides=(files[0].name, files[-1].name),
@@ -145,7 +151,7 @@ def open_parallel_text(
             "surplus_lines": max(scan.lines for scan in scans) - lines,
             **_read_tag(files[0]),
         },
-        weights=values,
+        weights=None if weights is None else weights[0],
     )
 
 

@@ -166,6 +166,7 @@ def plan_epoch(
     chosen = _occurrences(fits, parts, random) if drawn is None else drawn[fits[drawn]]
     skipped = int(len(fits) - fits.sum()) if drawn is None else len(drawn) - len(chosen)
     examples = random.permutation(chosen)
+    del chosen, fits
     lengths = source_lengths[examples], target_lengths[examples]
     if config.batching == "pack":
         groups = _group_into_packs(examples, *lengths, shapes[-1], random)
@@ -255,9 +256,10 @@ def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.rand
         raise ValueError(
             f"the parts have {sum(part.size for part in parts)} pairs, but there are {len(fits)} lengths"
         )
+    numbers = np.int32 if len(fits) < 1 << 31 else np.int64
     chosen, start = [], 0
     for part in parts:
-        present = start + np.flatnonzero(fits[start : start + part.size])
+        present = (start + np.flatnonzero(fits[start : start + part.size])).astype(numbers)
         start += part.size
         times = int(part.weight)
         # Stochastic rounding: the expected number is exact even for a handful of pairs.
@@ -283,7 +285,8 @@ def _group_into_buckets(
         are those of the given order.
     """
     lengths = source_lengths[examples], target_lengths[examples]
-    numbers = smallest_shape(*lengths, shapes).astype(np.uint16)
+    numbers = smallest_shape(*lengths, shapes)
+    del lengths
     by_shape = examples[np.argsort(numbers, kind="stable")]
     ends = np.cumsum(np.bincount(numbers, minlength=len(shapes)))
     groups = _promote_leftovers(np.split(by_shape, ends[:-1]), shapes)

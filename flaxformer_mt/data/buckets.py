@@ -4,6 +4,7 @@ Row 4 of the data path. Contains `Shape` and the search for shapes over a histog
 `batching` draws the epochs.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,13 +109,19 @@ def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: D
 def smallest_shape(
     source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> np.ndarray:
-    """[N] Index of the first shape that holds each pair; `len(shapes)` if no shape does.
+    """[N] Index of the first shape that holds each pair, uint16; `len(shapes)` if no shape does.
 
     With the shapes (B, 8, 8) and (B, 12, 16), the pairs (5, 8), (5, 9) and (13, 2) get 0, 1 and 2 (no shape).
     """
-    by_source = np.searchsorted([shape.source for shape in shapes], source_lengths)
-    by_target = np.searchsorted([shape.target for shape in shapes], target_lengths)
+    by_source = _first_holding([shape.source for shape in shapes], source_lengths)
+    by_target = _first_holding([shape.target for shape in shapes], target_lengths)
     return np.maximum(by_source, by_target)
+
+
+def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """[N] Index of the first of ascending sizes that is at least the length, uint16; len(sizes): none is."""
+    table = np.searchsorted(sizes, np.arange(lengths.max(initial=0) + 1)).astype(np.uint16)
+    return table[lengths]
 
 
 def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
@@ -150,8 +157,10 @@ def _levels(lengths: np.ndarray, multiple: int, least: int, most: int) -> np.nda
     Rounding stops at `most`, the config's maximum, because the model may have no positions beyond it.
     """
     most = max(most, int(lengths.max(initial=0)))
-    rounded = np.minimum(-(-lengths.astype(np.int64) // multiple) * multiple, most)
-    values, counts = np.unique(rounded, return_counts=True)
+    present, of_each = np.unique(lengths, return_counts=True)
+    rounded = np.minimum(-(-present.astype(np.int64) // multiple) * multiple, most)
+    values, owners = np.unique(rounded, return_inverse=True)
+    counts = np.bincount(owners, of_each).astype(np.int64)
     if len(values) > _MAX_LEVELS:  # chosen so that each step covers an equal share of all tokens
         tokens = np.cumsum(values * counts)
         shares = np.linspace(0, tokens[-1], _MAX_LEVELS + 1)[1:]
@@ -173,7 +182,8 @@ def _best_chain(
     the number of pairs that fit only the next shape, times the work of a row of that shape: the best chain is
     a shortest path.
     """
-    cells = np.searchsorted(sources, source_lengths) * len(targets) + np.searchsorted(targets, target_lengths)
+    cells = _first_holding(sources, source_lengths) * np.uint16(len(targets))  # fewer than 2 ** 16
+    cells += _first_holding(targets, target_lengths)
     counts = np.bincount(cells, minlength=len(sources) * len(targets)).reshape(len(sources), len(targets))
     held = counts.cumsum(0).cumsum(1).ravel().astype(np.float64)  # pairs that fit each candidate shape
     source, target = (grid.ravel() for grid in np.meshgrid(sources, targets, indexing="ij"))

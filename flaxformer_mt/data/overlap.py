@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.corpus.cleaning import mix_hashes
+from flaxformer_mt.corpus.cleaning import mix_hashes, occur_in
 from flaxformer_mt.corpus.pairs import Pairs
 
 _EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
@@ -24,12 +24,13 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
       For each split {"of": number of its pairs, "pairs": ..., "sources": ...}.
     """
     wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
+    known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
     found = {name: [np.zeros(len(one), bool) for one in both] for name, both in wanted.items()}
     for part in train.read_hashes():
-        present = _gather([part])
-        for name, both in wanted.items():
-            for which in (0, 1):
-                found[name][which] |= np.isin(both[which], present[which])
+        for which, values in enumerate(_gather([part]) if known else ()):
+            present = values[occur_in(values, known[which])]
+            for name, both in wanted.items():
+                found[name][which] |= np.isin(both[which], present)
     return {
         name: {
             "of": len(pairs),

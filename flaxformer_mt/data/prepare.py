@@ -3,18 +3,17 @@
 Rows 1 to 3 of the data path, in order.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
+from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
@@ -34,7 +33,7 @@ from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
-from flaxformer_mt.tracking import Rate, announce_if_slow
+from flaxformer_mt.tracking.work_progress import SILENT, Count, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_tags
 from flaxformer_mt.vocab.tag_pieces import check_language_tags
@@ -64,7 +63,7 @@ def prepare(
     run_dir: Path | None = None,
     *,
     own_store: Path | None = None,
-    say: Callable[[str], object] | None = None,
+    progress: WorkProgress = SILENT,
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
     hands: Hands = HERE,
@@ -80,7 +79,7 @@ def prepare(
         cache folder.
       overlap: whether the report says which held-out pairs are in the training set, all of which is read.
       shortlist: file and sizes of a shortlist, learned from the training set; None: none is made.
-      say: receives the name of each stage that takes more than two seconds; None: nothing is shown.
+      progress: where it is shown how far this is.
       hands: who checks and tokenizes a large training set; what is written does not depend on it.
 
     Raises:
@@ -91,19 +90,18 @@ def prepare(
         check_run(run_dir, config)
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
-    with _stage(f"reading and checking {config.data.dataset}", say):
-        train_pairs = read_pairs(config.data, "train", hands=hands)
-        valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
-        test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
+    train_pairs = read_pairs(config.data, "train", hands=hands, progress=progress)
+    valid_pairs = read_pairs(config.data, "valid") if has_split(config.data, "valid") else None
+    test_pairs = read_pairs(config.data, "test") if has_split(config.data, "test") else None
     making = "reading" if config.vocab.kind == "pretrained" else "training"
-    with _stage(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)", say):
+    with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         _check_tags(vocabs, train_pairs)
     if run_dir is not None and is_first():
         publish_files(run_dir)
-    with _stage(f"tokenizing {len(train_pairs):,} pairs", say):
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, say)
-        valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
+    with progress.part("tokenizing", total=len(train_pairs)) as count:
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, count)
+    valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
     report = {
@@ -115,12 +113,12 @@ def prepare(
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
     }
-    report["sides"] = _check_sides(train_pairs, valid_pairs, test_pairs)
+    report["sides"] = _check_sides(config.data.clean.language_model, train_pairs, valid_pairs, test_pairs)
     if overlap:
-        with _stage("comparing the sets", say):
+        with progress.part("comparing the sets"):
             report["overlap"] = _compare_sets(train_pairs, valid_pairs, test_pairs)
     if shortlist is not None:
-        with _stage("learning translations of pieces", say):
+        with progress.part("learning translations of pieces"):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
     several = None if lengths is None else lengths["several_sentences"]
@@ -158,7 +156,7 @@ def _tokenize_train(
     root: Path,
     own_root: Path | None,
     hands: Hands,
-    say: Callable[[str], object] | None,
+    count: Count,
 ) -> EpochStores:
     """The training set; noise leaves its tags and the symbols of the vocabulary as they are."""
     tags = (part.get("tag", "") for part in pairs.report["parts"])
@@ -173,7 +171,7 @@ def _tokenize_train(
         varies=any(stage.noise.active for stage in read_stages(config.data)),
         own_root=own_root,
         hands=hands,
-        count=Rate(len(pairs), "pairs", say).add if say is not None else lambda pairs: None,
+        count=count,
     )
 
 
@@ -193,10 +191,11 @@ def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
     check_tags(vocabs.source, pairs.report["parts"])
 
 
-def _check_sides(train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
+def _check_sides(model: str, train: Pairs, valid: Pairs | None, test: Pairs | None) -> list[dict[str, Any]]:
     """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
     present = {"train": train, "valid": valid, "test": test}
-    findings = find_side_problems({name: pairs for name, pairs in present.items() if pairs is not None})
+    splits = {name: pairs for name, pairs in present.items() if pairs is not None}
+    findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):
             warn_user(warning)
@@ -215,10 +214,6 @@ def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "source_size": vocabs.source.size if config.data.source_language else 0,
         "target_size": vocabs.target.size,
     }
-
-
-def _stage(name: str, say: Callable[[str], object] | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if say is None else announce_if_slow(f"{name} ...", say)
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:

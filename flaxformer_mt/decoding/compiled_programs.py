@@ -1,31 +1,31 @@
 """The compiled programs of a search with neural models: three for each size of a state.
 
-Row 12 of the data path. `empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate`
-lets the sentences that were read enter free rows, and decodes. Connects models and search: provides the
-search with the models' logits, caches and attention weights. Programs are compiled in threads; slots.py
-decides when which of them runs.
+`empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate` lets the sentences that
+were read enter free rows, and decodes. Programs are compiled in threads; slots.py decides when each runs.
 """
 
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding.ensemble_members import Members, Sources
+from flaxformer_mt.decoding.ensemble_members import Members, Sources, make_models
 from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
-from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
+from flaxformer_mt.parallel import SplitParameters, compile_by_rows, local_device_count
 from flaxformer_mt.parallel.independent_rows import split_rows
 from flaxformer_mt.parallel.kept_programs import compile_kept, keep_json
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import (
     Leaf,
     Lines,
+    QueueResult,
     Search,
     SearchResult,
     Shortlists,
@@ -40,7 +40,6 @@ from flaxformer_mt.search import (
     find_layout,
     pack,
     search_queue,
-    shares_first_step,
     take_first_step,
 )
 from flaxformer_mt.shapes import Array
@@ -56,14 +55,6 @@ Leaves = tuple[Array, ...]
 _REFILL_SHARE = 24
 
 
-class Generated(NamedTuple):
-    """What `generate` returns: see `search.QueueResult`."""
-
-    state: Leaves
-    owners: Array
-    results: SearchResult
-
-
 class StatePrograms:
     """The programs of states of one size; a call waits until its program is ready."""
 
@@ -71,17 +62,13 @@ class StatePrograms:
         """Store the programs `empty`, `prefill` and `generate`, which may be in the making."""
         self._parts, self._programs = parts, programs
 
-    def wait(self) -> int:
-        """Wait until all programs are ready; return their number."""
-        return len([future.result() for future in self._programs.values()])
-
     def empty(self) -> Leaves:
         """Return a state whose rows are all free."""
-        return _take_leaves(self._programs["empty"].result()((), np.ones(self._parts, np.int32)))[0]
+        return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
         """Read sources; return them as the state of waiting sentences."""
-        return _take_leaves(self._programs["prefill"].result()(params, *sources))[0]
+        return self._programs["prefill"].result()(params, *sources)
 
     def generate(
         self,
@@ -92,7 +79,7 @@ class StatePrograms:
         counts: Sequence[int],
         final_free_rows: Sequence[int],
         max_steps: int,
-    ) -> Generated:
+    ) -> QueueResult:
         """Apply `search_queue` to each part; `counts` are the sentences of each part that are not padding.
 
         The state is donated, in programs that are not kept on disk.
@@ -101,8 +88,8 @@ class StatePrograms:
             np.broadcast_to(np.asarray(value, np.int32), self._parts)
             for value in (counts, final_free_rows, max_steps)
         ]
-        leaves, others = _take_leaves(self._programs["generate"].result()(params, state, waiting, *scalars))
-        return Generated(leaves, others.pop("owners"), SearchResult(**others))
+        owners, *found = self._programs["generate"].result()(params, state, waiting, *scalars)
+        return QueueResult(tuple(found[: len(state)]), owners, SearchResult(*found[len(state) :]))
 
 
 class SearchPrograms:
@@ -123,14 +110,10 @@ class SearchPrograms:
         shortlists: Shortlists | None = None,
         **jit_options: Any,
     ) -> None:
-        """Store what all programs have in common.
+        """Store what all programs have in common; see `SearchEngine`.
 
         Args:
-          configs: of one model, or of the members of an ensemble.
-          sizes: number of entries of the source and the target vocabulary.
           shortlists: if each line has a shortlist, what all of them have in common.
-          spread: whether each local device searches a part of the rows, or the mesh over which parameters
-            are split; they come from `place_parameters`.
           jit_options: of `jax.jit`; no program is kept with them.
         """
         self._options, self._symbols, self._shortlists = options, symbols, shortlists
@@ -146,11 +129,7 @@ class SearchPrograms:
 
     @functools.cached_property
     def _models(self) -> list["Model"]:
-        from flaxformer_mt.model import make_model
-
-        source_size, target_size = self._sizes
-        sizes: Any = {"source_size": source_size, "target_size": target_size}
-        return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
+        return make_models(self._configs, self._sizes)
 
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
@@ -182,17 +161,15 @@ class SearchPrograms:
         line: Lines = jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), leaf.dtype), example.lines)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
         layouts = functools.partial(self._find_layouts, shapes, line, n_best)
-        facts = [self._facts, n_best, [str(jax.tree.structure(line)), *map(np.shape, jax.tree.leaves(line))]]
+        facts = [self._facts, n_best, *map(_describe, (line, shapes))]
 
-        def empty(_: Any, rows: Array) -> dict[str, Array]:
-            return _name_leaves(empty_rows(layouts()[0], size))
+        def empty(_: Any, rows: Array) -> Leaves:
+            return (*jax.tree.leaves(empty_rows(layouts()[0], size)),)
 
-        def prefill(params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines) -> dict[str, Array]:
-            return _name_leaves(self._read(params, Sources(ids, mask, lines), n_best))
+        def prefill(params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines) -> Leaves:
+            return (*jax.tree.leaves(self._read(params, Sources(ids, mask, lines), n_best)),)
 
-        def generate(
-            params: tuple[Any, ...], state: Leaves, waiting: Leaves, *limits: Array
-        ) -> dict[str, Array]:
+        def generate(params: tuple[Any, ...], state: Leaves, waiting: Leaves, *limits: Array) -> Leaves:
             own, others = layouts()
             count, final_free_rows, max_steps = (limit[0] for limit in limits)
             found = search_queue(
@@ -205,8 +182,7 @@ class SearchPrograms:
                 refill=max(1, size.rows // _REFILL_SHARE),
                 max_steps=max_steps,
             )
-            results = {name: leaf for name, leaf in found.results._asdict().items() if leaf is not None}
-            return _name_leaves(found.state) | results | {"owners": found.owners}
+            return (found.owners, *jax.tree.leaves(found.state), *jax.tree.leaves(found.results))
 
         def start(
             function: Callable[..., Any], make_arguments: Callable[[], tuple[Any, ...]], *donate: int
@@ -259,12 +235,7 @@ class SearchPrograms:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(leaf.dtype), sharding=sharding)
 
     def _find_layouts(self, params: Any, line: Lines, n_best: int) -> tuple[StateLayout, StateLayout]:
-        """Return the layouts of states and of waiting sentences whose lines have these fields and shapes.
-
-        Args:
-          params: the shapes of the parameters.
-          line: the fields of one line.
-        """
+        """Return the layouts of states and of waiting sentences, by the shapes of parameters and a line."""
         key = (n_best, jax.tree.structure(line), tuple(leaf.shape for leaf in jax.tree.leaves(line)))
 
         def take_sources(length: int) -> Sources:
@@ -295,22 +266,20 @@ class SearchPrograms:
     # ---- traced functions of one part ----
 
     def _read(self, params: tuple[Any, ...], given: Sources, n_best: int) -> State:
-        """Return the packed state of waiting sentences, after prefixes and a first step that beams share."""
+        """Return the packed state of waiting sentences, after prefixes and a first step."""
         task, members = self._make_task(params, 1, n_best)
         sources, prefixes = members.add_source_mask(given), given.lines.prefixes
-        shared = shares_first_step(self._options)
         if prefixes is None:
-            state = begin_lines(task, members.encode(given, 1 if shared else task.width, 1), sources)
-            return take_first_step(task, state) if shared else state
+            return take_first_step(task, begin_lines(task, members.encode(given, 1, 1), sources))
         capacity = prefixes.shape[1] + 1
         symbols = {"bos_id": self._symbols.bos_id, "pad_id": self._symbols.pad_id}
         _, tokens, starts = align_prefixes(prefixes, **symbols)
         cache = members.encode(given, 1, capacity)._replace(start_steps=starts)
         logits, cache = members.read_prefix(tokens, cache)
         attention = members.attention(cache) if members.covers else None
-        task, _ = self._make_task(params, capacity, n_best)
+        task = replace(task, max_length=capacity)
         state = begin_prefixed_lines(task, members.keep_last_attention(cache), sources, logits, attention)
-        return take_first_step(task, state) if shared else state
+        return take_first_step(task, state)
 
     def _make_task(self, params: tuple[Any, ...], capacity: int, n_best: int) -> tuple[Search, Members]:
         shortlists = self._shortlists
@@ -327,13 +296,5 @@ def _compilers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
 
 
-def _name_leaves(state: State) -> dict[str, Array]:
-    """Return the leaves of a state by number: programs on disk return arrays by name."""
-    return {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(state))}
-
-
-def _take_leaves(outputs: dict[str, Array]) -> tuple[Leaves, dict[str, Array]]:
-    """Split what `_name_leaves` named from other outputs."""
-    others = dict(outputs)
-    numbers = sorted((name for name in outputs if name.isdecimal()), key=int)
-    return tuple(others.pop(name) for name in numbers), others
+def _describe(tree: Any) -> list[Any]:
+    return [str(jax.tree.structure(tree)), *((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))]

@@ -1,8 +1,8 @@
 """The search engine: from the token ids of sentences to hypotheses of token ids.
 
 Row 12 of the data path. Sentences go to states of a few sizes (sizes.py), whose slots they enter and leave
-(slots.py), by programs of which each size has three (compiled_programs.py). What exceeds the likely length of
-a translation is searched again in a state with more room.
+(slots.py); each size has three programs (compiled_programs.py). What exceeds the likely length of a
+translation is searched again in a state with more room.
 """
 
 import collections
@@ -141,7 +141,7 @@ class SearchEngine:
             each = slots.popleft()
             each.waiting = dict.fromkeys(range(self.programs.parts), sentence)
             collections.deque(each.run(), maxlen=0)
-            yield each.num_programs
+            yield _PROGRAMS
             slots.extend(itertools.islice(made, 1))
 
     def search_all(
@@ -191,19 +191,15 @@ class SearchEngine:
             for number in (*again, *cast(list[int], own.left)):
                 find(sizes.choose_again(*needs[number], others=slots)).waiting[number] = sentences[number]
 
-    @property
-    def longest_target(self) -> int | None:
-        """The maximum number of target tokens for which all models have positions; None: unlimited."""
-        return self.lengths.longest_target
-
     def check(self, sentence: Sentence, name: str) -> None:
         """Raise UserError if no translation can satisfy the constraints; the message begins with `name`."""
         if self._candidates is not None:
             self._candidates.check(sentence.source, sentence.required, name)
-        if self.longest_target is not None and sentence.shortest > self.longest_target:
+        longest = self.lengths.longest_target
+        if longest is not None and sentence.shortest > longest:
             raise UserError(
                 f"{name} has {sentence.shortest - 1} tokens of prefix and required phrases, but the model "
-                f"has positions for {self.longest_target}, end symbol included; shorten them"
+                f"has positions for {longest}, end symbol included; shorten them"
             )
         if both := set(self._symbols.never) & set(itertools.chain(*sentence.required)):
             raise UserError(

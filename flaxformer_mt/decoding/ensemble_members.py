@@ -1,11 +1,7 @@
-"""The networks of a search while a program is traced: one model, or the members of an ensemble.
-
-Row 12 of the data path. Provides the search with the models' logits, caches and attention weights.
-compiled_programs.py contains the programs.
-"""
+"""The networks of a search while a program is traced: one model, or the members of an ensemble."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +9,24 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.search import Lines, NextLogits, ensemble, ensemble_caches
 from flaxformer_mt.shapes import Array, Cache
+
+if TYPE_CHECKING:
+    from flaxformer_mt.model import Model
+
+
+def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
+    """Returns the networks; `sizes` are the numbers of entries of the source and the target vocabulary."""
+    from flaxformer_mt.model import make_model
+
+    source_size, target_size = sizes
+    platform = default_platform()
+    return [
+        make_model(one, source_size=source_size, target_size=target_size, platform=platform)
+        for one in configs
+    ]
 
 
 class Sources(NamedTuple):

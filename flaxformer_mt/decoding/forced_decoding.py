@@ -1,12 +1,13 @@
-"""Forced decoding (teacher forcing): the probability of each token of a given translation.
+"""Forced decoding (teacher forcing): the probability of each token of given translations, and their scores.
 
-Contains the batches of pairs of token ids, in few shapes, and the selection of attention weights. Each batch
-takes one forward pass without search. translation/scorer.py turns probabilities into scores.
+The scores are those by which a search with the same models would rank the translations. Each batch of pairs
+of token ids takes one forward pass without search, in one of few shapes.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding.sizes import SHORTEST, SearchBatch, plan_batches, round_down
+from flaxformer_mt.decoding.ensemble_members import make_models
+from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.decoding.sizes import round_up_coarsely
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import SplitParameters, default_platform
+from flaxformer_mt.parallel import SplitParameters
+from flaxformer_mt.search import average_logits
+from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.vocab import Vocabs
 
 if TYPE_CHECKING:
     from flaxformer_mt.model import Model
@@ -27,6 +33,10 @@ _MAX_LOGITS = 1 << 27
 
 # Maximum length of a sequence if the model's positions do not limit it.
 UNBOUNDED = 1 << 29
+
+# At most this many pairs are read in batches of so many rows, at least so long: then few programs serve a few
+# pairs at a time.
+_FEW, _FEW_ROWS, _FEW_LENGTH = 32, 8, 32
 
 
 class Pair(NamedTuple):
@@ -61,8 +71,24 @@ class Reading(NamedTuple):
     top_probs: np.ndarray | None = None
 
 
-class ForcedDecoder:
-    """Decodes pairs by teacher forcing with one model, or with an ensemble that shares a vocabulary.
+@dataclasses.dataclass(frozen=True)
+class PairScore:
+    """The score of one given translation."""
+
+    # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
+    # NaN without tokens.
+    score: float
+    log_prob: float
+    # Log-probability of each token; they add up to log_prob.
+    token_log_probs: tuple[float, ...]
+    # Ids of the target vocabulary; the last one is eos unless the target was cut.
+    tokens: tuple[int, ...]
+    # Whether only the beginning was scored, because the source or the target is too long.
+    truncated: bool = False
+
+
+class TokenScorer:
+    """Scores pairs of token ids as the search does, with one model or an ensemble of one vocabulary.
 
     Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
     """
@@ -70,112 +96,157 @@ class ForcedDecoder:
     def __init__(
         self,
         models: Sequence[ModelConfig],
+        search: SearchConfig,
+        vocabs: Vocabs,
         *,
-        sizes: tuple[int, int],
-        pad_id: int,
-        bos_id: int,
         longest: tuple[int, int],
-        ensemble_mean: str = SearchConfig.ensemble_mean,
-        split: SplitParameters | None = None,
+        warn: Callable[[str], None],
+        spread: bool | SplitParameters = False,
     ) -> None:
         """Builds the networks.
 
         Args:
-          sizes: number of entries of the source and the target vocabulary.
           longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
-          split: the mesh over which parameters are split, if they are.
+          warn: receives a warning if the device runs out of memory with batches of search.batch_tokens.
+          spread: the mesh over which parameters are split, if they are.
         """
-        self._configs = [dataclasses.replace(model, scan_layers=False) for model in models]
-        self._sizes = sizes
-        self._pad_id, self._bos_id = pad_id, bos_id
-        self._longest = longest
-        self._ensemble_mean = ensemble_mean
-        self._split = split
-        self.compile()
+        self.models, self.vocabs = models, vocabs
+        self.options, self._longest = search, longest
+        self._budget = TokenBudget(search.batch_tokens, warn=warn)
+        compile_program = spread.compile if isinstance(spread, SplitParameters) else jax.jit
+        self.run = compile_program(self._read_batch, static_argnames=("watched", "top_k"))
 
     @functools.cached_property
-    def _models(self) -> list["Model"]:
-        from flaxformer_mt.model import make_model
+    def _networks(self) -> list["Model"]:
+        configs = [dataclasses.replace(model, scan_layers=False) for model in self.models]
+        return make_models(configs, (self.vocabs.source.size, self.vocabs.target.size))
 
-        source_size, target_size = self._sizes
-        sizes: Any = {"source_size": source_size, "target_size": target_size}
-        return [make_model(config, **sizes, platform=default_platform()) for config in self._configs]
+    def warm_up(self, *, params: Sequence[Any], watched: Sequence[Watched]) -> None:
+        """Compiles the programs for a few pairs, whatever the lengths of their sources."""
+        longest = self._longest[0]
+        for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
+            self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)
 
-    def compile(self, **options: Any) -> None:
-        """Discards compiled programs; the next calls compile with these options of `jax.jit`."""
-        compile_program = jax.jit if self._split is None else self._split.compile
-        self.run = compile_program(self.read_batch, static_argnames=("watched", "top_k"), **options)
+    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
+        """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
+        covers = self.options.method == "beam" and self.options.coverage_penalty > 0
+        watched = (Watched(self.options.coverage_layer),) if covers else ()
+        readings = self.read_all(pairs, params=params, watched=watched)
+        log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
+        lengths = np.array([max(1, len(pair.target)) for pair in pairs], np.int32)
+        scores = log_probs / np.asarray(length_penalty(lengths, self.options))
+        if covers:
+            scores = scores + self._coverage_penalties(readings)
+        return [
+            PairScore(
+                score=float(score) if len(pair.target) else math.nan,
+                log_prob=float(log_prob),
+                token_log_probs=tuple(reading.log_probs.tolist()),
+                tokens=tuple(map(int, pair.target)),
+            )
+            for pair, reading, score, log_prob in zip(pairs, readings, scores, log_probs, strict=True)
+        ]
+
+    def _coverage_penalties(self, readings: Sequence[Reading]) -> np.ndarray:
+        """Returns the coverage penalty of each reading, from its attention summed over target tokens."""
+        sums = [reading.attention[0].sum(axis=0) for reading in readings]
+        coverage = np.zeros((len(sums), 1, max(map(len, sums), default=0)), np.float32)
+        mask = np.zeros((len(sums), coverage.shape[2]), bool)
+        for row, attention in enumerate(sums):
+            coverage[row, 0, : len(attention)], mask[row, : len(attention)] = attention, True
+        return np.asarray(coverage_penalty(coverage, mask, self.options))[:, 0]
 
     def read_all(
         self,
         pairs: Sequence[Pair],
         *,
         params: Sequence[Any],
-        batch_tokens: int,
         watched: Sequence[Watched] = (),
-        shortest: int = SHORTEST,
         top_k: int = 0,
-    ) -> Iterator[tuple[int, Reading]]:
-        """Yields each pair's index and its reading, in the order of batches.
+    ) -> list[Reading]:
+        """Returns the readings of pairs in order.
+
+        If the device runs out of memory, this call and all later ones use smaller batches.
 
         Args:
           params: the parameters of each model.
-          batch_tokens: maximum number of source and target tokens of a batch, padding included.
-          shortest: minimum length of a batch: a larger one gives fewer shapes, with more padding.
           top_k: number of most probable tokens to return for each position.
         """
+
+        def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, Reading]]:
+            run = functools.partial(self.run, tuple(params), watched=tuple(watched), top_k=top_k)
+            return self._read([pairs[index] for index in indices], batch_tokens, run)
+
+        found = dict(self._budget.run_all(work, len(pairs)))
+        return [found[index] for index in range(len(pairs))]
+
+    def _read(
+        self, pairs: Sequence[Pair], batch_tokens: int, run: Callable[[Batch], Any]
+    ) -> Iterator[tuple[int, Reading]]:
+        """Yields each pair's index and its reading, the longest pairs first."""
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
-
-        def rows_of(length: int) -> int:
-            source_length, target_length = self._shape(length)
-            rows = batch_tokens // (source_length + target_length)
-            return round_down(max(1, min(rows, _MAX_LOGITS // (target_length * self._sizes[1]))))
-
+        waiting = sorted(range(len(pairs)), key=lambda index: -lengths[index])
         previous: tuple[list[int], list[Pair], Any] | None = None
-        longest = max(self._longest)
-        for plan in plan_batches(lengths, longest=longest, rows_of=rows_of, shortest=min(shortest, longest)):
-            chosen = [pairs[index] for index in plan.indices]
-            batch = self._make_batch(chosen, plan)
-            outputs = self.run(tuple(params), batch, watched=tuple(watched), top_k=top_k)
+        while waiting:
+            shape = self._fit(lengths[waiting[0]], len(waiting), batch_tokens)
+            indices, waiting = waiting[: shape[0]], waiting[shape[0] :]
+            chosen = [pairs[index] for index in indices]
+            outputs = run(self._make_batch(chosen, shape))
             # The device computes this batch while the host processes the previous one.
             if previous is not None:
                 yield from _split_batch(*previous)
-            previous = list(plan.indices), chosen, outputs
+            previous = indices, chosen, outputs
         if previous is not None:
             yield from _split_batch(*previous)
 
-    def _shape(self, length: int) -> tuple[int, int]:
-        """Returns the source and target lengths of a batch; both derive from one length, for few shapes."""
-        source, target = (min(length, longest) for longest in self._longest)
-        return source, target
+    def _fit(self, length: int, count: int, batch_tokens: int) -> tuple[int, int, int]:
+        """Returns the rows, source length and target length of a batch of some of `count` pairs.
 
-    def _make_batch(self, pairs: Sequence[Pair], plan: SearchBatch) -> Batch:
+        The lengths are 8, 12, 16, 24, 32, 48, ... tokens, so that at most a third is padding; those of a few
+        pairs are powers of two.
+
+        Args:
+          length: that of the longest source or target.
+        """
+        few = count <= _FEW
+        size = max(_FEW_LENGTH if few else 8, round_up_coarsely(length))
+        if not few and 8 < length <= size * 3 // 4:
+            size = size * 3 // 4
+        source, target = (min(size, longest) for longest in self._longest)
+        rows = max(
+            1, min(batch_tokens // (source + target), _MAX_LOGITS // (target * self.vocabs.target.size))
+        )
+        return min(rows, _FEW_ROWS) if few else rows, source, target
+
+    def _make_batch(self, pairs: Sequence[Pair], shape: tuple[int, int, int]) -> Batch:
         """Makes a batch of one pair per row; rows of padding have one unmasked position for attention."""
-        source_length, target_length = self._shape(plan.source_length)
+        rows, source_length, target_length = shape
         if not any(len(pair.source) for pair in pairs):
             source_length = 0  # a language model has no source
-        source = np.full((plan.rows, source_length), self._pad_id, np.int32)
-        target = np.full((2, plan.rows, target_length), self._pad_id, np.int32)
+        vocab = self.vocabs.target
+        source = np.full((rows, source_length), vocab.pad_id, np.int32)
+        target = np.full((2, rows, target_length), vocab.pad_id, np.int32)
         source_mask, target_mask = np.zeros(source.shape, bool), np.zeros(target.shape[1:], bool)
         for row, pair in enumerate(pairs):
             s, t = len(pair.source), len(pair.target)
             source[row, :s], source_mask[row, :s] = pair.source, True
-            target[0, row, :t] = [self._bos_id, *pair.target[:-1]][:t]
+            target[0, row, :t] = [vocab.bos_id, *pair.target[:-1]][:t]
             target[1, row, :t], target_mask[row, :t] = pair.target, True
         source_mask[len(pairs) :, :1] = True
         target_mask[len(pairs) :, :1] = True
         return Batch(source, target[0], target[1], source_mask, target_mask)
 
-    def read_batch(
+    def _read_batch(
         self, params: tuple[Any, ...], batch: Batch, *, watched: tuple[Watched, ...], top_k: int = 0
     ) -> tuple[Array, list[Array], tuple[Array, ...]]:
         """Returns log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
 
-        The third is empty, or with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
+        The log-probability of a forced token, as the tag of a language, is 0. The third result is empty, or
+        with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
         """
         logits: list[Array] = []
         attention: list[list[Array]] = []
-        for model, model_params in zip(self._models, params, strict=True):
+        for model, model_params in zip(self._networks, params, strict=True):
             variables = {"params": unstack_layers(model_params)}
             options: dict[str, Any] = {"deterministic": True, "method": "hidden"}
             if watched:
@@ -188,21 +259,15 @@ class ForcedDecoder:
         mean_attention: list[Array] = [
             jnp.stack(weights).mean(axis=0) for weights in zip(*attention, strict=True)
         ]
-        combined = logits[0] if len(logits) == 1 else self._combine(logits)
+        combined = logits[0] if len(logits) == 1 else average_logits(logits, self.options.ensemble_mean)
         chosen = jnp.take_along_axis(combined, batch.target_out[..., None], axis=-1)[..., 0]
         total = jax.nn.logsumexp(combined, axis=-1)
         top: tuple[Array, ...] = ()
         if top_k:
             largest, ids = jax.lax.top_k(combined, top_k)
             top = ids, jnp.exp(largest - total[..., None])
-        return chosen - total, mean_attention, top
-
-    def _combine(self, logits: Sequence[Array]) -> Array:
-        """Averages the distributions of an ensemble as the search does; returns unnormalized logits."""
-        log_probs = jnp.stack([jax.nn.log_softmax(model_logits, axis=-1) for model_logits in logits])
-        if self._ensemble_mean == "log_probs":
-            return log_probs.mean(axis=0)
-        return jax.nn.logsumexp(log_probs, 0)
+        log_probs = (chosen - total).at[:, : self.vocabs.target.num_forced].set(0.0)
+        return log_probs, mean_attention, top
 
 
 def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:

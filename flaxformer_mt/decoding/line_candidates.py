@@ -1,24 +1,21 @@
-"""The shortlists of sentences as arrays: candidates of each sentence besides those of all sentences.
-
-Row 12 of the data path. vocab/shortlist.py contains the rules that find them.
-"""
+"""The candidates of a sentence's shortlist, by the rules of vocab/shortlist.py."""
 
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN, SHORTEST
+from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Shortlists, Symbols
 from flaxformer_mt.vocab.shortlist import Shortlist
 
-# A source, and the required phrases of its translation.
-Input = tuple[np.ndarray, Sequence[Sequence[int]]]
+# The candidates of a shorter source are as many as those of a source of this length.
+_SHORTEST = 8
 
 
 class Candidates:
-    """Lays out the candidates of sentences, without tokens that are never chosen.
+    """Finds the candidates of sentences, without tokens that are never chosen.
 
     shortlists: the candidates of all sentences, as the search takes them.
     """
@@ -34,17 +31,14 @@ class Candidates:
         self._left_out = np.zeros(size, bool)
         self._left_out[[*banned, *self.shortlists.common]] = True
 
-    def lay_out(self, inputs: Sequence[Input]) -> list[np.ndarray]:
-        """Return the candidates of each sentence, most probable first: ids plus 1; 0 is for padding."""
-        rows = []
-        for source, required in inputs:
-            found = self._shortlist.find(source)
-            if required:
-                found = np.concatenate([*map(np.array, required), found])
-            found = found[~self._left_out[found]]
-            _, first = np.unique(found, return_index=True)
-            rows.append(found[np.sort(first)][: self._room(source)] + 1)
-        return rows
+    def find(self, source: np.ndarray, required: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return the candidates of a sentence, most probable first: ids plus 1; 0 is for padding."""
+        found = self._shortlist.find(source)
+        if required:
+            found = np.concatenate([*map(np.array, required), found])
+        found = found[~self._left_out[found]]
+        _, first = np.unique(found, return_index=True)
+        return found[np.sort(first)][: self._room(source)] + 1
 
     def check(self, source: np.ndarray, required: Sequence[Sequence[int]], name: str) -> None:
         """Raises UserError if the required phrases have more different tokens than a shortlist."""
@@ -56,4 +50,4 @@ class Candidates:
             )
 
     def _room(self, source: np.ndarray) -> int:
-        return CANDIDATES_PER_TOKEN * min(max(len(source), SHORTEST), self._longest_source)
+        return CANDIDATES_PER_TOKEN * min(max(len(source), _SHORTEST), self._longest_source)

@@ -1,11 +1,7 @@
-"""Sentences that arrive one by one: each enters a running search, and leaves it when it is done.
-
-Row 12 of the data path. The server and others whose sentences are not known at the beginning use it; the
-states and programs are those of the engine.
-"""
+"""Sentences that arrive one by one: each enters a running search, and leaves it when it is done."""
 
 import collections
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -76,11 +72,6 @@ class LiveSearch:
                 self._turn.append(key)
                 yield from self._advance(key)
                 return
-
-    def warm_up(self, n_best: Iterable[int]) -> Iterator[int]:
-        """Compile the programs of all sizes; yield after each of them, so that sentences can come between."""
-        for number in n_best:
-            yield from self._engine.warm_up_each(self._params, n_best=number)
 
     def _enter(self, name: Hashable, n_best: int, *, again: bool = False) -> None:
         """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""

@@ -1,7 +1,4 @@
-"""Tokens per batch, halved when the device runs out of memory.
-
-The smaller batch size stays in effect for all later work, and the work continues.
-"""
+"""Tokens per batch, halved when the device runs out of memory, from then on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar

@@ -1,12 +1,9 @@
-"""Sentences as inputs of a search: what constrains each translation, and the arrays that programs take.
-
-Row 12 of the data path.
-"""
+"""Sentences as inputs of a search: what constrains each translation, and the arrays that programs take."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,12 +34,7 @@ class Sentence:
     @property
     def shortest(self) -> int:
         """The minimum number of tokens, with eos, of a translation that satisfies the constraints."""
-        return max(self.least, self.fixed)
-
-    @property
-    def fixed(self) -> int:
-        """The number of tokens of the prefix and the required phrases, with eos."""
-        return len(self.prefix) + sum(map(len, self.required)) + 1
+        return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)
 
 
 class Form(NamedTuple):
@@ -96,46 +88,57 @@ class SentenceArrays:
 
         Rows without a sentence have a limit of 0, which is not searched, and one position to attend to.
         """
-        total = rows * len(sentences)
         placed = [
             (part * rows + row, one) for part, own in enumerate(sentences) for row, one in enumerate(own)
         ]
-        ids = np.full((total, source_length), self._pad_id, np.int32)
-        lengths = np.ones(total, np.int32)
-        for row, one in placed:
-            ids[row, : len(one.source)] = one.source
-            lengths[row] = len(one.source)
-        mask = np.arange(source_length) < lengths[:, None]
-        lines = Lines(max_lengths=np.zeros(total, np.int32))
-        for row, one in placed:
-            lines.max_lengths[row] = self._lengths.limit(len(one.source), one.shortest)
-        if self._lengths.learned is not None and self._options.method == "beam":
-            likely = np.zeros(total, np.int32)
-            for row, one in placed:
-                likely[row] = self._lengths.likely(len(one.source), self.needed(one))
-            lines = lines._replace(likely_lengths=likely)
-        if self._options.method == "sample":
-            lines = lines._replace(seeds=self._draw_seeds(total, placed))
-        if form.minimum:
-            least = np.zeros(total, np.int32)
-            for row, one in placed:
-                least[row] = max(one.least, self._min_length(one))
-            lines = lines._replace(min_lengths=least)
-        if self._candidates is not None:
-            found = self._candidates.lay_out([(one.source, one.required) for _, one in placed])
-            listed = np.zeros((total, CANDIDATES_PER_TOKEN * source_length), np.int32)
-            for (row, _), own in zip(placed, found, strict=True):
-                listed[row, : len(own)] = own
-            lines = lines._replace(shortlist=listed)
-        return Sources(ids, mask, _add_constraints(lines, placed, form))
 
-    def _draw_seeds(self, total: int, placed: list[tuple[int, Sentence]]) -> np.ndarray:
-        """Return the seed of each row: a function of its sentence, not of the row."""
-        seeds = np.zeros(total, np.uint32)
-        for row, one in placed:
-            seed = zlib.crc32(np.asarray(one.stream, np.int64).tobytes(), self._options.seed)
-            seeds[row] = zlib.crc32(np.asarray(one.source, np.int32).tobytes(), seed)
-        return seeds
+        def fill(
+            find: Callable[[Sentence], Any], *shape: int, blank: int = 0, dtype: Any = np.int32
+        ) -> np.ndarray:
+            """Return an array of `shape` for each row: what `find` returns for its sentence, then blanks."""
+            filled = np.full((rows * len(sentences), *shape), blank, dtype)
+            for row, one in placed:
+                found = find(one)
+                if shape:
+                    filled[row, : len(found)] = found
+                else:
+                    filled[row] = found
+            return filled
+
+        limits, options, candidates = self._lengths, self._options, self._candidates
+        lines = Lines(max_lengths=fill(lambda one: limits.limit(len(one.source), one.shortest)))
+        if limits.learned is not None and options.method == "beam":
+            likely = fill(lambda one: limits.likely(len(one.source), self.needed(one)))
+            lines = lines._replace(likely_lengths=likely)
+        if options.method == "sample":
+            lines = lines._replace(seeds=fill(self._find_seed, dtype=np.uint32))
+        if form.minimum:
+            least = fill(lambda one: max(one.least, self._min_length(one)))
+            lines = lines._replace(min_lengths=least)
+        if form.prefix:
+            prefixes = fill(
+                lambda one: [*one.prefix, *[WORD_START] * one.prefix_ends_word][: form.prefix],
+                form.prefix,
+                blank=NO_TOKEN,
+            )
+            lines = lines._replace(prefixes=prefixes)
+        if form.phrases:
+            required = fill(
+                lambda one: _pad_phrases(one, form.phrase), form.phrases, form.phrase, blank=NO_TOKEN
+            )
+            lines = lines._replace(required=required)
+        if candidates is not None:
+            room = CANDIDATES_PER_TOKEN * source_length
+            listed = fill(lambda one: candidates.find(one.source, one.required), room)
+            lines = lines._replace(shortlist=listed)
+        lengths = np.maximum(1, fill(lambda one: len(one.source)))
+        mask = np.arange(source_length) < lengths[:, None]
+        return Sources(fill(lambda one: one.source, source_length, blank=self._pad_id), mask, lines)
+
+    def _find_seed(self, sentence: Sentence) -> int:
+        """Return a seed that is a function of the sentence, not of its row."""
+        seed = zlib.crc32(np.asarray(sentence.stream, np.int64).tobytes(), self._options.seed)
+        return zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
 
     def _min_length(self, sentence: Sentence) -> int:
         """Return the number of tokens that the search options require of a translation."""
@@ -143,19 +146,6 @@ class SentenceArrays:
         return int(ratio * len(sentence.source) + offset)
 
 
-def _add_constraints(lines: Lines, placed: list[tuple[int, Sentence]], form: Form) -> Lines:
-    total = len(np.asarray(lines.max_lengths))
-    if form.prefix:
-        prefixes = np.full((total, form.prefix), NO_TOKEN, np.int32)
-        for row, one in placed:
-            prefixes[row, : len(one.prefix)] = one.prefix
-            if one.prefix_ends_word and len(one.prefix) < form.prefix:
-                prefixes[row, len(one.prefix)] = WORD_START
-        lines = lines._replace(prefixes=prefixes)
-    if form.phrases:
-        required = np.full((total, form.phrases, form.phrase), NO_TOKEN, np.int32)
-        for row, one in placed:
-            for number, phrase in enumerate(one.required):
-                required[row, number, : len(phrase)] = phrase
-        lines = lines._replace(required=required)
-    return lines
+def _pad_phrases(sentence: Sentence, length: int) -> np.ndarray:
+    padding = [NO_TOKEN] * length
+    return np.reshape([[*phrase, *padding][:length] for phrase in sentence.required], (-1, length))

@@ -1,18 +1,11 @@
-"""Sizes of search states and of batches: few, because each needs programs of its own.
+"""Length limits of translations, and the sizes of search states: few, as each has programs of its own."""
 
-Contains the length limits of translations, the states of an engine, and the batches of forced decoding.
-"""
-
-import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.search import Size
-
-# Minimum length of an array of sources.
-SHORTEST = 8
 
 # Maximum number of candidates of a shortlist for each source token, besides those of all sentences.
 CANDIDATES_PER_TOKEN = 16
@@ -32,19 +25,6 @@ _FEW_HYPOTHESES = 16
 
 # Sentences that fill a state for a few at most this many times are searched there, not in one for many.
 _FEW_FILLS = 4
-
-# Ladder of sizes: few enough that shapes recur, close enough that at most a third is padding.
-_LADDER = tuple(sorted({1, *(base << power for base in (2, 3) for power in range(30))}))
-
-
-def round_up(size: int) -> int:
-    """Round up to the ladder 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: 13 gives 16."""
-    return _LADDER[bisect.bisect_left(_LADDER, size)]
-
-
-def round_down(size: int) -> int:
-    """Round down to the ladder of `round_up`: 15 gives 12."""
-    return _LADDER[bisect.bisect_right(_LADDER, size) - 1]
 
 
 def round_up_coarsely(size: int) -> int:
@@ -213,36 +193,3 @@ def _first(sizes: Iterable[Size], source_length: int, capacity: int) -> Size | N
     """Return the first size with room for a source and its translations."""
     fitting = (size for size in sizes if size.source_length >= source_length and size.capacity >= capacity)
     return next(fitting, None)
-
-
-@dataclass(frozen=True)
-class SearchBatch:
-    """Sentences that form a batch, in arrays whose shape is on the ladder: indices of the sentences."""
-
-    indices: tuple[int, ...]
-    rows: int
-    source_length: int
-
-
-def plan_batches(
-    lengths: Sequence[int], *, longest: int, rows_of: Callable[[int], int], shortest: int = SHORTEST
-) -> list[SearchBatch]:
-    """Group sentences of the given lengths, the longest first, into batches of few different shapes.
-
-    The length of a batch is that of its longest sentence, rounded up to the ladder and limited to the range
-    from `shortest` to `longest`. A batch has `rows_of(length)` sentences. Only the last batch may have fewer;
-    its rows are rounded up to the ladder, because a row of padding costs as much as a sentence.
-
-    With 2 rows, lengths [3, 30, 5] give batches (1, 2) of 2x32 and (0,) of 1x8.
-    """
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    batches: list[SearchBatch] = []
-    start = 0
-    while start < len(order):
-        source_length = min(max(round_up(lengths[order[start]]), shortest), longest)
-        rows = rows_of(source_length)
-        indices = tuple(order[start : start + rows])
-        rows = min(round_up(len(indices)), rows)
-        batches.append(SearchBatch(indices, rows, source_length))
-        start += len(indices)
-    return batches

@@ -1,7 +1,6 @@
-"""The slots of one search state: sentences enter free slots, and leave with their hypotheses.
+"""The slots of one search state: which sentence is in which slot, on the side of the host.
 
-Row 12 of the data path. Contains the bookkeeping on the host: which sentence is in which slot. A slot is a
-row of the state; search/continuous_batching.py assigns rows to sentences on the device.
+A slot is a row of the state; search/continuous_batching.py assigns rows to sentences on the device.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -66,11 +65,6 @@ class Slots:
     def num_free(self) -> int:
         """The number of slots that waiting sentences leave free."""
         return self._size.rows * len(self._busy) - len(self)
-
-    @property
-    def num_programs(self) -> int:
-        """The number of programs, once all of them are ready."""
-        return self._programs.wait()
 
     def run(self, *, leave: int = 0) -> Iterator[tuple[Hashable, SearchResult]]:
         """Search all sentences but the last; yield the name and the hypotheses [N, ...] of each when done.

@@ -159,15 +159,21 @@ def evaluate_run(
     Args:
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
-      source_language, target_language: the directions to evaluate, or of the files. None: all.
-      checkpoint, lowercase, tokenize, search: best, last, average or a step; ignore case; sacreBLEU's
-        tokenizer for BLEU; options of the search. None: as the run's config says.
+      source_language: of the directions to evaluate, or of the files. None: all.
+      target_language: likewise.
+      checkpoint: best, last, average or a step. None: as the run's config says.
+      lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
+      tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
+      search: options of the search. None: those of the run's config.
       against: other runs, or files of translations, of the same sentences.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype, allow_nonfinite, split_sentences: of the other runs, too; these, shortlist and quantization: see
-        `Translator.load`.
+      dtype: see `Translator.load`; for the other runs, too.
+      allow_nonfinite: likewise.
+      split_sentences: likewise.
+      shortlist: see `Translator.load`.
+      quantization: likewise.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.

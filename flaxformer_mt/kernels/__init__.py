@@ -4,6 +4,6 @@
 """
 
 from flaxformer_mt.kernels.kernel_table import Kernels, choose_kernels
-from flaxformer_mt.kernels.masks import MaskRule
+from flaxformer_mt.kernels.masks import MaskRule, drop_ends
 
-__all__ = ["Kernels", "MaskRule", "choose_kernels"]
+__all__ = ["Kernels", "MaskRule", "choose_kernels", "drop_ends"]

@@ -55,6 +55,17 @@ def make_segment_mask(
     return (query == memory) & (memory > 0)
 
 
+@typed
+def drop_ends(segments: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """Make the last position of each segment one of padding, if the segment has others.
+
+    [[1 1 1 2 2 3 0]] gives [[1 1 0 2 0 3 0]].
+    """
+    ends = segments != jnp.pad(segments[:, 1:], ((0, 0), (0, 1)))
+    begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(ends & ~begins, 0, segments)
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["query_segments", "memory_segments", "bias"],

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxformer_mt.kernels import MaskRule
+from flaxformer_mt.kernels import MaskRule, drop_ends
 from flaxformer_mt.model.attention import make_ancestors
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock, RecurrentDecoderBlock
 from flaxformer_mt.model.cached_decoding import CachedDecoder
@@ -68,7 +68,7 @@ class EncoderDecoder(CachedDecoder):
     def _source_rule(self, batch: Batch) -> MaskRule:
         if batch.source_segments is None:
             return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.source_segments, batch.source_segments)
+        return MaskRule(batch.source_segments, self._read_segments(batch.source_segments))
 
     def _target_rule(self, batch: Batch) -> MaskRule:
         if batch.target_segments is not None:
@@ -80,7 +80,7 @@ class EncoderDecoder(CachedDecoder):
         """Return which source positions each target position may attend to."""
         if batch.source_segments is None:
             return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.target_segments, batch.source_segments)
+        return MaskRule(batch.target_segments, self._read_segments(batch.source_segments))
 
     def embed_target(self, batch: Batch) -> Array:
         """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
@@ -156,7 +156,16 @@ class EncoderDecoder(CachedDecoder):
         return self._finish(x), per_beam
 
     def _padding_rule(self, is_token: Array) -> MaskRule:
-        return MaskRule(None, None if self.config.padding_mask == "none" else is_token, padded_at_end=True)
+        """Return which positions of sources, one per row, may be attended to."""
+        if self.config.padding_mask == "none":
+            return MaskRule(padded_at_end=True)
+        if not self.config.source_end:
+            is_token = drop_ends(jnp.asarray(is_token, jnp.int32)) > 0
+        return MaskRule(None, is_token, padded_at_end=True)
+
+    def _read_segments(self, segments: Any) -> Any:
+        """Return the segments of packed sources with those positions as padding that are not read."""
+        return segments if self.config.source_end else drop_ends(jnp.asarray(segments, jnp.int32))
 
     def _add_bias(self, rule: MaskRule, stack: Stack, *, bidirectional: bool) -> MaskRule:
         """Add the biases of relative positions to a rule of self-attention, if the model has them.

@@ -13,14 +13,29 @@ from flaxformer_mt.processor import core_count, processor_name, slow_bfloat16_re
 _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
 
 
+def find_devices() -> list[jax.Device]:
+    """Return the devices of all processes: whoever asks for JAX's first device asks here.
+
+    Raises:
+      UserError: JAX finds none, as where JAX_PLATFORMS names a platform that is not here.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion: JAX_PLATFORMS names none that is here
+        reason = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        raise UserError(
+            f"JAX finds no devices ({reason}); unset JAX_PLATFORMS, or install the extra for your accelerator"
+        ) from error
+
+
 def default_device_kind() -> str:
     """Return the name of JAX's default device."""
-    return jax.devices()[0].device_kind
+    return find_devices()[0].device_kind
 
 
 def default_platform() -> str:
     """Return the platform of JAX's default device: cpu, gpu or tpu."""
-    return jax.default_backend()
+    return find_devices()[0].platform
 
 
 def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> str:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_mt.parallel.devices import find_devices
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.trees import gather_leaf
 
@@ -31,7 +32,7 @@ def training_devices() -> list[jax.Device]:
 
     So a model that was loaded before, in a notebook, changes nothing of what is trained.
     """
-    devices = jax.devices()
+    devices = find_devices()
     if not _split_cores or devices[0].platform != "cpu":
         return devices
     processes = [device.process_index for device in devices]

@@ -61,11 +61,11 @@ def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
 
 def compile_kept(
     function: Callable[..., Any], arguments: tuple[Any, ...], facts: Any, devices: Sequence[jax.Device]
-) -> Callable[..., dict[str, jax.Array]]:
+) -> Callable[..., tuple[jax.Array, ...]]:
     """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
 
     Args:
-      function: a result of `jax.jit`, without static arguments, that returns a dict of arrays.
+      function: a result of `jax.jit`, without static arguments, that returns a tuple of arrays.
       arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
         run on them, with zeros in place of shapes.
       facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
@@ -92,11 +92,10 @@ def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequen
 
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
         program, _, structure = serialize(compiled)
-        outputs = jax.tree.unflatten(structure, range(structure.num_leaves))
-        data = json.dumps(sorted(outputs, key=outputs.get)).encode() + b"\n" + program
+        data = json.dumps(structure.num_leaves).encode() + b"\n" + program
         arguments = jax.tree.map(_make_zeros, arguments)
         copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
-        if all(np.array_equal(copied[name], own[name], equal_nan=True) for name in own):
+        if all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
             _write(path, data)
 
 
@@ -109,11 +108,11 @@ def _make_zeros(argument: Any) -> Any:
 def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
     from jax.experimental.serialize_executable import deserialize_and_load
 
-    names, _, program = data.partition(b"\n")
+    count, _, program = data.partition(b"\n")
     return deserialize_and_load(
         program,
         jax.tree.structure((arguments, {})),
-        jax.tree.structure(dict.fromkeys(json.loads(names), 0)),
+        jax.tree.structure((0,) * json.loads(count)),
         backend=devices[0].client,
         execution_devices=tuple(devices),
     )

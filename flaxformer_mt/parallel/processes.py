@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.errors import TrainingInterrupted, UserError
+from flaxformer_mt.parallel.devices import find_devices
 from flaxformer_mt.parallel.watchdog import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, Watchdog
 
 T = TypeVar("T")
@@ -142,16 +143,18 @@ def _first_line(error: Exception) -> str:
 
 def is_first() -> bool:
     """Return whether this is process 0, which writes files and prints messages."""
-    return jax.process_index() == 0
+    return process_index() == 0
 
 
 def process_index() -> int:
-    """Return the index of this process, from 0."""
+    """Return the index of this process, from 0; raises UserError if JAX finds no devices."""
+    find_devices()
     return jax.process_index()
 
 
 def process_count() -> int:
-    """Return the number of processes of the job."""
+    """Return the number of processes of the job; raises UserError if JAX finds no devices."""
+    find_devices()
     return jax.process_count()
 
 

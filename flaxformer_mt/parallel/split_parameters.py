@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel.device_layout import choose_layout
-from flaxformer_mt.parallel.devices import device_memory
+from flaxformer_mt.parallel.devices import device_memory, find_devices
 from flaxformer_mt.parallel.independent_rows import replicate_locally
 from flaxformer_mt.parallel.mesh import Parallel, place_host_array
 from flaxformer_mt.parallel.processes import any_process, exchange, process_count
@@ -125,7 +125,7 @@ def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | 
         fsdp = max(n for n in range(1, count + 1) if count % n == 0 and width % n == 0)
         config = dataclasses.replace(config, parallel=ParallelConfig(backend="mesh", fsdp=fsdp))
         layout = choose_layout(config, **counts)
-    return SplitParameters(Parallel(layout, jax.devices()[: layout.device_count]))
+    return SplitParameters(Parallel(layout, find_devices()[: layout.device_count]))
 
 
 def _fits_on_each_device(parameter_bytes: int) -> bool:

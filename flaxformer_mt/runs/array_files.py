@@ -29,8 +29,9 @@ from flaxformer_mt.trees import (
     shares_host_memory,
 )
 
-# From how many bytes on an item is written through buffers, and their total size in GB.
-_LARGE, _BUFFERS_GB = 1 << 30, 0.5
+# From how many bytes on an item is written through buffers, and their total size in GB: at least this, and
+# room for the largest array, which orbax does not divide.
+_LARGE, _BUFFERS_GB = 1 << 30, 0.128
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
@@ -42,10 +43,10 @@ def write_item(folder: Path, leaves: Leaves) -> None:
     Raises:
       OSError: the disk is full or read-only.
     """
-    is_large = jax.process_count() == 1 and sum(np.asarray(leaf).nbytes for leaf in leaves.values()) >= _LARGE
+    sizes = [np.asarray(leaf).nbytes for leaf in leaves.values()]
     options = {}
-    if is_large:
-        options = {"save_concurrent_gb": _BUFFERS_GB}
+    if jax.process_count() == 1 and sum(sizes) >= _LARGE:
+        options = {"save_concurrent_gb": max(_BUFFERS_GB, 1.01 * max(sizes) / 1e9)}
         leaves = {path: _place_on_cpu(leaf) for path, leaf in leaves.items()}
     with _raise_storage_errors(folder):
         _make_checkpointer(**options).save(folder, nest_leaves(leaves))

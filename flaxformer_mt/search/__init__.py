@@ -12,10 +12,9 @@ from flaxformer_mt.search.continuous_batching import (
     QueueResult,
     begin_lines,
     search_queue,
-    shares_first_step,
     take_first_step,
 )
-from flaxformer_mt.search.ensemble import ensemble, ensemble_caches
+from flaxformer_mt.search.ensemble import average_logits, ensemble, ensemble_caches
 from flaxformer_mt.search.prefill import align_prefixes, begin_prefixed_lines
 from flaxformer_mt.search.search_loop import Search, search
 from flaxformer_mt.search.state_rows import (
@@ -56,6 +55,7 @@ __all__ = [
     "UNLIMITED",
     "WORD_START",
     "align_prefixes",
+    "average_logits",
     "begin_lines",
     "begin_prefixed_lines",
     "empty_rows",
@@ -66,7 +66,6 @@ __all__ = [
     "search",
     "search_queue",
     "search_width",
-    "shares_first_step",
     "take_first_step",
     "take_rows",
 ]

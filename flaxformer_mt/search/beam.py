@@ -1,7 +1,4 @@
-"""Beam search, with optional diversity groups (Vijayakumar et al. 2016).
-
-Contains the selection of live prefixes, the pool of finished hypotheses and the stopping criterion.
-"""
+"""Beam search, with optional diversity groups (Vijayakumar et al. 2016)."""
 
 from typing import Any
 
@@ -13,7 +10,7 @@ from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_
 from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_constraints
 from flaxformer_mt.search.restriction import expand_to_vocabulary, original_ids
 from flaxformer_mt.search.token_rules import banned_tokens, barred_or_allowed, needs_mask
-from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
+from flaxformer_mt.search.types import Lines, SearchResult, State, Task, empty_prefixes, take_beams
 from flaxformer_mt.shapes import Array, Cache
 
 
@@ -31,21 +28,13 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
     no_scores = jnp.full((batch, slots), -jnp.inf, jnp.float32)
     first_of_group = jnp.arange(width) % (width // options.diversity_groups) == 0
     log_probs = jnp.broadcast_to(jnp.where(first_of_group, 0.0, -jnp.inf), (batch, width))
-    state = State(
-        step=jnp.zeros((), jnp.int32),
-        last=jnp.full((batch, width), task.symbols.bos_id, jnp.int32),
-        tokens=jnp.full((batch, width, task.max_length), task.symbols.pad_id, jnp.int32),
-        log_probs=log_probs.astype(jnp.float32),
-        cache=cache,
-        lines=lines,
-        done=lines.max_lengths == 0,
-        finished=SearchResult(
-            tokens=jnp.full((batch, slots, task.max_length), task.symbols.pad_id, jnp.int32),
-            scores=no_scores,
-            log_probs=no_scores,
-            lengths=jnp.zeros((batch, slots), jnp.int32),
-        ),
+    finished = SearchResult(
+        tokens=jnp.full((batch, slots, task.max_length), task.symbols.pad_id, jnp.int32),
+        scores=no_scores,
+        log_probs=no_scores,
+        lengths=jnp.zeros((batch, slots), jnp.int32),
     )
+    state = empty_prefixes(task, cache, lines, log_probs)._replace(finished=finished)
     if options.stopping == "inexact":
         state = state._replace(num_ended=jnp.zeros(batch, jnp.int32))
     if options.coverage_penalty:
@@ -96,6 +85,8 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
     groups = task.options.diversity_groups
     if groups > 1 or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
+    if groups > 1:
+        logits = jnp.broadcast_to(logits, (*state.log_probs.shape, logits.shape[-1]))
     (barred, allowed), banned = barred_or_allowed(task, state, logits.shape[-1]), banned_tokens(task, state)
     if logits.shape[1] == 1 and allowed is not None:
         allowed = allowed[:, :1]
@@ -118,7 +109,7 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
         chosen_by_group.append(chosen._replace(parents=chosen.parents + group * width))
         if group + 1 < groups:
             discount = _discount(discount, chosen, task.options.diversity_strength, logits.shape)
-    chosen = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *chosen_by_group)
+    chosen = _join(*chosen_by_group)
     return chosen._replace(last=original_ids(task, state.lines, chosen.last))
 
 
@@ -149,21 +140,32 @@ def _collect(task: Task, state: State) -> State:
     """Move hypotheses that have just ended from the beam to the pool, into the slots of their group."""
     assert state.finished is not None
     ended, prefix_lengths = state.last == task.symbols.eos_id, state.prefix_lengths[:, None]
-    scores: Array = jnp.where(ended, state.log_probs / length_penalty(prefix_lengths, task.options), -jnp.inf)
-    if state.coverage is not None:
-        scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
+    scores = jnp.where(ended, _score(task, state, prefix_lengths), -jnp.inf)
     lengths = jnp.broadcast_to(prefix_lengths, scores.shape)
     offered = SearchResult(state.tokens, scores, state.log_probs, lengths)
     groups = task.options.diversity_groups
     merged = [
         _merge(_part(state.finished, group, groups), _part(offered, group, groups)) for group in range(groups)
     ]
-    finished = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *merged)
+    finished = _join(*merged)
     num_ended = state.num_ended
     if num_ended is not None:
         num_ended = num_ended + (~jnp.isneginf(scores)).sum(axis=1)
     log_probs = jnp.where(ended, -jnp.inf, state.log_probs)
     return state._replace(finished=finished, log_probs=log_probs, num_ended=num_ended)
+
+
+def _score(task: Task, state: State, lengths: Array) -> Array:
+    """Return the scores [B, W] of the prefixes as hypotheses of these lengths."""
+    scores = state.log_probs / length_penalty(lengths, task.options)
+    if state.coverage is not None:
+        scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
+    return scores
+
+
+def _join(*trees: Any) -> Any:
+    """Return the slots or beams of all trees."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
 
 
 def _part(tree: Any, group: int, groups: int) -> Any:
@@ -178,7 +180,7 @@ def _part(tree: Any, group: int, groups: int) -> Any:
 
 def _merge(pool: SearchResult, offered: SearchResult) -> SearchResult:
     """Return the best of the pool and the offered hypotheses, one per slot of the pool (-inf: none)."""
-    both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, offered)
+    both = _join(pool, offered)
     _, chosen = jax.lax.top_k(both.scores, pool.scores.shape[1])
     return jax.tree.map(lambda leaf: take_beams(leaf, chosen), both)
 
@@ -234,14 +236,11 @@ def finish_beams(task: Task, state: State) -> SearchResult:
     pool = state.finished._replace(tokens=state.in_order(state.finished.tokens))
     state = state._replace(tokens=state.in_order(state.tokens))
     lengths = (state.tokens != task.symbols.pad_id).sum(axis=-1)
-    scores = state.log_probs / length_penalty(lengths, task.options)
-    if state.coverage is not None:
-        scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
-    cut_off = SearchResult(state.tokens, scores, state.log_probs, lengths)
+    cut_off = SearchResult(state.tokens, _score(task, state, lengths), state.log_probs, lengths)
     if state.met is not None:
         pool = pool._replace(satisfied=jnp.ones(pool.scores.shape, bool))
         cut_off = cut_off._replace(satisfied=state.met.all(axis=-1))
-    both = jax.tree.map(lambda held, new: jnp.concatenate([held, new], axis=1), pool, cut_off)
+    both = _join(pool, cut_off)
     # Rank: finished, cut off, without all required sequences, nonexistent; within each, by score.
     kind = jnp.broadcast_to(jnp.arange(both.scores.shape[1]) >= pool.scores.shape[1], both.scores.shape)
     kind = kind.astype(jnp.int32)

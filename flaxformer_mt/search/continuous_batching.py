@@ -1,19 +1,17 @@
 """Continuous batching: a row whose line is done takes the next line of the queue.
 
-Contains the assignment of lines to rows and the collection of results. One compiled program searches a whole
-queue without communication with the host. Lines that are still active at its end continue with the next
-queue.
+One compiled program searches a whole queue without communication with the host. Lines that are still active
+at its end continue with the next queue.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
-from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search.search_loop import Search
 from flaxformer_mt.search.state_rows import StateLayout, pack, put_rows, unpack
 from flaxformer_mt.search.types import Lines, SearchResult, State, take_rows
@@ -32,8 +30,8 @@ UNLIMITED = 2**31 - 1
 class QueueResult(NamedTuple):
     """Output of the search of a queue: a state that continues with the next queue, and the results."""
 
-    # Packed; rows whose lines are done are free.
-    state: State
+    # Packed, or the leaves of it; rows whose lines are done are free.
+    state: Any
     # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
     # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
@@ -56,22 +54,16 @@ class _Queue(NamedTuple):
     ended_outgrown: Bool[Array, "M+R"]
 
 
-def shares_first_step(options: SearchConfig) -> bool:
-    """Return whether all hypotheses of a line have the same first step, which is then computed once."""
-    return options.method == "greedy" or (options.method == "beam" and options.diversity_groups == 1)
-
-
 def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
     """Return the packed state of waiting lines before their first token.
 
     Args:
       task: with a capacity of one token (max_length 1).
-      cache: with a capacity of one token; of one beam where `shares_first_step`, of task.width beams
-        otherwise.
+      cache: with a capacity of one token, of one beam.
       lines: max_lengths are those of the whole search.
     """
     cache = cache._replace(start_steps=jnp.zeros(lines.max_lengths.shape, jnp.int32))
-    if cache.ancestors is not None and shares_first_step(task.options):
+    if cache.ancestors is not None:
         cache = cache._replace(ancestors=jnp.zeros((len(cache.start_steps), task.width, 1), jnp.int32))
     return pack(task.start(cache, lines, clip=False))
 
@@ -90,7 +82,10 @@ def take_first_step(task: Search, state: State) -> State:
     def spread(leaf: Array) -> Array:
         return jnp.broadcast_to(leaf, (leaf.shape[0], task.width, *leaf.shape[2:]))
 
-    return pack(replace(task, next_logits=next_logits).step(unpack(state)))
+    after = replace(task, next_logits=next_logits).step(unpack(state))
+    if (ancestors := after.cache.ancestors) is not None:  # the only beam that has tokens is the first
+        after = after._replace(cache=after.cache._replace(ancestors=jnp.zeros_like(ancestors)))
+    return pack(after)
 
 
 def search_queue(

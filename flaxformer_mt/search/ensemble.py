@@ -24,34 +24,37 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
     return Cache(per_beam, shared, first.index, first.ancestors, first.start_steps)
 
 
-def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs"]) -> NextLogits:
-    """Return `next_logits` over `ensemble_caches`: the mean of log-probabilities or of probabilities.
+def average_logits(logits: Sequence[Array], mean: Literal["log_probs", "probs"]) -> Array:
+    """Return unnormalized logits of the mean of log-probabilities or of probabilities of several models.
 
     The mean of log-probabilities is a geometric mean, which the search normalizes to a distribution: a token
     that one member excludes is excluded. The mean of probabilities keeps every token to which any member
     gives probability.
 
     Raises:
-      UserError: while tracing, if the members' vocabularies differ in size.
+      UserError: the members' vocabularies differ in size.
     """
+    sizes = [each.shape[-1] for each in logits]
+    if len(set(sizes)) > 1:
+        raise UserError(
+            f"the models of an ensemble have vocabularies of {' and '.join(map(str, sizes))} entries; "
+            "combine models that share one vocabulary"
+        )
+    log_probs = jnp.stack([jax.nn.log_softmax(each.astype(jnp.float32), axis=-1) for each in logits])
+    if mean == "log_probs":
+        return log_probs.mean(axis=0)
+    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
+
+
+def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs"]) -> NextLogits:
+    """Return `next_logits` over `ensemble_caches`: the logits of all members, see `average_logits`."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        member_log_probs, caches = [], []
+        member_logits, caches = [], []
         for member, per_beam, shared in zip(members, cache.per_beam, cache.shared, strict=True):
             logits, after = member(tokens, cache._replace(per_beam=per_beam, shared=shared))
-            member_log_probs.append(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1))
+            member_logits.append(logits)
             caches.append(after)
-        sizes = [log_probs.shape[-1] for log_probs in member_log_probs]
-        if len(set(sizes)) > 1:
-            raise UserError(
-                f"the models of an ensemble have vocabularies of {' and '.join(map(str, sizes))} entries; "
-                "combine models that share one vocabulary"
-            )
-        stacked = jnp.stack(member_log_probs)
-        if mean == "log_probs":
-            logits = stacked.mean(axis=0)
-        else:
-            logits = jax.nn.logsumexp(stacked, axis=0) - jnp.log(len(member_log_probs))
-        return logits, ensemble_caches(caches)
+        return average_logits(member_logits, mean), ensemble_caches(caches)
 
     return next_logits

@@ -7,7 +7,7 @@ from flaxformer_mt.search.penalties import length_penalty
 from flaxformer_mt.search.restriction import expand_to_vocabulary, original_ids
 from flaxformer_mt.search.sampling import draw_tokens, make_keys
 from flaxformer_mt.search.token_rules import allowed_tokens, banned_tokens, barred_or_allowed, needs_mask
-from flaxformer_mt.search.types import Lines, SearchResult, State, Task, take_beams
+from flaxformer_mt.search.types import Lines, SearchResult, State, Task, empty_prefixes, take_beams
 from flaxformer_mt.shapes import Array, Cache
 
 
@@ -21,17 +21,9 @@ def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
         raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
     if lines.required is not None:
         raise ValueError(f"{task.options.method} search does not support required sequences; use method beam")
-    shape = (lines.max_lengths.shape[0], task.width)
-    return State(
-        step=jnp.zeros((), jnp.int32),
-        last=jnp.full(shape, task.symbols.bos_id, jnp.int32),
-        tokens=jnp.full((*shape, task.max_length), task.symbols.pad_id, jnp.int32),
-        log_probs=jnp.zeros(shape, jnp.float32),
-        cache=cache,
-        lines=lines,
-        done=lines.max_lengths == 0,
-        lengths=jnp.zeros(shape, jnp.int32),
-    )
+    log_probs = jnp.zeros((lines.max_lengths.shape[0], task.width))
+    state = empty_prefixes(task, cache, lines, log_probs)
+    return state._replace(lengths=jnp.zeros(log_probs.shape, jnp.int32))
 
 
 def advance_paths(task: Task, state: State) -> State:
@@ -70,7 +62,10 @@ def _record_ancestors(cache: Cache, position: Array) -> Cache:
 
 
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
-    """Return the model's log-probability [B, W] of each path's next token, and the token."""
+    """Return the model's log-probability [B, W] of each path's next token, and the token.
+
+    Logits [B, 1, V] apply to all paths, as before the first token.
+    """
     if task.options.method == "sample" or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
     banned = banned_tokens(task, state)
@@ -79,6 +74,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
         best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
         return best[:, :, 0], original_ids(task, state.lines, tokens[:, :, 0])
     assert state.lines.seeds is not None
+    logits = jnp.broadcast_to(logits, (*state.last.shape, logits.shape[-1]))
     allowed = allowed_tokens(task, state, logits.shape[-1])
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)

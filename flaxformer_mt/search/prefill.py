@@ -1,7 +1,6 @@
-"""Prefixes of waiting lines, read in one pass (prefill): the state after the prefix, not step by step.
+"""Prefixes of waiting lines, read in one pass (prefill).
 
-Contains the right-aligned arrays that the pass takes and the state that it leaves. A search without a pass
-for prefixes forces their tokens step by step (see token_rules.py).
+A search without such a pass forces the tokens of prefixes step by step (see token_rules.py).
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Required token sequences in beam search: dynamic beam allocation (Post and Vilar 2018).
 
-Contains the matching of sequences and the allocation of the beam. A hypothesis belongs to the "bank" (the
-term of the paper) of the number of required tokens that it has met, and the beam is divided among the banks.
+A hypothesis belongs to the "bank" (the term of the paper) of the number of required tokens that it has met,
+and the beam is divided among the banks.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""The search loop: one compiled loop for every method, run to its end or in segments.
-
-Row 12 of the data path. Contains the choice of the method.
-"""
+"""The search loop: one compiled loop for every method, run to its end or in segments."""
 
 from dataclasses import dataclass
 

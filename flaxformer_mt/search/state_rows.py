@@ -1,8 +1,4 @@
-"""Rows of search states: their layout, free rows, and lines that enter them.
-
-Contains the axes of each leaf that grow with the token capacity and the source length, and the reordering of
-ring buffers of tokens.
-"""
+"""Rows of search states: their layout, free rows, and lines that enter them."""
 
 import functools
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Constraints on the next token of each line: forced prefix, minimum length, no repeated n-gram.
 
-Contains the masks. A constraint that no line uses is left out of the compiled program.
+A constraint that no line uses is left out of the compiled program.
 """
 
 import jax.numpy as jnp

@@ -188,6 +188,20 @@ class State(NamedTuple):
         return jnp.take_along_axis(tokens, places[:, None], axis=2)
 
 
+def empty_prefixes(task: Task, cache: Cache, lines: Lines, log_probs: Array) -> State:
+    """Return the state before the first token, with the log-probabilities [B, W] of the empty prefixes."""
+    shape = log_probs.shape
+    return State(
+        step=jnp.zeros((), jnp.int32),
+        last=jnp.full(shape, task.symbols.bos_id, jnp.int32),
+        tokens=jnp.full((*shape, task.max_length), task.symbols.pad_id, jnp.int32),
+        log_probs=log_probs.astype(jnp.float32),
+        cache=cache,
+        lines=lines,
+        done=lines.max_lengths == 0,
+    )
+
+
 def take_rows(state: State, rows: Array) -> State:
     """Return the state of the sentences `rows` [N], in that order, for example of those that are not done.
 

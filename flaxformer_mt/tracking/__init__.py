@@ -6,11 +6,9 @@ from flaxformer_mt.tracking.progress_display import (
     format_duration,
     format_train_line,
 )
-from flaxformer_mt.tracking.rate import Rate
 from flaxformer_mt.tracking.tracker import Tracker, make_tracker, read_metrics
 
 __all__ = [
-    "Rate",
     "Sample",
     "Tracker",
     "announce_if_slow",

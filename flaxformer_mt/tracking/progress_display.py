@@ -1,6 +1,6 @@
 """The progress of training as a human sees it: one line, updated in place on a terminal, and messages.
 
-Owns rich's progress bar of training. Contains the values that a line shows, and those that a narrow terminal
+Owns rich's progress bar. Contains the values that a line shows, and those that a narrow terminal
 does without.
 """
 
@@ -193,19 +193,8 @@ class _LiveDisplay:
     silent_seconds = _SILENT_LIVE
 
     def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        one_line = Column(no_wrap=True, overflow="ellipsis")
-        self._progress = Progress(
-            BarColumn(bar_width=BAR),
-            TextColumn("{task.description}", markup=False, table_column=one_line),
-            console=Console(file=stream),
-            auto_refresh=False,  # a refresh thread would slow training down
-            redirect_stdout=False,  # programs may read standard output
-            redirect_stderr=stream is sys.stderr,
-        )
+        # A thread that refreshes the bar would slow training down.
+        self._progress = make_bar(stream, refreshes_itself=False, transient=False)
         self._task = self._progress.add_task(
             format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
         )
@@ -250,6 +239,32 @@ def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Di
     """Makes the display for a stream: silent for None, live on a terminal, plain elsewhere."""
     if stream is None:
         return _SilentDisplay()
-    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-        return _LiveDisplay(stream, start_step, total_steps)
-    return _PlainDisplay(stream)
+    return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether lines can be updated in place: on a terminal that has cursor movements."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
+    """Makes a rich `Progress`: a bar, and beside it the description of its task, as one line.
+
+    Args:
+      refreshes_itself: whether a thread draws it ten times a second.
+      transient: whether it disappears when it ends.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    one_line = Column(no_wrap=True, overflow="ellipsis")
+    return Progress(
+        BarColumn(bar_width=BAR),
+        TextColumn("{task.description}", markup=False, table_column=one_line),
+        console=Console(file=stream),
+        auto_refresh=refreshes_itself,
+        transient=transient,
+        redirect_stdout=False,  # programs may read standard output
+        redirect_stderr=stream is sys.stderr,
+    )

@@ -34,6 +34,7 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker, make_tracker
+from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
@@ -52,6 +53,7 @@ from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 from flaxformer_mt.training.validation import Validation
+from flaxformer_mt.workers.open_crew import Hands
 
 
 def fit(
@@ -62,6 +64,7 @@ def fit(
     new_vocab: bool = False,
     profile: int = 0,
     progress: TextIO | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Train the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
 
@@ -75,6 +78,8 @@ def fit(
       new_vocab: with `init`, whether the vocabulary is made from the data of the config instead.
       profile: the number of updates to record as a trace in RUN/profile/; 0: none.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
+      workers: the number of processes that check and tokenize a large training set, which a program may only
+        start below `if __name__ == "__main__":`. None: this process does it.
 
     Raises:
       UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
@@ -95,17 +100,20 @@ def fit(
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():
-        return _fit_alone(config, run_dir, profile=profile, progress=progress)
+        return _fit_alone(config, run_dir, profile=profile, progress=progress, hands=Hands(workers))
 
 
-def _fit_alone(config: Config, run_dir: Path, *, profile: int, progress: TextIO | None) -> dict[str, Any]:
+def _fit_alone(
+    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, hands: Hands
+) -> dict[str, Any]:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
         sweep_run(run_dir)
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
-    setup = set_up_training(config, run_dir, checkpoints, say=_line_writer(progress))
+    preparation = WorkProgress(progress if is_first() else None)
+    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, hands=hands)
     compile_clock = CompileClock()
     tracker = make_tracker(
         run_dir if is_first() else None,

@@ -32,6 +32,7 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
     ProgramsByShape,
@@ -52,6 +53,7 @@ from flaxformer_mt.training.update import (
     make_train_step,
     make_update,
 )
+from flaxformer_mt.workers.open_crew import HERE, Hands
 
 
 class TrainStep:
@@ -108,12 +110,20 @@ class TrainingSetup(NamedTuple):
 
 
 def set_up_training(
-    config: Config, run_dir: Path, checkpoints: Checkpoints, *, say: Callable[[str], object] | None = None
+    config: Config,
+    run_dir: Path,
+    checkpoints: Checkpoints,
+    *,
+    progress: WorkProgress = SILENT,
+    hands: Hands = HERE,
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
-    A checkpoint of any device layout is restored onto the layout of this config. `say` receives the name of
-    each part of the preparation that takes long.
+    A checkpoint of any device layout is restored onto the layout of this config.
+
+    Args:
+      progress: where it is shown how far the preparation is.
+      hands: who checks and tokenizes a large training set.
 
     Raises:
       UserError: an invalid layout, data set, vocabulary or checkpoint.
@@ -123,7 +133,7 @@ def set_up_training(
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(
-        lambda: prepare(config, run_dir, own_store=own_store, say=say), name="prepare"
+        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, hands=hands), name="prepare"
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
@@ -148,7 +158,7 @@ def set_up_training(
     def make_state(seed: Array) -> TrainState:
         return init_state(init_training_params(model, config, seed, counts=counts), config.optim)
 
-    state, progress = load_state(checkpoints, parallel, make_state, numbers.seed)
+    state, reached = load_state(checkpoints, parallel, make_state, numbers.seed)
     return TrainingSetup(
         parallel,
         prepared,
@@ -156,7 +166,7 @@ def set_up_training(
         numbers,
         _compile_train_step(model, config, parallel),
         state,
-        progress,
+        reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),

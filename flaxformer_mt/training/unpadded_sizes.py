@@ -33,6 +33,8 @@ def find_unpadded_sizes(
     reads_padding = model.padding_mask == "none" or model.decoder_self_attention == "ssru"
     if model.architecture != "encoder_decoder" or reads_padding or config.data.batching == "pack":
         return {}
+    if not model.source_end:  # the end symbols of sources are masked in their padded rows
+        return {}
     if config.train.unpad == "none" or parallel.platform != "cpu" or parallel.device_count > 1:
         return {}
     found: dict[Shape, tuple[int, int]] = {}

@@ -1,7 +1,6 @@
 """Alignments from attention: the source piece or word that each target piece or word attends to most.
 
-Contains the order and format of the pairs (Pharaoh's `i-j`, counted from 0, source first). Pure functions of
-arrays and strings.
+Pairs are Pharaoh's `i-j`, counted from 0, source first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,9 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.vocab.words import find_words
-
-__all__ = ["Alignment", "align_pieces", "align_words", "find_words", "format_pharaoh", "weigh_down_marks"]
 
 # Factor of the weights of marks in `weigh_down_marks`.
 _LITTLE = 1e-3
@@ -63,7 +59,7 @@ def align_words(
 
     Args:
       weights: attention weights [T, S], without eos.
-      source_words: index of the word of each source piece, as `find_words` returns it.
+      source_words: index of the word of each source piece, as `vocab.words.find_words` returns it.
       target_words: index of the word of each target piece.
     """
     if not all(weights.shape):

@@ -1,8 +1,4 @@
-"""Additional output for translations: log-probabilities of tokens, and alignments.
-
-Contains the options of this output, which needs a forward pass over source and translation in addition to the
-search, and the conversion of the attention weights of this pass to alignments.
-"""
+"""Additional output for translations, of one forward pass over source and translation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +7,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.decoding.forced_decoding import Pair, Reading, Watched
-from flaxformer_mt.decoding.sizes import SHORTEST
+from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.alignment import align_pieces, align_words, weigh_down_marks
-from flaxformer_mt.translation.result import Translation
-from flaxformer_mt.translation.scorer import TokenScorer
+from flaxformer_mt.translation.result import Translation, rank
+from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.words import number_pieces
 
@@ -80,57 +75,34 @@ class Notes(NamedTuple):
 NO_NOTES = Notes()
 
 
-class Annotated(NamedTuple):
-    """A source as ids and as text, and the translation to annotate."""
-
-    ids: np.ndarray
-    text: str
-    translation: Translation
-    # Number of pieces that `ids` begin with and `text` does not have; nothing is aligned with them.
-    added_pieces: int = 0
-
-
 def annotate(
-    items: Sequence[Annotated],
+    parts: Sequence[SourcePart],
+    translations: Sequence[Translation],
     notes: Notes,
     *,
     scorer: TokenScorer,
-    models: Sequence[ModelConfig],
-    vocabs: Vocabs,
     params: Sequence[Any],
-    shortest: int = SHORTEST,
 ) -> list[Translation]:
-    """Returns the translations and their alternatives with the additional output that `notes` selects.
-
-    Args:
-      shortest: minimum length of the batches of the forward pass.
-    """
-    hypotheses = [(item, hypothesis) for item in items for hypothesis in item.translation.n_best]
-    pairs = [Pair(item.ids, hypothesis.tokens) for item, hypothesis in hypotheses]
-    readings = scorer.read_all(pairs, params=params, watched=notes.watched(models), shortest=shortest)
-    annotated = iter(
-        _annotate_hypothesis(item, hypothesis, reading, notes, vocabs)
-        for (item, hypothesis), reading in zip(hypotheses, readings, strict=True)
+    """Returns the translations and their alternatives with the additional output that `notes` selects."""
+    hypotheses = [(part, one) for part, best in zip(parts, translations, strict=True) for one in best.n_best]
+    readings = scorer.read_all(
+        [Pair(part.ids, one.tokens) for part, one in hypotheses],
+        params=params,
+        watched=notes.watched(scorer.models),
     )
-    results = []
-    for item in items:
-        best, *others = [next(annotated) for _ in item.translation.n_best]
-        results.append(dataclasses.replace(best, alternatives=tuple(others)))
-    return results
-
-
-def _annotate_hypothesis(
-    item: Annotated, hypothesis: Translation, reading: Reading, notes: Notes, vocabs: Vocabs
-) -> Translation:
-    if notes.token_log_probs:
-        hypothesis = dataclasses.replace(hypothesis, token_log_probs=tuple(reading.log_probs.tolist()))
-    if notes.watched_any:
-        hypothesis = add_attention(item, hypothesis, reading.attention[0], notes, vocabs)
-    return hypothesis
+    annotated = []
+    for (part, one), reading in zip(hypotheses, readings, strict=True):
+        if notes.token_log_probs:
+            one = dataclasses.replace(one, token_log_probs=tuple(reading.log_probs.tolist()))
+        if notes.watched_any:
+            one = add_attention(part, one, reading.attention[0], notes, scorer.vocabs)
+        annotated.append(one)
+    remaining = iter(annotated)
+    return [rank([next(remaining) for _ in translation.n_best]) for translation in translations]
 
 
 def add_attention(
-    item: Annotated, hypothesis: Translation, attention: np.ndarray, notes: Notes, vocabs: Vocabs
+    part: SourcePart, hypothesis: Translation, attention: np.ndarray, notes: Notes, vocabs: Vocabs
 ) -> Translation:
     """Returns the hypothesis with the alignment and the attention weights that `notes` selects.
 
@@ -139,9 +111,9 @@ def add_attention(
     Args:
       attention: weights [T, S] of the tokens of the hypothesis over those of the source.
     """
-    source, target = np.asarray(item.ids), np.asarray(hypothesis.tokens, np.int32)
+    source, target = np.asarray(part.ids), np.asarray(hypothesis.tokens, np.int32)
     in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
-    in_source[: item.added_pieces] = False
+    in_source[: part.added_pieces] = False
     for ids, chosen, vocab in ((source, in_source, vocabs.source), (target, in_target, vocabs.target)):
         if vocab.silent_ids:
             chosen &= ~np.isin(ids, list(vocab.silent_ids))
@@ -152,7 +124,7 @@ def add_attention(
         return hypothesis
     if notes.alignments == "pieces":
         return dataclasses.replace(hypothesis, alignment=align_pieces(weights))
-    source_words = number_pieces(vocabs.source, source[in_source], item.text)
+    source_words = number_pieces(vocabs.source, source[in_source], part.text)
     target_words = number_pieces(vocabs.target, target[in_target], hypothesis.text)
     if notes.for_markup:
         pieces = vocabs.source.pieces(source[in_source]), vocabs.target.pieces(target[in_target])

@@ -1,69 +1,43 @@
-"""The last step to a translation: the text of a search's hypotheses, and lines made of their parts' texts."""
+"""Translations of lines from those of their parts: sums of scores, offsets of alignments, joined texts."""
 
+import bisect
 import dataclasses
+import heapq
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flaxformer_mt.search import SearchResult
 from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.result import (
-    EMPTY,
-    FAILED,
-    TranslatedPart,
-    Translation,
-    combine_parts,
-    one_line,
-)
-from flaxformer_mt.translation.segmentation import SourcePart
+from flaxformer_mt.translation.result import EMPTY, Translation, rank
+from flaxformer_mt.translation.segmentation import SourcePart, join_translations
 from flaxformer_mt.vocab import Vocab
+
+# Characters that some program treats as the end of a line, without line feeds, which no line of a file has.
+_ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 class FoundLine(NamedTuple):
-    """A line whose parts have all been searched, with what was asked for."""
+    """A line with what was asked for; `translations` are those of its parts, by number, as they are found."""
 
     line: str
     n_best: int
     notes: Notes
     parts: list[SourcePart]
-    translations: list[Translation]
+    translations: dict[int, Translation]
 
     def join(self, translations: Sequence[Translation], *, eos_id: int) -> Translation:
         """Returns the translation of the line from those of its parts."""
-        options: dict[str, Any] = {"n_best": self.n_best, "notes": self.notes, "eos_id": eos_id}
-        (joined,) = join_parts([self.line], self.parts, translations, **options)
+        (joined,) = join_parts(
+            [self.line], self.parts, translations, n_best=self.n_best, notes=self.notes, eos_id=eos_id
+        )
         return joined
 
     def source_pieces(self, vocab: Vocab) -> list[str]:
         """Returns the pieces of a line that was translated as one part, without eos and added tags."""
-        return (
-            vocab.pieces(self.parts[0].ids[self.parts[0].added_pieces : -1]) if len(self.parts) == 1 else []
-        )
-
-
-def read_result(result: SearchResult, vocab: Vocab) -> Translation:
-    """Returns the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
-
-    Args:
-      result: the hypotheses [N, ...] of one sentence.
-      vocab: the target vocabulary.
-    """
-    hypotheses = [
-        _detokenize(result, rank, vocab) for rank in range(len(result.lengths)) if result.lengths[rank]
-    ]
-    best, *others = hypotheses or [FAILED]
-    return dataclasses.replace(best, alternatives=tuple(others))
-
-
-def _detokenize(result: SearchResult, rank: int, vocab: Vocab) -> Translation:
-    tokens = tuple(result.tokens[rank, : result.lengths[rank]].tolist())
-    return Translation(
-        one_line(vocab.detokenize(tokens)),
-        float(result.scores[rank]),
-        float(result.log_probs[rank]),
-        tokens,
-        satisfied=result.satisfied is None or bool(result.satisfied[rank]),
-    )
+        if len(self.parts) > 1:
+            return []
+        return [piece for part in self.parts for piece in vocab.pieces(part.ids[part.added_pieces : -1])]
 
 
 def join_parts(
@@ -82,17 +56,117 @@ def join_parts(
         alignment=None if notes.alignments is None else (),
     )
     results = [empty] * len(lines)
+    joining: dict[str, Any] = {"n_best": n_best, "words": notes.alignments != "pieces", "eos_id": eos_id}
     pairs = zip(parts, translations, strict=True)
     for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
-        translated = [
-            TranslatedPart(p.part, len(p.ids) - 1 - p.added_pieces, t, p.tag_words, p.tag_pieces, p.continues)
-            for p, t in group
-        ]
-        results[line] = translated[0].translation
-        if translated[0].part.text != lines[line]:
-            words = notes.alignments != "pieces"
-            results[line] = combine_parts(lines[line], translated, n_best=n_best, words=words, eos_id=eos_id)
-    for part in parts:
-        if part.cut:
-            results[part.line] = dataclasses.replace(results[part.line], truncated=True)
+        own, found = zip(*group, strict=True)
+        whole = own[0].content == lines[line]
+        joined = found[0] if whole else combine_parts(lines[line], own, found, **joining)
+        cut = any(part.cut for part in own)
+        results[line] = dataclasses.replace(joined, truncated=True) if cut else joined
     return results
+
+
+def combine_parts(
+    line: str,
+    parts: Sequence[SourcePart],
+    translations: Sequence[Translation],
+    *,
+    n_best: int,
+    words: bool,
+    eos_id: int,
+) -> Translation:
+    """Returns the translation of a line, given those of its parts in order.
+
+    Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
+    highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
+    the second best -1 - 2.5.
+
+    Args:
+      words: whether alignments are between words (of the line and of its translation) or pieces without eos.
+    """
+    # Sums of scores with the last of the chosen hypotheses, linked to those before it: of a line of thousands
+    # of parts, a tuple for each combination would take quadratic time.
+    combinations: list[tuple[float, _Chosen | None]] = [(0.0, None)]
+    for translation in translations:
+        longer = [
+            (score + one.score, _Chosen(one, chosen))
+            for score, chosen in combinations
+            for one in translation.n_best
+        ]
+        combinations = heapq.nlargest(n_best, longer, key=lambda combination: combination[0])
+    return rank(
+        [_add_up(line, parts, _unlink(chosen), words=words, eos_id=eos_id) for _, chosen in combinations]
+    )
+
+
+class _Chosen(NamedTuple):
+    """The hypothesis chosen for one part, and those chosen for the parts before."""
+
+    hypothesis: Translation
+    before: "_Chosen | None"
+
+
+def _unlink(chosen: _Chosen | None) -> list[Translation]:
+    hypotheses = []
+    while chosen is not None:
+        hypotheses.append(chosen.hypothesis)
+        chosen = chosen.before
+    return hypotheses[::-1]
+
+
+def _add_up(
+    line: str, parts: Sequence[SourcePart], chosen: Sequence[Translation], *, words: bool, eos_id: int
+) -> Translation:
+    source_starts = [part.start + len(part.content) - len(part.content.lstrip()) for part in parts]
+    spaces = [
+        " " if part.continues else _space_before(line, start)
+        for part, start in zip(parts, source_starts, strict=True)
+    ]
+    text, starts = join_translations([one.text for one in chosen], spaces)
+    alignment = log_probs = None
+    if all(one.token_log_probs is not None for one in chosen):
+        log_probs = tuple(value for one in chosen for value in one.token_log_probs or ())
+    if all(one.alignment is not None for one in chosen):
+        # What is before each part: the number of words or pieces of the line and of its translation.
+        if words:
+            before = zip(_word_indices(line, source_starts), _word_indices(text, starts), strict=True)
+            tag_sizes = [part.tag_words for part in parts]
+        else:
+            own = itertools.accumulate((part.num_pieces - part.tag_pieces for part in parts), initial=0)
+            sizes = (len(one.tokens) - one.tokens.count(eos_id) for one in chosen)
+            before = zip(own, itertools.accumulate(sizes, initial=0), strict=True)
+            tag_sizes = [part.tag_pieces for part in parts]
+        alignment = tuple(
+            (_shift(i, source_offset, tag_size), j + target_offset)
+            for one, (source_offset, target_offset), tag_size in zip(chosen, before, tag_sizes, strict=False)
+            for i, j in one.alignment or ()
+        )
+    return Translation(
+        text=text,
+        score=sum(one.score for one in chosen),
+        log_prob=sum(one.log_prob for one in chosen),
+        tokens=tuple(token for one in chosen for token in one.tokens),
+        truncated=any(one.truncated for one in chosen),
+        satisfied=all(one.satisfied for one in chosen),
+        token_log_probs=log_probs,
+        alignment=alignment,
+        parts=len(parts),
+    )
+
+
+def _shift(index: int, offset: int, tag_size: int) -> int:
+    """Returns the index in the line of a word or piece of a part that begins with a repeated tag."""
+    return index if index < tag_size else index - tag_size + offset
+
+
+def _space_before(text: str, start: int) -> str:
+    """Returns the white space that ends before a position, with spaces for odd characters that end lines."""
+    before = text[:start]
+    return _ODD_LINE_ENDS.sub(" ", before[len(before.rstrip()) :])
+
+
+def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
+    """Returns the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
+    word_starts = [match.start() for match in re.finditer(r"\S+", text)]
+    return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]

@@ -1,8 +1,4 @@
-"""Constraints on translations: suppressed pieces, forced prefixes and required phrases.
-
-Contains the conversion of constraints from text to ids, and the error messages for constraints that a search
-does not support. The search that satisfies them is in search/.
-"""
+"""Constraints on translations, from text to ids: suppressed pieces, forced prefixes and required phrases."""
 
 import collections
 import dataclasses

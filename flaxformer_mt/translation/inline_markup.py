@@ -1,8 +1,8 @@
 """Inline markup: tags and placeholders are taken out of a line, and put back into its translation.
 
-Contains pure functions of strings and word alignments. An element goes around the words that its words are
-aligned with; a placeholder or a tag without content goes beside the word that it stood beside. Every tag of
-the line is in the result once, and elements stay nested as they are in the line.
+An element goes around the words that its words are aligned with; a placeholder or a tag without content goes
+beside the word that it stood beside. Every tag of the line is in the result once, and elements stay nested as
+they are in the line.
 """
 
 import html
@@ -131,18 +131,14 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         texts.append(line[last : match.start()])
         text += unescape(texts[-1])
         last = match.end()
-        name = (match["name"] or "").lower()
-        if name and match["close"]:
-            number = next((n for n in reversed(range(1, len(open_items))) if open_items[n].name == name), 0)
-            if number:
-                for unclosed in open_items[number + 1 :]:
-                    _make_point(unclosed, open_items[open_items.index(unclosed) - 1])
-                element = open_items[number]
-                element.closing, element.end = match[0], len(text)
-                del open_items[number:]
-                text = _separate(text, name, line[last : last + 1])
-                continue
+        name, end = (match["name"] or "").lower(), len(text)
         text = _separate(text, name, line[last : last + 1])
+        if match["close"] and name in [item.name for item in open_items]:
+            while open_items[-1].name != name:
+                _make_point(open_items)
+            open_items[-1].closing, open_items[-1].end = match[0], end
+            open_items.pop()
+            continue
         item = _Item(match[0], len(text), name=name)
         open_items[-1].children.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
@@ -150,8 +146,8 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
             open_items.append(item)
         else:
             text, last = _take_space(item, text, line, last)
-    for number in reversed(range(1, len(open_items))):
-        _make_point(open_items[number], open_items[number - 1])
+    while len(open_items) > 1:
+        _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
     return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
@@ -174,10 +170,10 @@ def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
     return before, marked, after
 
 
-def _make_point(item: _Item, parent: _Item) -> None:
-    """Makes an element without a closing tag a point; what it contains belongs to the element around it."""
-    place = parent.children.index(item)
-    parent.children[place + 1 : place + 1] = item.children
+def _make_point(open_items: list[_Item]) -> None:
+    """Makes the last element, without a closing tag, a point; what is in it belongs to the one around."""
+    item = open_items.pop()
+    open_items[-1].children += item.children
     item.children = []
 
 
@@ -190,24 +186,15 @@ def _separate(text: str, name: str, following: str) -> str:
 def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]:
     """Removes one white space beside a point, so that two words stay separated by one."""
     before, after = text[-1:], line[last : last + 1]
-    if (
-        item.name in _BLOCKS
-        and before == " "
-        and after
-        and not after.isspace()
-        and _touches(item, line, last)
-    ):
+    start = last - len(item.opening)
+    between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
+    if item.name in _BLOCKS and before == " " and between:
         item.replaces_space = True  # of `_separate`
     elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$")):
         item.space_before, text, item.start = True, text[:-1], item.start - 1
     elif not before and after.isspace():
         item.space_after, last = True, last + 1
     return text, last
-
-
-def _touches(item: _Item, line: str, last: int) -> bool:
-    start = last - len(item.opening)
-    return start > 0 and not line[start - 1].isspace()
 
 
 def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> str:
@@ -307,30 +294,27 @@ class _Layout:
         self.parts.append((" " if trail and (not after or after.isspace()) else "") + (item.closing or ""))
 
     def _write_point(self, item: _Item, gap: int) -> None:
-        previous = self._word_before(item)
-        after_previous = gap > 0 and previous is not None and (gap - 1) in self.links[previous]
+        number = self._word_before(item)
+        previous, links = (None, set()) if number is None else (self.source[number], self.links[number])
+        place, opening = self._gap(gap), item.opening
         if item.replaces_space and 0 < gap < len(self.target):
             self._copy(self.target[gap - 1].end)
-            self.parts.append(item.opening)
-            self.cursor = max(self.cursor, self.target[gap].start)
+            self.parts.append(opening)
+            self.cursor = max(self.cursor, place)
             return
         if item.space_before and gap > 0:
-            word = self.target[gap - 1]
+            word, opening = self.target[gap - 1], f" {opening}"
             # In "word {0}, more" the marks of the word come after the placeholder.
-            marks_follow = previous is None or item.start <= self.source[previous].core_end
-            self._copy(word.core_end if marks_follow else word.end)
-            self.parts.append(f" {item.opening}")
-        elif item.space_after or (item.space_before and self.target):
-            self._copy(self._gap(gap))
-            self.parts.append(f"{item.opening} " if self.target else item.opening)
-        elif after_previous and previous is not None and self.source[previous].end >= item.start > 0:
+            marks_follow = previous is None or item.start <= previous.core_end
+            place = word.core_end if marks_follow else word.end
+        elif item.space_before or item.space_after:
+            opening = f"{opening} " if self.target else opening
+        elif previous and gap - 1 in links and previous.end >= item.start > 0:
             word = self.target[gap - 1]
-            inside = item.start < self.source[previous].end and item.start <= self.source[previous].core_end
-            self._copy(word.core_end if inside else word.end)
-            self.parts.append(item.opening)
-        else:
-            self._copy(self._gap(gap))
-            self.parts.append(item.opening)
+            inside = item.start < previous.end and item.start <= previous.core_end
+            place = word.core_end if inside else word.end
+        self._copy(place)
+        self.parts.append(opening)
 
     def _gap(self, gap: int) -> int:
         """Position of the gap before a target word; the last one is at the end of the last word."""
@@ -403,16 +387,14 @@ def _best_run(linked: set[int], words: Sequence[int], sources: int, targets: int
     """
     ends = sorted(linked)
     expected = (sum(words) / len(words) + 0.5) / sources * targets
-    best: tuple[float, float, tuple[int, int]] | None = None
-    for place, start in enumerate(ends):
-        for count, last in enumerate(ends[place:], start=1):
-            size = last + 1 - start
-            distance = abs((start + last + 1) / 2 - expected)
-            rank = (2 * count - size, -distance if len(words) == 1 else size - distance / 1000)
-            if best is None or rank > best[:2]:
-                best = (*rank, (start, last + 1))
-    assert best is not None
-    return best[2]
+
+    def rank(run: tuple[int, int]) -> tuple[float, float]:
+        start, end, count = ends[run[0]], ends[run[1]] + 1, run[1] - run[0] + 1
+        size, distance = end - start, abs((start + end) / 2 - expected)
+        return 2 * count - size, -distance if len(words) == 1 else size - distance / 1000
+
+    first, last = max(itertools.combinations_with_replacement(range(len(ends)), 2), key=rank)
+    return ends[first], ends[last] + 1
 
 
 def translate_marked(

@@ -72,7 +72,7 @@ def choose_line_tags(
         if language is None or language in known:
             continue
         if vocab_tags and data.tag_style not in ("opus", "t5"):
-            _check_tag(data, language, side, vocab_tags)
+            check_language(language, f"--{side}_language", data, vocab_tags)
         else:
             raise UserError(
                 f"--{side}_language is {language}, but this model translates "
@@ -100,16 +100,24 @@ def choose_line_tags(
     return LineTags(added, tuple(dict.fromkeys(known_tags)), "", common.source, common.target, lead)
 
 
-def _check_tag(data: DataConfig, language: str, side: str, vocab_tags: Mapping[str, int]) -> None:
-    """Raises UserError if a pretrained model has no tag for a language."""
+def check_language(language: str, flag: str, data: DataConfig, vocab_tags: Mapping[str, int]) -> None:
+    """Checks that a pretrained model has a tag for a language.
+
+    Args:
+      flag: that names the language, for the message.
+      vocab_tags: the tags of the model's vocabulary.
+
+    Raises:
+      UserError: it has none; the message names the nearest ones.
+    """
     try:
         tag = spell_tag(data.tag_style, language)
     except UserError as error:
-        raise UserError(f"--{side}_language is {language}: {error}") from error
+        raise UserError(f"{flag} is {language}: {error}") from error
     if tag not in vocab_tags:
         near = difflib.get_close_matches(tag, vocab_tags, n=3, cutoff=0.3)
         raise UserError(
-            f"--{side}_language is {language}, but this model has no language tag {tag}; it has "
+            f"{flag} is {language}, but this model has no language tag {tag}; it has "
             f"{len(vocab_tags)}, such as {', '.join(near or list(vocab_tags)[:3])}"
         )
 

@@ -1,8 +1,4 @@
-"""Translation of one text by several processes: each translates a share, and all receive all translations.
-
-Contains the assignment of sentences to processes, and the JSON encoding in which translations are exchanged.
-With one process, no data is exchanged.
-"""
+"""Translation of one text by several processes: each translates a share, and all receive all translations."""
 
 import dataclasses
 import json

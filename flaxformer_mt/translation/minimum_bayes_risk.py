@@ -12,8 +12,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.search import SearchResult, search_width
-from flaxformer_mt.translation.assembly import read_result
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Translation, rank, read_result
 from flaxformer_mt.translation.utility import Utility, score_bleu, score_chrf
 from flaxformer_mt.vocab import Vocab
 from flaxformer_mt.writing_systems import lacks_spaces
@@ -25,20 +24,17 @@ def count_candidates(search: SearchConfig, n_best: int) -> int:
 
 
 def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -> Translation:
-    """Returns the translation of a sentence from the hypotheses of its search, with its alternatives.
+    """Returns the translation of a sentence from the hypotheses of its search, as the best of n_best.
 
     Args:
       result: the hypotheses [N, ...] of one sentence, candidates with the method mbr.
       vocab: the target vocabulary.
     """
-    found = read_result(result, vocab)
-    if config.search.method != "mbr" or not found.tokens:
-        return found
-    chosen = choose_candidates(
-        found.n_best, make_utility(config), by_probability=config.search.mbr_candidates == "beam"
-    )
-    best, *others = chosen[:n_best]
-    return dataclasses.replace(best, alternatives=tuple(others))
+    found: Sequence[Translation] = read_result(result, vocab).n_best
+    if config.search.method == "mbr" and found[0].tokens:
+        by_probability = config.search.mbr_candidates == "beam"
+        found = choose_candidates(found, make_utility(config), by_probability=by_probability)
+    return rank(found[:n_best])
 
 
 def make_utility(config: Config) -> Utility:

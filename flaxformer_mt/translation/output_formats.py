@@ -1,7 +1,4 @@
-"""Output formats of translations and scores: the output lines of one input line.
-
-Contains the columns, the n-best format and the JSON keys.
-"""
+"""Output formats of translations and scores: the output lines of one input line."""
 
 import json
 import math
@@ -9,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.translation.alignment import format_pharaoh
 from flaxformer_mt.translation.result import Translation
-from flaxformer_mt.translation.scorer import PairScore
 
 # Maps ids of the target vocabulary to pieces.
 Pieces = Callable[[Sequence[int]], list[str]]

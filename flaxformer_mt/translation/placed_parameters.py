@@ -1,7 +1,4 @@
-"""The parameters of a translator's models, in the types of their products, on the devices that multiply them.
-
-translator.py loads the models; which devices there are is known to parallel/.
-"""
+"""The parameters of a translator's models, in the types of their products, on their devices."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,153 +1,29 @@
 """Scores of given translations: the scores by which a search with the same model would rank them.
 
-Contains the conversion of pairs of lines to scores, one for each pair, in order, and the rules for lines that
-are empty or too long. Scores against references are in evaluation/metrics.py.
+decoding/forced_decoding.py scores token ids; scores against references are in evaluation/metrics.py.
 """
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, Dtype, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, Dtype, SearchConfig
 from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
-from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, ForcedDecoder, Pair, Reading, Watched
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
-from flaxformer_mt.decoding.sizes import SHORTEST
+from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, PairScore, TokenScorer
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.object_store.working_copies import open_copy
-from flaxformer_mt.parallel import SplitParameters, enable_compilation_cache
+from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
-from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.vocab import Vocab, Vocabs
-
-
-@dataclass(frozen=True)
-class PairScore:
-    """The score of one given translation."""
-
-    # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
-    # NaN without tokens.
-    score: float
-    log_prob: float
-    # Log-probability of each token; they add up to log_prob.
-    token_log_probs: tuple[float, ...]
-    # Ids of the target vocabulary; the last one is eos unless the target was cut.
-    tokens: tuple[int, ...]
-    # Whether only the beginning was scored, because the source or the target is too long.
-    truncated: bool = False
-
-
-class TokenScorer:
-    """Scores pairs of token ids as the search does, with one model or an ensemble of one vocabulary."""
-
-    def __init__(
-        self,
-        models: Sequence[ModelConfig],
-        search: SearchConfig,
-        vocabs: Vocabs,
-        *,
-        longest: tuple[int, int],
-        warn: Warn,
-        spread: bool | SplitParameters = False,
-    ) -> None:
-        """Builds the networks.
-
-        Args:
-          longest: maximum source and target length, in tokens with eos.
-          warn: receives a warning if the device runs out of memory with batches of search.batch_tokens.
-          spread: the mesh over which parameters are split, if they are.
-        """
-        self.options = search
-        self._num_free = vocabs.target.num_forced
-        self.decoder = ForcedDecoder(
-            models,
-            sizes=(vocabs.source.size, vocabs.target.size),
-            pad_id=vocabs.target.pad_id,
-            bos_id=vocabs.target.bos_id,
-            longest=longest,
-            ensemble_mean=search.ensemble_mean,
-            split=spread if isinstance(spread, SplitParameters) else None,
-        )
-        self._budget = TokenBudget(search.batch_tokens, warn=warn)
-        covers = search.method == "beam" and search.coverage_penalty > 0
-        self._coverage = (Watched(search.coverage_layer),) if covers else ()
-
-    def read_all(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        params: Sequence[Any],
-        watched: Sequence[Watched] = (),
-        shortest: int = SHORTEST,
-        top_k: int = 0,
-    ) -> list[Reading]:
-        """Returns the readings of pairs in order; see `ForcedDecoder.read_all`.
-
-        If the device runs out of memory, this call and all later ones use smaller batches.
-        """
-
-        def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, Reading]]:
-            chosen = [pairs[index] for index in indices]
-            return self.decoder.read_all(
-                chosen,
-                params=params,
-                batch_tokens=batch_tokens,
-                watched=tuple(watched),
-                shortest=shortest,
-                top_k=top_k,
-            )
-
-        found = dict(self._budget.run_all(work, len(pairs)))
-        return [_leave_out(found[index], self._num_free) for index in range(len(pairs))]
-
-    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
-        """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
-        readings = self.read_all(pairs, params=params, watched=self._coverage)
-        log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
-        scores = log_probs / self._penalties(pairs)
-        if self._coverage:
-            scores = scores + self._coverage_penalties(readings)
-        return [
-            PairScore(
-                score=float(score) if len(pair.target) else math.nan,
-                log_prob=float(log_prob),
-                token_log_probs=tuple(reading.log_probs.tolist()),
-                tokens=tuple(map(int, pair.target)),
-            )
-            for pair, reading, score, log_prob in zip(pairs, readings, scores, log_probs, strict=True)
-        ]
-
-    def _penalties(self, pairs: Sequence[Pair]) -> np.ndarray:
-        lengths = np.array([max(1, len(pair.target)) for pair in pairs], np.int32)
-        return np.asarray(length_penalty(lengths, self.options))
-
-    def _coverage_penalties(self, readings: Sequence[Reading]) -> np.ndarray:
-        """Returns the coverage penalty of each reading, from its attention summed over target tokens."""
-        sums = [reading.attention[0].sum(axis=0) for reading in readings]
-        coverage = np.zeros((len(sums), 1, max(map(len, sums), default=0)), np.float32)
-        mask = np.zeros((len(sums), coverage.shape[2]), bool)
-        for row, attention in enumerate(sums):
-            coverage[row, 0, : len(attention)], mask[row, : len(attention)] = attention, True
-        return np.asarray(coverage_penalty(coverage, mask, self.options))[:, 0]
-
-
-def _leave_out(reading: Reading, count: int) -> Reading:
-    """The reading with log-probabilities of 0 for its first tokens, such as the tag of a language."""
-    if not count:
-        return reading
-    zeros = np.zeros_like(reading.log_probs[:count])
-    return reading._replace(log_probs=np.concatenate([zeros, reading.log_probs[count:]]))
 
 
 class Scorer:
@@ -227,7 +103,8 @@ class Scorer:
 
         Args:
           sources: None for a language model, which scores the targets alone.
-          source_language, target_language: see `Translator.translate`.
+          source_language: see `Translator.translate`.
+          target_language: likewise.
 
         Raises:
           UserError: the numbers of sources and targets differ, a translation model has no sources, a language
@@ -260,13 +137,18 @@ class Scorer:
         """
         self._check_sources(sources)
         tags = self._choose_tags(source_language, target_language)
-        pairs, done = _PairReader(sources, targets), 0
+        # None stands for the lines of a side that has ended, and for the sources of a language model.
+        pairs: Iterator[Any] = itertools.zip_longest(sources or (), targets)
+        done = 0
         while chunk := take_window(pairs, window, is_ready):
-            source_window = None if sources is None else [source for source, _ in chunk]
-            target_window = [target for _, target in chunk]
+            complete = [pair for pair in chunk if sources is None or None not in pair]
+            source_window = None if sources is None else [source for source, _ in complete]
+            target_window = [target for _, target in complete]
             yield from self._score_window(source_window, target_window, tags, first_line=done + 1)
-            done += len(chunk)
-        pairs.check_ended()
+            done += len(complete)
+            if len(complete) < len(chunk):
+                longer = done + len(chunk) - len(complete) + sum(1 for _ in pairs)
+                _refuse_counts(*((done, longer) if chunk[-1][0] is None else (longer, done)))
 
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
@@ -354,35 +236,6 @@ def find_longest(config: Config) -> tuple[int, int]:
         bound = max(1, bound - source)
     searched = int(config.search.max_length_ratio * source + config.search.max_length_offset)
     return source, min(bound, max(searched, config.data.max_target_length, 1))
-
-
-class _PairReader:
-    """Iterates over pairs of lines until one side ends; the source is "" for a language model."""
-
-    def __init__(self, sources: Iterable[str] | None, targets: Iterable[str]) -> None:
-        self._sides = itertools.repeat("") if sources is None else iter(sources), iter(targets)
-        self._has_source = sources is not None
-        self._counts = [0, 0]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return self
-
-    def __next__(self) -> tuple[str, str]:
-        pair = []
-        for number, lines in enumerate(self._sides):
-            pair.append(next(lines))  # ends with either side
-            self._counts[number] += 1
-        return pair[0], pair[1]
-
-    def check_ended(self) -> None:
-        """Raises UserError if one side has more lines than the other; call it when a side has ended."""
-        if not self._has_source:
-            return
-        sources, targets = (
-            count + sum(1 for _ in lines) for count, lines in zip(self._counts, self._sides, strict=True)
-        )
-        if sources != targets:
-            _refuse_counts(sources, targets)
 
 
 def _too_long(side: str, numbers: list[int], longest: int) -> str:

@@ -1,18 +1,13 @@
-"""Segmentation of source lines: lines are split into parts, whose translations are joined.
-
-The parts are sentences, and the parts of those that are too long. Contains pure functions of strings (the
-boundaries at which a text may be split: after sentences, after clauses, between words, and as a last resort
-within a word), followed by the conversion of lines to the ids that a model reads.
-"""
+"""Segmentation of source lines: sentences, and the parts of those that are too long, as ids."""
 
 import functools
 import itertools
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+import regex
 
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
@@ -40,7 +35,6 @@ _CLAUSE_END = re.compile(
     rf"(?:(?<![{_CLAUSE_MARKS}])[{_CLAUSE_MARKS}]++[{CLOSING}]*+\s+"
     rf"|[{_WIDE_CLAUSE_MARKS}]++[{CLOSING}]*+\s*)"
 )
-_WORD_END = re.compile(r"\s+")
 
 # Language tags at the start of a line, which select the languages of a multilingual model: >>fr<<,
 # >>cmn_Hans<<, <2de>, <from:en>, with the white space around them.
@@ -117,41 +111,18 @@ def _count_fitting(units: Sequence[str], first: int, fits: Fits) -> int:
     return low
 
 
-def _split_clauses(text: str) -> list[str]:
-    return _split_after(text, _CLAUSE_END)
-
-
-def _split_words(text: str) -> list[str]:
-    return _split_after(text, _WORD_END)
-
-
-def _split_clusters(text: str) -> list[str]:
-    """Splits a text into visible characters: a letter with its accents, an emoji with all joined emoji."""
-    starts = [
-        index
-        for index, character in enumerate(text)
-        if not index or not (_extends(character) or text[index - 1] == "\u200d")
-    ]
-    return [text[start:end] for start, end in itertools.pairwise([*starts, len(text)])]
-
-
-def _extends(character: str) -> bool:
-    """Returns whether a character extends the one before: a mark, joiner, variation or skin-tone selector."""
-    return (
-        unicodedata.category(character).startswith("M")
-        or character == "\u200d"
-        or "\U0001f3fb" <= character <= "\U0001f3ff"
-    )
-
-
-def _split_after(text: str, end: re.Pattern[str]) -> list[str]:
-    """Splits a text after every match of `end`."""
+def _split_after(end: re.Pattern[str], text: str) -> list[str]:
     ends = [match.end() for match in end.finditer(text)]
     return [text[start:stop] for start, stop in itertools.pairwise([0, *ends, len(text)]) if start < stop]
 
 
 # From coarse to fine; the concatenation of the units that each returns is the text.
-_SPLITTERS: tuple[Callable[[str], list[str]], ...] = (_split_clauses, _split_words, _split_clusters, list)
+_SPLITTERS: tuple[Callable[[str], list[str]], ...] = (
+    functools.partial(_split_after, _CLAUSE_END),
+    re.compile(r"\S+\s*|\s+").findall,
+    regex.compile(r"\X").findall,  # visible characters: a letter with its accents, an emoji with all joined
+    list,
+)
 
 
 def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
@@ -195,60 +166,46 @@ _UNSPACED = (
 )
 
 
-class Part(NamedTuple):
-    """A part of a text, including the white space at its ends, and the index of its first character."""
-
-    start: int
-    text: str
-
-
 class SourcePart(NamedTuple):
-    """A sentence to translate: a part of the line with index `line`, and its ids, which end in eos."""
+    """A sentence to translate: a part of the line with index `line`."""
 
     line: int
-    part: Part
-    ids: np.ndarray
-    # Whether `ids` contain only the beginning of the part.
-    cut: bool = False
-    # The line's language tags, which `ids` begin with although they are not in `part`, and their pieces.
+    # Index of its first character in the line, and its characters, with the white space at its ends.
+    start: int
+    content: str
+    # What its ids begin with although it is not in `content`: tags of given languages, with the number of
+    # their pieces, and the line's own tags.
+    added: str = ""
+    added_pieces: int = 0
     tag: str = ""
     tag_pieces: int = 0
-    # Number of pieces that `ids` begin with although the line does not have them: tags of given languages.
-    added_pieces: int = 0
+    # Ids of all this; the last one is eos.
+    ids: np.ndarray = np.zeros(0, np.int32)
+    # Whether `ids` contain only the beginning of the part.
+    cut: bool = False
     # Whether the part before is of the same line or sentence, which was too long for one part.
     continues: bool = False
 
     @property
     def text(self) -> str:
         """The text of `ids` without added tags: the part with the line's own tags."""
-        return self.tag + self.part.text
+        return self.tag + self.content
+
+    @property
+    def num_pieces(self) -> int:
+        """The number of pieces of the text."""
+        return len(self.ids) - 1 - self.added_pieces
 
     @property
     def tag_words(self) -> int:
         """The number of words of the tags; without a space, the last tag belongs to the word after it."""
         return len(self.tag.split()) - (self.tag != "" and not self.tag[-1].isspace())
 
-
-class _Unit(NamedTuple):
-    """A line after its tags, or a part of it, with what it needs to be read."""
-
-    line: int
-    # Where `text` begins in the line.
-    start: int
-    text: str
-    # What is put before the text: added tags and those at the line's start; and their tokens, with eos.
-    added: str
-    tag: str
-    num_tags: int
-    # Tokens of the added tags.
-    added_pieces: int
-    continues: bool = False
-
-    def divide(self, texts: Sequence[str], *, continues: bool) -> "list[_Unit]":
-        """Returns a unit for each of consecutive texts; `continues`: of those after the first."""
+    def divide(self, texts: Sequence[str], *, continues: bool) -> "list[SourcePart]":
+        """Returns a part for each of consecutive texts; `continues`: of those after the first."""
         starts = itertools.accumulate(map(len, texts), initial=self.start)
         return [
-            self._replace(start=start, text=text, continues=continues and start > self.start)
+            self._replace(start=start, content=text, continues=continues and start > self.start)
             for start, text in zip(starts, texts, strict=False)
         ]
 
@@ -275,55 +232,52 @@ def read_sources(
       tags: language tags to put before all parts of each line, each followed by a space and one piece of the
         vocabulary, as in ">>fr<< "; None: none.
     """
-    count = functools.cache(lambda tags: len(vocab.tokenize(tags)))
-    units: list[_Unit] = []
+    count = functools.cache(lambda tags: len(vocab.tokenize(tags)) - 1)  # without eos
+    units: list[SourcePart] = []
     for index, line in enumerate(lines):
         added, tag = "" if tags is None else tags[index], find_language_tags(line)
-        if added + tag and count(added + tag) >= longest:  # no room for text after the tags
+        if added + tag and count(added + tag) + 1 >= longest:  # no room for text after the tags
             added = tag = ""
-        added_pieces = count(added) - 1 if added else 0
-        whole = _Unit(index, len(tag), line[len(tag) :], added, tag, count(added + tag), added_pieces)
-        texts = split_sentences(whole.text, language=language) if sentences else [whole.text]
+        added_pieces, content = count(added) if added else 0, line[len(tag) :]
+        tag_pieces = count(added + tag) - added_pieces
+        whole = SourcePart(index, len(tag), content, added, added_pieces, tag, tag_pieces)
+        texts = split_sentences(content, language=language) if sentences else [content]
         units += whole.divide(texts, continues=False)
     parts: list[SourcePart] = []
-    for unit, ids in _tokenize(units, vocab):
-        smaller = [(unit, ids)]
-        if len(ids) > longest and long_lines == "split":
-            fits = _make_test(unit, vocab, longest)
-            texts = split_text(unit.text, fits, language=language)
+    for unit in _tokenize(units, vocab):
+        if len(unit.ids) <= longest:
+            parts.append(unit)
+        elif long_lines == "split":
+            fits = functools.partial(_fits, unit, vocab, longest)
+            texts = split_text(unit.content, fits, language=language)
             smaller = _tokenize(unit.divide(texts, continues=True), vocab)
-        parts += [_make_part(one, own_ids, vocab, longest) for one, own_ids in smaller]
+            parts += [_cut(one, vocab, longest) for one in smaller]
+        else:
+            parts.append(_cut(unit, vocab, longest))
     firsts = {part.line: number for number, part in reversed([*enumerate(parts)]) if part.tag}
     for line, number in firsts.items():  # the first part contains the tags themselves
         first = parts[number]
-        text = lines[line][: first.part.start] + first.part.text
-        parts[number] = first._replace(part=Part(0, text), tag="", tag_pieces=0)
+        text = lines[line][: first.start] + first.content
+        parts[number] = first._replace(start=0, content=text, tag="", tag_pieces=0)
     return parts
 
 
-def _tokenize(units: Sequence[_Unit], vocab: Vocab) -> list[tuple[_Unit, np.ndarray]]:
-    """Returns the units that are not blank with their ids; normalization may empty a text."""
-    units = [unit for unit in units if not is_blank(unit.text)]
-    all_ids = vocab.tokenize_all([unit.added + unit.tag + unit.text.strip() for unit in units])
-    return [(unit, ids) for unit, ids in zip(units, all_ids, strict=True) if len(ids) > unit.num_tags]
+def _tokenize(parts: Sequence[SourcePart], vocab: Vocab) -> list[SourcePart]:
+    """Returns the parts that are not blank with their ids; normalization may empty a text."""
+    parts = [part for part in parts if not is_blank(part.content)]
+    all_ids = vocab.tokenize_all([part.added + part.tag + part.content.strip() for part in parts])
+    read = [part._replace(ids=ids) for part, ids in zip(parts, all_ids, strict=True)]
+    return [part for part in read if part.num_pieces > part.tag_pieces]
 
 
-def _make_test(unit: _Unit, vocab: Vocab, longest: int) -> Fits:
-    return lambda text: len(vocab.tokenize(unit.added + unit.tag + text)) <= longest
+def _fits(part: SourcePart, vocab: Vocab, longest: int, text: str) -> bool:
+    return len(vocab.tokenize(part.added + part.tag + text)) <= longest
 
 
-def _make_part(unit: _Unit, ids: np.ndarray, vocab: Vocab, longest: int) -> SourcePart:
-    cut = len(ids) > longest
-    return SourcePart(
-        unit.line,
-        Part(unit.start, unit.text),
-        np.append(ids[: longest - 1], vocab.eos_id) if cut else ids,
-        cut,
-        unit.tag,
-        unit.num_tags - 1 - unit.added_pieces,
-        unit.added_pieces,
-        unit.continues,
-    )
+def _cut(part: SourcePart, vocab: Vocab, longest: int) -> SourcePart:
+    if len(part.ids) <= longest:
+        return part
+    return part._replace(ids=np.append(part.ids[: longest - 1], vocab.eos_id), cut=True)
 
 
 def find_language_tags(line: str) -> str:

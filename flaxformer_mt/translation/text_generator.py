@@ -1,7 +1,4 @@
-"""Text from a language model: prompts continued by sampling, greedy search or beam search.
-
-Contains the search of a single line without a source, in one program that is compiled for its length.
-"""
+"""Text from a language model: prompts continued by sampling, greedy search or beam search."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Translation of text: lines are tokenized, searched in batches, and detokenized.
 
 Row 12 of the data path. Every line gives exactly one line, in order; all lines pass through
-`Translator._translate_window`. Batches and search are in decoding/, scores against references in evaluation/.
+`Translator._translate_window`. Batches and search are in decoding/.
 """
 
 import collections
@@ -21,7 +21,7 @@ from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.forced_decoding import UNBOUNDED
+from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -29,7 +29,7 @@ from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
-from flaxformer_mt.translation.annotation import NO_NOTES, Annotated, Notes, annotate
+from flaxformer_mt.translation.annotation import NO_NOTES, Notes, annotate
 from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import (
     Constraints,
@@ -43,7 +43,6 @@ from flaxformer_mt.translation.line_sharing import gather_translations, own_shar
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.placed_parameters import on_host, place_models
 from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated, warn_of_failures
-from flaxformer_mt.translation.scorer import TokenScorer
 from flaxformer_mt.translation.segmentation import (
     LongLines,
     SourcePart,
@@ -161,7 +160,7 @@ class Translator:
             self.models,
             config.search,
             vocabs,
-            longest=(config.data.max_source_length, self.search.longest_target or UNBOUNDED),
+            longest=(config.data.max_source_length, self.search.lengths.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
             spread=options["spread"],
         )
@@ -218,12 +217,21 @@ class Translator:
         """Loads a trained model from a run directory.
 
         Args:
-          checkpoint, dtype, allow_nonfinite: see `load_trained`; the last two apply to the whole ensemble.
+          run_dir: the run directory.
+          checkpoint: best, last, average or a step. None: that of `train.final_checkpoint`.
           search: search options that replace those of the run's config.
           ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
-          long_lines, split_sentences: see `Translator`.
+          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
+            only its beginning is translated.
+          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
+            auto: apart, unless the model was trained on lines of several sentences.
+          dtype: data type of activations and products, of the whole ensemble. None: that of the training, or
+            float32 on a CPU without instructions for bfloat16.
+          allow_nonfinite: whether parameters may be NaN or infinite.
           shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
-          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble; see `Translator`.
+          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble.
+          warn: receives a warning per call that names the lines that were split or cut, or lack required
+            phrases; and one when the device first runs out of memory.
           spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
             one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
             has computed before. All callers share the programs compiled so.
@@ -346,8 +354,9 @@ class Translator:
           required: phrases that each line's translation contains (beam search only).
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
-          source_language, target_language: languages of lines that do not begin with a language tag, for a
-            model of several languages (source_language: one with data.source_tags).
+          source_language: language of lines that do not begin with a language tag, for a model with
+            data.source_tags.
+          target_language: language to translate such lines into, for a model of several languages.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
@@ -434,7 +443,9 @@ class Translator:
         params: Any,
     ) -> list[Translation]:
         """Translates one window of lines; returns one translation for each."""
-        self._check_call(lines, constraints, first_line)
+        check_n_best(self.config.search, constraints.n_best)
+        check_lines(lines, first_line=first_line)
+        constraints.check(self.config.search, len(lines), first_line)
         notes.check(self.models)
         if notes.markup:
             again = functools.partial(self._translate_window, first_line=first_line, params=params)
@@ -497,17 +508,8 @@ class Translator:
             parts_left[line] -= 1
             self.on_found(lines=int(count > 0 and parts_left[line] == 0), tokens=len(best.tokens))
         if notes != NO_NOTES:
-            pairs = zip(parts, translations, strict=True)
-            items = [Annotated(p.ids, p.text, t, p.added_pieces) for p, t in pairs]
-            options: dict[str, Any] = {"scorer": self.scorer, "models": self.models, "vocabs": self.vocabs}
-            translations = annotate(items, notes, **options, params=params)
+            translations = annotate(parts, translations, notes, scorer=self.scorer, params=params)
         return gather_translations(translations, together=self._together)
-
-    def _check_call(self, lines: Sequence[str], constraints: Constraints, first_line: int) -> None:
-        search = self.config.search
-        check_n_best(search, constraints.n_best)
-        check_lines(lines, first_line=first_line)
-        constraints.check(search, len(lines), first_line)
 
 
 def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:

@@ -5,7 +5,7 @@ The n-grams of each text are extracted once, and one matrix product counts those
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -18,17 +18,11 @@ _BLEU_ORDERS = range(1, 5)
 _RECALL_WEIGHT = 4  # beta squared
 
 
-class _Overlaps(NamedTuple):
-    """Number of n-grams of each text [N], and number of those that two texts share [N, N]."""
+def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the elements of each of N bags [N], and those that two bags share [N, N].
 
-    sizes: np.ndarray
-    shared: np.ndarray
-
-
-def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> _Overlaps:
-    """Counts the elements that bags share; an element that two bags have 2 and 3 times is shared twice.
-
-    The k-th occurrence of an element is a feature of its own, so that bags are rows of zeros and ones.
+    An element that two bags have 2 and 3 times is shared twice. The k-th occurrence of an element is a
+    feature of its own, so that bags are rows of zeros and ones.
     """
     features: dict[tuple[Hashable, int], int] = {}
     places: list[list[int]] = []
@@ -41,7 +35,7 @@ def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> _Overlaps:
     matrix = np.zeros((len(places), len(features)), np.float32)  # sums of ones are exact
     for row, columns in enumerate(places):
         matrix[row, columns] = 1
-    return _Overlaps(np.array(list(map(len, places))), (matrix @ matrix.T).astype(np.int64))
+    return np.array(list(map(len, places))), (matrix @ matrix.T).astype(np.int64)
 
 
 def _ngrams(sequence: Any, order: int) -> list[Any]:

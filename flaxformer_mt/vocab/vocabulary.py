@@ -49,6 +49,10 @@ class TextPairs(Protocol):
         """The pairs in order."""
         ...
 
+    def select(self, numbers: np.ndarray) -> "TextPairs":
+        """The pairs with these ascending numbers."""
+        ...
+
 
 class Vocab:
     """One SentencePiece model: text <-> ids.
@@ -290,10 +294,12 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         total, wanted = len(self._pairs), self._wanted
         try:
-            for index, pair in enumerate(self._pairs):
-                if (index + 1) * wanted // total > index * wanted // total:
-                    for side, normalizer in self._normalizers.items():
-                        yield from _split_line(normalizer.Normalize(getattr(pair, side)))
+            pairs = self._pairs
+            if wanted < total:
+                pairs = pairs.select((np.arange(1, wanted + 1) * total + wanted - 1) // wanted - 1)
+            for pair in pairs:
+                for side, normalizer in self._normalizers.items():
+                    yield from _split_line(normalizer.Normalize(getattr(pair, side)))
         except BaseException as error:
             self.error = error
             raise

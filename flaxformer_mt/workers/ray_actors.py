@@ -7,6 +7,7 @@ in block_map.py: Ray restarts nothing by itself.
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,10 @@ class RayActors:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own: dict[str, Any] = {"num_cpus": count, "include_dashboard": False} if address == "local" else {}
         try:
-            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
+            with warnings.catch_warnings():
+                # JAX warns of forks. Ray's end at once in other programs, its servers.
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(

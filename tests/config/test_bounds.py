@@ -34,6 +34,7 @@ def fields_of(section: type, where: str = "") -> dict[str, object]:
 NEGATIVE = {"seed", "search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     "data.clean.min_script_share",
+    "data.clean.min_language_probability",
     *("data.valid_pairs", "data.test_pairs"),
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
     *(f"data.noise.{name}" for name in fields_of(NoiseConfig)),

@@ -44,6 +44,8 @@ def test_fields_are_replaced_by_their_paths():
     config = Config().replace({"model.model_dim": 64, "data.clean.empty": "keep", "optim.learning_rate": 1})
     assert (config.model.model_dim, config.data.clean.empty, config.optim.learning_rate) == (64, "keep", 1.0)
     assert config.replace({"model": Config().model}).model == Config().model
+    stages = (StageConfig("a", mix=("toy_de_en 1",), noise=NoiseConfig(typos=0.1)), StageConfig("b"))
+    assert config.replace({"data.stages": stages}).data.stages == stages
     for path, value, message in (
         (
             "model.model_dmi",
@@ -54,6 +56,7 @@ def test_fields_are_replaced_by_their_paths():
         ("model.model_dim", "3", "config.model.model_dim should be int, got '3'"),
         ("model.norm", "leyer", "config.model.norm is 'leyer'; allowed: layer, rms"),
         ("seed.x", 1, "config.seed is no section"),
+        ("model", NoiseConfig(), "config.model should be an object, got NoiseConfig"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             Config().replace({path: value})

@@ -20,7 +20,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from tiny_hub import CORPUS, LINES, MAKERS, train_briefly  # noqa: E402
 
-from flaxformer_mt.config import SearchConfig  # noqa: E402
+from flaxformer_mt.config import ParallelConfig, SearchConfig  # noqa: E402
 from flaxformer_mt.config.checks import validate  # noqa: E402
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions  # noqa: E402
 from flaxformer_mt.convert.format_interface import Given, Weights  # noqa: E402
@@ -28,6 +28,7 @@ from flaxformer_mt.convert.format_registry import find_format  # noqa: E402
 from flaxformer_mt.convert.huggingface.hub_models import _make_table  # noqa: E402
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402
+from flaxformer_mt.parallel import split_for_search  # noqa: E402
 from flaxformer_mt.shapes import Batch  # noqa: E402
 from flaxformer_mt.translation.translator import Translator  # noqa: E402
 from flaxformer_mt.trees import flatten_tree  # noqa: E402
@@ -361,6 +362,26 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer\.json and no sentencepiece\.bpe\.model or"):
         FORMAT.read(folder, Given())
+
+
+@pytest.mark.parametrize("name", ["nllb", "t5"])
+def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, name):
+    weights = FORMAT.read(folders / name, Given())
+    monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", "1000")
+    parallel = ParallelConfig(backend="mesh", devices=4, fsdp=4)
+    spread = split_for_search(dataclasses.replace(weights.config, parallel=parallel), 501)
+    assert spread is not None and spread._mesh.devices.shape == (1, 4, 1)
+    search = SearchConfig(
+        method="beam", beam_size=2, max_length_ratio=0.0, max_length_offset=6, min_length_offset=3
+    )
+    config, found = dataclasses.replace(weights.config, search=search), []
+    for layout in (False, spread):
+        translator = Translator(config, weights.params, weights.vocabs, spread=layout)
+        found.append(translator.translate(["der kleine Hund", "a", ""]))
+    for one, four in zip(*found, strict=True):
+        assert (one.text, one.tokens) == (four.text, four.tokens)
+        assert four.score == pytest.approx(one.score, abs=1e-5, nan_ok=True)  # of an empty line
+    assert len(found[0][0].tokens) > 3
 
 
 def test_languages_that_a_model_lacks_are_named(folders):

@@ -7,7 +7,7 @@ import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import has_split, read_pairs
-from flaxformer_mt.corpus.held_out import digest_sentence
+from flaxformer_mt.corpus.pair_checks import digest_sentence
 from flaxformer_mt.data.prepare import find_overlap
 from flaxformer_mt.errors import UserError
 
@@ -67,7 +67,7 @@ def test_the_choice_is_of_the_text_and_no_other_order(config, tmp_path):
     assert sentences(read_pairs(config, "valid"), 1) == sentences(before["valid"], 1)
     assert sentences(read_pairs(config, "test"), 1) == sentences(before["test"], 1)
     # Stored digests are not used for other text, and damaged ones not at all.
-    for file in (tmp_path / "cache" / "sentences").glob("*.npy"):
+    for file in (tmp_path / "cache" / "cleaned").glob("*.sentences.npy"):
         file.write_bytes(file.read_bytes()[:-3] + b"xyz")
     assert sentences(read_pairs(config, "valid"), 1) == sentences(before["valid"], 1)
     other = dataclasses.replace(config, valid_pairs=21)

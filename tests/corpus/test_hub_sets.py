@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
+import types
 
 import pytest
 
@@ -60,3 +61,19 @@ def test_without_the_package_the_remedy_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"hf:a/b needs the package datasets.*install"):
         read_pairs(DataConfig(dataset="hf:a/b", cache_dir=str(tmp_path)), "train")
+
+
+def test_the_hub_is_asked_once_for_the_splits_of_a_set(tmp_path, monkeypatch):
+    asked = []
+
+    def get_dataset_split_names(path, config):
+        asked.append((path, config))
+        return ["train", "validation"]
+
+    hub = types.SimpleNamespace(
+        get_dataset_split_names=get_dataset_split_names, disable_progress_bars=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    config = DataConfig(dataset="hf:asked/once/de-en", cache_dir=str(tmp_path))
+    assert [has_split(config, split) for split in ("train", "valid", "test")] == [True, True, False]
+    assert asked == [("asked/once", "de-en")]

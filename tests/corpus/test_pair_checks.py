@@ -13,7 +13,7 @@ from flaxformer_mt.corpus.pairs import RawSplit
 
 def block(*pairs: tuple[str, str]) -> TextBlock:
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
-    return TextBlock((sources, targets), np.array([[len(a), len(b)] for a, b in pairs]), 0)
+    return TextBlock((sources, targets), np.array([[len(a), len(b)] for a, b in pairs]), 0, ("de", "en"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ class Rows(list):
 def test_repeated_targets_are_those_of_kept_pairs():
     rows = [(b"", b"yes"), (b"ja", b"yes"), (b"jawohl", b"yes"), (b"nein", b"no"), (b"ja", b"yes")]
     split = RawSplit("set", "identity", Rows(rows), ("de", "en"), ("x.de", "x.en"), "line")
-    kept, _, report = clean(split, CleanConfig(repeated_targets="drop"), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(repeated_targets="drop"), may_drop=True)
     assert kept.tolist() == [1, 3]  # the first pair, which has no source, was dropped before
     problems = {name: found["count"] for name, found in report["problems"].items()}
     assert problems == {"empty": 1, "duplicates": 1, "repeated_targets": 2}
@@ -77,8 +77,8 @@ def test_repeated_targets_are_those_of_kept_pairs():
 
 def test_a_rule_sees_what_the_rules_before_it_have_kept():
     actions = {"invalid_utf8": "drop", "empty": "drop", "too_long": "keep", "length_ratio": "off"}
-    actions |= {"numbers": "drop", "script": "off"}
-    work = CheckBlocks(CleanConfig(max_characters=3), actions, has_source=True)
+    actions |= {"numbers": "drop", "script": "off", "language": "off"}
+    work = CheckBlocks(CleanConfig(max_characters=3), actions, ("de", "en"))
     verdict = work([(b"\xff 1", b""), (b" ", b"2"), (b"abcd 1", b"x"), (b"a" * 50, b"b")])
     assert verdict.kept.tolist() == [False, False, False, True]
     found = [(name, one.pairs, *one.examples[0][:2]) for name, one in verdict.problems.items()]

@@ -11,7 +11,9 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_files
@@ -38,10 +40,20 @@ def config(tmp_path):
 def write(config, **files):
     """write(config, train_de=lines or bytes, ...) writes train.de; train_de_gz writes train.de.gz."""
     for name, content in files.items():
-        data = content if isinstance(content, bytes) else "".join(f"{line}\n" for line in content).encode()
         path = os.path.join(config.text_dir, name.replace("_", "."))
-        with gzip.open(path, "wb") if name.endswith("gz") else open(path, "wb") as file:
+        if isinstance(content, pyarrow.Table):
+            parquet.write_table(content, path, row_group_size=7)
+            continue
+        data = content if isinstance(content, bytes) else "".join(f"{line}\n" for line in content).encode()
+        data = gzip.compress(data) if name.endswith("gz") else data
+        with pyarrow.output_stream(path, compression="zstd" if name.endswith("zst") else None) as file:
             file.write(data)
+
+
+def table(german, english, *, nested=False):
+    """A parquet table of pairs, as the Hugging Face Hub has them too."""
+    rows = [{"de": a, "en": b} for a, b in zip(german, english, strict=True)]
+    return pyarrow.Table.from_pylist([{"id": 1, "translation": row} for row in rows] if nested else rows)
 
 
 def with_rules(config, **rules):
@@ -55,6 +67,10 @@ def with_rules(config, **rules):
         {"train_de_gz": GERMAN, "train_en": ENGLISH},
         {"train_tsv": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
         {"train_tsv_gz": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_de_zst": GERMAN, "train_en_gz": ENGLISH},
+        {"train_tsv_zst": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
+        {"train_parquet": table(GERMAN, ENGLISH)},
+        {"train_parquet": table(GERMAN, ENGLISH, nested=True)},
         {"train_jsonl": [json.dumps({"en": b, "de": a}) for a, b in zip(GERMAN, ENGLISH, strict=True)]},
         {
             "train_jsonl_gz": [
@@ -64,7 +80,10 @@ def with_rules(config, **rules):
         },
         {"train_de": "\r\n".join(GERMAN).encode(), "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode()},
     ],
-    ids=["plain", "gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz", "crlf and bom"],
+    ids=[
+        *("plain", "gz", "tsv", "tsv.gz", "zst and gz", "tsv.zst", "parquet", "parquet of translations"),
+        *("jsonl", "jsonl.gz", "crlf and bom"),
+    ],
 )
 def test_every_format_holds_the_same_pairs_in_order(config, files):
     write(config, **files)
@@ -158,7 +177,7 @@ def test_each_rule_drops_keeps_or_refuses(rule, action):
         with pytest.raises(UserError, match=rf"1 pair is refused.*x\.(de|en) line 2.*clean\.{rule}=drop"):
             clean(split, rules, may_drop=True)
         return
-    kept, _, report = clean(split, rules, may_drop=True)
+    kept, _, report, _ = clean(split, rules, may_drop=True)
     assert report["problems"][rule]["count"] == 1
     assert report["problems"][rule]["examples"][0]["where"].endswith("line 2")
     if action == "drop":
@@ -175,7 +194,7 @@ def test_lines_that_show_nothing_are_empty(side):
     split = raw(
         [(b"good", b"good"), (b"a", side.encode()), (side.encode(), b"b"), ("\u200bа".encode(), b"c")]
     )
-    kept, _, report = clean(split, CleanConfig(), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(), may_drop=True)
     assert kept.tolist() == [0, 3] and report["problems"]["empty"]["count"] == 2
 
 
@@ -205,7 +224,7 @@ def test_boundaries_of_the_length_rules():
 
 
 def test_duplicates_are_told_apart_by_where_the_source_ends():
-    kept, _, report = clean(
+    kept, _, report, _ = clean(
         raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True
     )
     assert kept is None and report["problems"] == {}
@@ -227,13 +246,13 @@ def test_finding_duplicates_takes_a_few_numbers_a_pair(monkeypatch):
     monkeypatch.setattr(cleaning, "BLOCK", 1000)
     split = RawSplit("x", "x", Numbers(), ("x", "y"), ("x.x", "x.y"), "line")
     tracemalloc.start()
-    kept, _, report = clean(split, CleanConfig(max_characters=5), may_drop=True)
+    kept, _, report, _ = clean(split, CleanConfig(max_characters=5), may_drop=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(kept) == 20_004
     assert peak < 110 * len(split)  # of it about 50 for the pairs being read
     dropping = CleanConfig(max_characters=5, duplicates="drop")
-    fewer, _, dropped = clean(split, dropping, may_drop=True)
+    fewer, _, dropped, _ = clean(split, dropping, may_drop=True)
     assert sorted(set(kept) - set(fewer)) == [*range(999, 24_000, 1000)]
     for found, action in ((report, "keep"), (dropped, "drop")):
         found = found["problems"]["duplicates"]
@@ -244,9 +263,9 @@ def test_finding_duplicates_takes_a_few_numbers_a_pair(monkeypatch):
 
 def test_verdicts_are_remembered_until_rules_change(tmp_path):
     split = raw([(b"a", b"b"), (b"", b"b")])
-    first, _, report = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
+    first, _, report, _ = load_or_clean(split, CleanConfig(), may_drop=True, folder=tmp_path)
     empty = RawSplit(**{**vars(split), "rows": None})  # would fail if it were read
-    again, _, same_report = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
+    again, _, same_report, _ = load_or_clean(empty, CleanConfig(), may_drop=True, folder=tmp_path)
     assert first.tolist() == again.tolist() == [0] and report == same_report
     kept, *_ = load_or_clean(split, CleanConfig(empty="keep"), may_drop=True, folder=tmp_path)
     assert kept is None
@@ -257,7 +276,7 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"has no train\.de \(or train\.de\.gz, or train\.tsv .*it is empty"),
+        ({}, r"has no train\.de \(or train\.de\.gz or \.zst, or train\.tsv .*it is empty"),
         ({"trian_de": GERMAN, "train_en": ENGLISH}, r"has no train\.de .*it has trian\.de"),
         ({"train_de": GERMAN}, r"has no train\.en "),
         ({"train_de": b"", "train_en": b""}, r"train\.de is empty"),
@@ -267,6 +286,7 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_tsv": b"a\tb\tc\td\n"}, r"train\.tsv line 1 has 4 columns"),
         ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has the weight 'c'"),
         ({"train_de": GERMAN, "train_jsonl": b"{}"}, r"both train\.jsonl and train\.de"),
+        ({"train_tsv": b"a\tb\n", "train_parquet": b""}, r"both train\.tsv and train\.parquet"),
         (
             {"train_jsonl": ['{"de": "a", "en": "b"}', "{]"]},
             r"train\.jsonl line 2 is no JSON object of texts",
@@ -286,13 +306,26 @@ def test_mistakes_are_named_with_the_remedy(config, files, message):
         read_pairs(config, "train")
 
 
-def test_a_damaged_gzip_file_is_named(config):
-    write(config, train_en=ENGLISH)
-    whole = gzip.compress("\n".join(GERMAN).encode())
-    for damaged in (b"not gzip", whole[:-9]):
-        with open(os.path.join(config.text_dir, "train.de.gz"), "wb") as file:
-            file.write(damaged)
-        with pytest.raises(UserError, match=r"train\.de\.gz is not a complete gzip file"):
+@pytest.mark.parametrize(("packing", "name"), [("gzip", "gz"), ("Zstandard", "zst")])
+def test_a_damaged_packed_file_is_named(config, packing, name):
+    write(config, train_en=ENGLISH, **{f"train_de_{name}": GERMAN})
+    path = Path(config.text_dir) / f"train.de.{name}"
+    whole = path.read_bytes()
+    for damaged in (b"not packed", whole[:-9], whole + b"more"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"train\.de\.{name} is not a complete {packing} file"):
+            read_pairs(config, "train")
+    path.write_bytes(whole + whole)  # as `cat a b > c` joins packed files
+    write(config, train_en=ENGLISH * 2)
+    assert [pair.source for pair in read_pairs(config, "train")] == GERMAN * 2
+
+
+def test_a_damaged_parquet_file_is_named(config):
+    write(config, train_parquet=table(GERMAN, ENGLISH))
+    path = Path(config.text_dir) / "train.parquet"
+    for damaged in (b"", b"no parquet file", path.read_bytes()[:-9]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"train\.parquet is no complete parquet file"):
             read_pairs(config, "train")
 
 
@@ -358,11 +391,14 @@ def test_a_file_just_written_is_not_remembered(tmp_path):
     assert text_files.load_or_scan(path, columns=1, folder=tmp_path / "scans").lines == 1
 
 
-@pytest.mark.parametrize("suffix", ["", "_gz"])
+@pytest.mark.parametrize("suffix", ["de", "de_gz", "de_zst", "parquet"])
 def test_text_of_several_blocks_is_read_in_any_order(config, monkeypatch, suffix):
     monkeypatch.setattr(text_files, "BLOCK", 8)
     numbers = [f"{number:03d}" for number in range(100)]
-    write(config, **{f"train_de{suffix}": numbers, "train_en": [f"{one}\r" for one in numbers]})
+    if suffix == "parquet":
+        write(config, train_parquet=table(numbers, numbers, nested=True))
+    else:
+        write(config, **{f"train_{suffix}": numbers, "train_en": [f"{one}\r" for one in numbers]})
     pairs = read_pairs(config, "train")
     assert [pair.source for pair in pairs] == numbers == [pair.target for pair in pairs]
     order = np.random.default_rng(0).permutation(100)
@@ -377,9 +413,9 @@ def test_a_packed_file_is_unpacked_once_for_ascending_rows(config, monkeypatch, 
     write(config, **{f"train_de{suffix}": numbers, "train_en": numbers})
     pairs, opened = read_pairs(config, "train"), []
 
-    def read_blocks(path, original=text_files.read_blocks, **start):
+    def read_blocks(path, starts, original=text_files.read_blocks, **number):
         opened.append(path.name.removesuffix(".gz"))
-        return original(path, **start)
+        return original(path, starts, **number)
 
     monkeypatch.setattr(text_files, "read_blocks", read_blocks)
     assert [pairs[i].source for i in (9, 15, 16, 50, 99)] == ["009", "015", "016", "050", "099"]
@@ -415,13 +451,30 @@ def test_lines_of_json_in_several_blocks_and_both_directions(config, monkeypatch
         read_pairs(config, "train")
 
 
+def test_columns_of_parquet_have_names(config):
+    texts = table(["a", None], ["two\nlines", "d"])
+    write(config, train_parquet=texts.set_column(1, "en", texts["en"].cast(pyarrow.large_string())))
+    back = dataclasses.replace(
+        config, source_language="en", target_language="de", clean=CleanConfig(empty="keep")
+    )
+    assert list(read_pairs(back, "train")) == [Pair("two lines", "a"), Pair("d", "")]
+    alone = dataclasses.replace(config, source_language="")
+    assert [tuple(pair) for pair in read_pairs(alone, "train")] == [("", "two lines"), ("", "d")]
+    with pytest.raises(UserError, match=r"train\.parquet has no column of text fr; it has de, en"):
+        read_pairs(dataclasses.replace(config, source_language="fr"), "train")
+    numbers = texts.append_column("fr", pyarrow.array([1, 2]))
+    write(config, train_parquet=numbers)
+    with pytest.raises(UserError, match=r"has no column of text fr; it has de, en"):
+        read_pairs(dataclasses.replace(config, source_language="fr"), "train")
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(config, monkeypatch):
     write(config, train_de=GERMAN, train_en=ENGLISH)
     read_blocks = text_files.read_blocks
 
-    def read_and_touch(path, **position):
+    def read_and_touch(path, starts, **number):
         os.utime(path, (1e9, 1e9))
-        return read_blocks(path, **position)
+        return read_blocks(path, starts, **number)
 
     monkeypatch.setattr(text_files, "read_blocks", read_and_touch)
     with pytest.raises(UserError, match=r"train\.de changed while it was being read"):

@@ -23,8 +23,8 @@ class Split(list):
 def test_hashes_are_those_of_cleaning():
     pairs = [(b"a", b"bc"), (b"", b"x")]
     actions = dict.fromkeys(("invalid_utf8", "empty", "too_long", "length_ratio"), "keep")
-    actions |= {"numbers": "off", "script": "off"}
-    found = CheckBlocks(CleanConfig(), actions, has_source=True)(pairs).hashes
+    actions |= {"numbers": "off", "script": "off", "language": "off"}
+    found = CheckBlocks(CleanConfig(), actions, ("de", "en"))(pairs).hashes
     ((_, expected),) = Split([Pair("a", "bc"), Pair("", "x")]).read_hashes()
     np.testing.assert_array_equal(found, expected)
 

@@ -23,7 +23,6 @@ from flaxformer_mt.search import (
     Size,
     Symbols,
     begin_lines,
-    shares_first_step,
     take_first_step,
 )
 
@@ -165,10 +164,8 @@ def test_a_sentence_with_a_long_prefix_has_a_state_of_its_own(model, options, sm
 def step_by_step(self, params, sources, n_best):
     """Replaces `SearchPrograms._read`: prefixes are not read in advance, but forced in the search."""
     task, members = self._make_task(params, 1, n_best)
-    shared = shares_first_step(task.options)
-    cache = members.encode(sources, 1 if shared else task.width, 1)
-    state = begin_lines(task, cache, members.add_source_mask(sources))
-    return take_first_step(task, state) if shared else state
+    cache = members.encode(sources, 1, 1)
+    return take_first_step(task, begin_lines(task, cache, members.add_source_mask(sources)))
 
 
 @pytest.mark.parametrize(

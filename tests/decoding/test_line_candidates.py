@@ -116,7 +116,7 @@ def test_translations_are_those_of_a_model_without_other_tokens(
 def test_candidates_are_the_first_ones_without_banned_and_common_tokens():
     candidates = Candidates(Rules(), Symbols(0, 1, 2, never=(7,)), VOCAB, longest_source=8)
     assert candidates.shortlists.common.tolist() == [2, 28, 14] and candidates.shortlists.size == VOCAB
-    rows = candidates.lay_out([(np.array([3, 2]), ()), (np.array([4, 2]), ((13, 28), (9,)))])
+    rows = [candidates.find(np.array([3, 2]), ()), candidates.find(np.array([4, 2]), ((13, 28), (9,)))]
     assert [row.tolist() for row in rows] == [[21, 10, 6, 12], [14, 10, 7, 22, 6, 20, 9]]
     short = Candidates(Rules(), Symbols(0, 1, 2), VOCAB, longest_source=1)
     with pytest.raises(UserError, match="line 4 requires phrases of 17 different tokens.* room for 16"):

@@ -1,13 +1,13 @@
 """Runs every command and every example of README.md and of docs/, literally, as a reader would.
 
-    .ci/docs [--work=DIR] [--list] [PAGE ...]
+    .ci/docs [--work=DIR] [--list] [--site] [PAGE ...]
 
 The pages are read from a fresh copy of the files that git knows. README.md comes first: its own commands make
 the environment, with the Python that is called python3, and train the run that the other pages use. Those run
 with that environment activated. A block that a page marks as needing another machine, a network or data of
 others is left out; GIVEN makes what a page takes as given, and ADDED shortens what would take long. It fails
 with the page, the line, the command and its output if a command ends with a status other than 0 or prints a
-traceback.
+traceback. docs/testing.md has the commands that build the site and execute the notebook; --site only builds.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,12 @@ _FEW_UPDATES = "--config.train.steps=4"
 # A model after a few updates translates to the length limit: at this one, sooner.
 _SHORT = "--config.search.max_length_ratio=1 --config.search.max_length_offset=4"
 
+# A model with the norms of Marian.
+_POST = (
+    "python train.py --config=toy_de_en --config.model.norm_position=post --run=runs/post "
+    f"{_FEW_UPDATES} {_SHORT}"
+)
+
 # Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
@@ -37,7 +43,9 @@ GIVEN = {
         "rm -rf exported runs/de_en runs/en runs/imported",
         "python -m documentation.write_words my_data --languages=de,en --words=8 --pairs=64",
     ],
+    "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
+        _POST,
         f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
         "cp runs/toy_de_en/translations/test.hypothesis other.txt",
     ],
@@ -46,6 +54,7 @@ GIVEN = {
         "python -m documentation.write_words my_data --languages=de,en",
         "cp runs/toy_de_en/translations/test.source test.de",
         f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+        _POST,
         "cp configs/handbuilt.py my_config.py",
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
         "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
@@ -55,8 +64,11 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
-    "docs/tutorial.md": ["rm -rf exported/tutorial"],
+    "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
 }
+
+# The page with the commands that build the site, and a pattern of these.
+SITE = ("docs/testing.md", r"requirements-docs\.txt|mkdocs build")
 
 # Pages whose Python blocks are one program. Elsewhere each block is one of its own.
 ONE_PROGRAM = frozenset({"docs/api.md", "docs/translating.md"})
@@ -80,18 +92,16 @@ ADDED = [
     # The large size takes 20 minutes; the small one is a part of .ci/run.
     Added("docs/testing.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
     # Trainings whose result no other command needs.
-    Added(README, r"--run=runs/post$", f"{_FEW_UPDATES} {_SHORT}"),
-    Added(README, r"--config=parallel_text", f"{_FEW_UPDATES} {_SHORT}"),
+    Added(README, r"train\.py runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
+    Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),
+    Added("docs/training.md", r"--run=runs/guided", f"{_FEW_UPDATES} {_SHORT}"),
     # Benchmarks, which take an hour.
     Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
     Added("docs/serving.md", r"benchmarks/serve\.py", "--requests=200 --clients=8"),
     # Each cell of the table is minutes of compiling.
     Added("docs/performance.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
 ]
-
-# Commands that are not run here -> why not.
-ELSEWHERE = {".ci/run": "the job ci of .github/workflows/ci.yml runs it", ".ci/docs": "it is this script"}
 
 
 class PageError(Exception):
@@ -188,7 +198,7 @@ def plan(page: str) -> Iterator[Step]:
                 given = add_words(
                     command.text, [rule.words for rule in ADDED if rule.matches(page, command.text)]
                 )
-                yield Step(command, given, block.needs or ELSEWHERE.get(command.text, ""))
+                yield Step(command, given, block.needs)
         elif block.kind == "python" and page in ONE_PROGRAM:
             program.append(block)
         elif block.kind == "python":
@@ -212,13 +222,19 @@ def _run_python(page: str, blocks: list[Block]) -> Step:
     return Step(Command(page, blocks[0].line, command), command, blocks[0].needs, text)
 
 
-def run_page(page: str, tree: Tree) -> None:
-    """Runs the commands of a page after those that make what it takes as given; says which it runs."""
+def plan_site() -> list[Step]:
+    """The commands that build the site, of the page that shows them."""
+    page, pattern = SITE
+    return [step for step in plan(page) if re.search(pattern, step.command.text)]
+
+
+def run_page(page: str, steps: Iterable[Step], tree: Tree) -> None:
+    """Runs commands of a page after those that make what it takes as given; says which it runs."""
     say = functools.partial(print, flush=True)
     activate = 'export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=tests:. &&'
     made = [Command(page, 0, text) for text in GIVEN.get(page, [])]
     waiting = made
-    for step in plan(page):
+    for step in steps:
         # README.md makes the environment with its first command.
         if (tree.folder / ".venv").exists():
             for command in waiting:
@@ -242,22 +258,25 @@ def main() -> int:
         "--work", type=Path, help="folder for the copy of the tree, kept; default: a temporary one"
     )
     parser.add_argument("--list", action="store_true", help="print the commands and do not run them")
+    parser.add_argument("--site", action="store_true", help="only build the site")
     options = parser.parse_args()
-    pages = options.pages or find_pages()
+    if options.site and options.pages:
+        parser.error("--site builds the site and runs no pages; leave one of them out")
+    plans = {SITE[0]: plan_site()} if options.site else {p: plan(p) for p in options.pages or find_pages()}
     if options.list:
-        for page in pages:
-            print("\n".join(step.describe() for step in plan(page)))
+        for steps in plans.values():
+            print("\n".join(step.describe() for step in steps))
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         tree = Tree((options.work or Path(temporary)).resolve(), python=sys.executable)
         tree.copy_files()
         try:
-            for page in pages:
-                run_page(page, tree)
+            for page, steps in plans.items():
+                run_page(page, steps, tree)
         except PageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    print(f"{len(pages)} pages: every command ran")
+    print(f"{len(plans)} pages: every command ran")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Every command of README.md and docs/ is one that `run_pages.py` runs, or is marked in its page."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -99,6 +100,36 @@ def test_a_list_of_the_commands_is_printed_without_running_them():
         run_pages.add_words("a --b  # c", ["--d"]) == "a --b --d  # c"
         and run_pages.add_words("a", ["b"]) == "a b"
     )
+
+
+def test_the_site_is_built_by_the_commands_of_a_page():
+    build = [step.command.text for step in run_pages.plan_site()]
+    assert [line.split()[-1] for line in build] == ["requirements-docs.txt", "--strict"]
+    assert not any(step.left_out for step in run_pages.plan_site())
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    """mkdocs itself reports pages that are missing; the tests do so without mkdocs."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w-]+\.(?:md|ipynb))$", nav, re.M)
+    assert len(listed) == len(set(listed))
+    beside = {"changelog.md", "contributing.md"}
+    pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb")}
+    assert set(listed) - beside == pages
+
+
+def test_the_notebook_has_small_outputs_of_one_execution():
+    path = ROOT / "docs" / "notebook.ipynb"
+    assert path.stat().st_size < 400_000
+    code = [
+        cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"
+    ]
+    assert len(code) > 5
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert any("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"])
+    for cell in code:
+        text = json.dumps(cell["outputs"])
+        assert '"output_type": "error"' not in text and not re.search("/(root|home|tmp)/|Traceback", text)
 
 
 def test_links_and_pictures_of_the_pages_exist():

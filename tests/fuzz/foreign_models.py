@@ -1,6 +1,7 @@
 """Small models of every importer's format, and damage to their configs, headers and tensors."""
 
 import argparse
+import functools
 import json
 import pickle
 import random
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from damage import Payload, damaged_copy, draw_for, mutate, mutate_json
+from toolkit_files import TOOLKITS, make_toolkit, mutate_options, mutate_weights
 
 POST = {"norm_position": "post", "max_positions": 40}
 UNTIED = POST | {"embedding_scale": False, "tying": "none"}
@@ -42,8 +44,10 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "aiayn checkpoint": ({}, "model.chkpt"),
     "hf": ({}, ""),
+    **{f"hf {family}": ({}, "") for family in ("nllb", "mbart_50", "madlad")},
     "marian": (POST, ""),
     "hf-pre-norm": ({"max_positions": 40}, ""),
+    **{name: ({}, "") for name in TOOLKITS},
 }
 
 
@@ -62,8 +66,9 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
         if path:
             folders[name] = folders[name.partition(" ")[0]]
             continue
-        if name == "hf":
-            folders[name] = _make_pretrained(folder / name)
+        if name.startswith("hf") and name != "hf-pre-norm" or name in TOOLKITS:
+            make = functools.partial(make_toolkit, name) if name in TOOLKITS else _make_pretrained
+            folders[name] = make(folder / name)
             continue
         own = change(config, model=model)
         network = make_model(own.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
@@ -76,11 +81,11 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
 
 
 def _make_pretrained(folder: Path) -> Path:
-    """A tiny T5 with its tokenizer, as transformers writes it."""
+    """A tiny model with its tokenizer, as transformers writes it: of the family in its name, or T5."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
-    from tiny_hub import make_t5
+    from tiny_hub import MAKERS
 
-    make_t5(folder)
+    MAKERS[folder.name.partition(" ")[2] or "t5"](folder)
     return folder
 
 
@@ -92,6 +97,12 @@ def damaged_model(name: str, folder: Path, target: Path, number: int) -> str:
         return damaged_copy(folder, target, name, number // 4, only=checkpoint if number % 8 else "")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder, target)
+    if name in TOOLKITS and number % 4 == 1:
+        return mutate_options(name, target, draw)
+    if name in TOOLKITS and name != "eole":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, about its own kinds of tensors
+            return mutate_weights(name, target, draw, TENSORS)
     configs = [path for path in sorted(target.glob("*.json")) if path.read_bytes().startswith(b"{")]
     if number % 4 == 1 and (checkpoint == "" or number % 8 == 1):
         own = draw.random() < 0.6

@@ -1,9 +1,10 @@
 """Masks are the matrices drawn in their docstrings, and combine into what packed rows need."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_mt.kernels.masks import make_causal_mask, make_padding_mask, make_segment_mask
+from flaxformer_mt.kernels.masks import drop_ends, make_causal_mask, make_padding_mask, make_segment_mask
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -48,3 +49,8 @@ def test_masks_refuse_what_is_not_a_mask():
         make_padding_mask(np.ones((2, 3), np.int32))  # ids are not a mask
     with pytest.raises(Exception, match="memory_segments"):
         make_segment_mask(np.ones((2, 3), np.int32), np.ones((4, 3), np.int32))  # other batch
+
+
+def test_the_ends_of_segments_are_dropped():
+    segments = jnp.array([[1, 1, 1, 2, 2, 3, 0], [1, 1, 0, 0, 0, 0, 0]], jnp.int32)
+    np.testing.assert_array_equal(drop_ends(segments), [[1, 1, 0, 2, 0, 3, 0], [1, 0, 0, 0, 0, 0, 0]])

@@ -52,6 +52,7 @@ VARIANTS = {
         "key_dim": 4,
         "value_dim": 7,
     },
+    "without_source_end": {"positions": "sinusoidal_halves", "source_end": False},
     "mixed": {
         "positions": "rotary",
         "norm_position": "post",
@@ -286,6 +287,31 @@ def test_an_input_beyond_the_last_position_is_refused():
     model, params = build("paper")
     with pytest.raises(UserError, match="17 tokens is longer than the 16 positions of .*sinusoidal; raise"):
         jax.eval_shape(lambda: model.apply({"params": params}, make_rows([0], 17, 4), deterministic=True))
+
+
+def test_the_end_of_sources_is_read_or_not():
+    """Without it, a network computes what it does for sources that lack their last token."""
+    config = dataclasses.replace(TINY, source_end=False)
+    model, reader = (make_model(one, source_size=V, target_size=V) for one in (config, TINY))
+    params = random_params(model, scale=0.25)
+    batch = make_rows([0, 1, 2])
+    lengths = batch.source_mask.sum(axis=1)
+    shorter = np.arange(batch.source.shape[1])[None] < lengths[:, None] - 1
+
+    @jax.jit
+    def run(params: Any, batch: Batch, shorter: Any) -> list[jax.Array]:
+        cut = batch._replace(source_mask=shorter)
+        one_token = batch._replace(
+            source_mask=jnp.broadcast_to(jnp.arange(shorter.shape[1]) == 0, shorter.shape)
+        )
+        return [
+            network.apply({"params": params}, rows, deterministic=True)
+            for network, rows in ((model, batch), (reader, cut), (model, one_token), (reader, one_token))
+        ]
+
+    found, expected, alone, read = jax.device_get(run(params, batch, shorter))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(alone, read, atol=1e-6)  # the only token of a source is read
 
 
 def test_a_language_model_reads_no_source():

@@ -571,11 +571,15 @@ def test_files_are_as_documented(tmp_path):
 
 
 def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
-    """Arrays that are written with bounded memory, in place or copied, and of types that JAX lacks."""
+    """Arrays that are written with bounded memory, in place or copied, and of types that JAX lacks.
+
+    Also one that is larger than the buffers, as the embeddings of NLLB are.
+    """
     from flaxformer_mt.runs import array_files
     from flaxformer_mt.trees import make_specs
 
     monkeypatch.setattr(array_files, "_LARGE", 1)
+    monkeypatch.setattr(array_files, "_BUFFERS_GB", 1e-6)
     random = np.random.default_rng(0)
     leaves = {
         "a/b": random.normal(size=(300, 70)).astype(np.float32),

@@ -22,7 +22,6 @@ from flaxformer_mt.search import (
     find_layout,
     pack,
     search_queue,
-    shares_first_step,
     take_first_step,
 )
 from flaxformer_mt.search.state_rows import Leaf, put_rows, unpack
@@ -58,8 +57,6 @@ def lay_out(options, tables, lines) -> StateLayout:
 @functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)
 def begin(tables, lines, *, options):
     task = make_task(options, 1)
-    if not shares_first_step(options):
-        return begin_lines(task, start_cache(tables, task.width), lines)
     return take_first_step(task, begin_lines(task, start_cache(tables, 1), lines))
 
 
@@ -202,12 +199,6 @@ def test_rows_that_a_program_leaves_are_free_or_continue():
     whole = go_through(state, waiting, 6, 4, **sizes)
     for row in np.flatnonzero(owners != NO_LINE):
         assert_same([pick(rest.results, LINES + row)], [pick(whole.results, owners[row])])
-
-
-def test_beams_begin_as_one_unless_they_are_told_apart():
-    assert shares_first_step(BEAM) and shares_first_step(SearchConfig(method="greedy"))
-    assert not shares_first_step(SearchConfig(beam_size=4, diversity_groups=2))
-    assert not shares_first_step(SearchConfig(method="sample"))
 
 
 # ---- rows ----

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.decoding.sizes import plan_batches, round_down, round_up
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Lines, Symbols, search
 from flaxformer_mt.search.candidates import top_candidates
@@ -453,35 +452,6 @@ def test_top_candidates_are_those_of_a_full_sort():
         expected[:, :, PAD] = expected[0, :, EOS] = -np.inf
         best = -np.sort(-expected)[..., :5]
         np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-6, err_msg=str(size))
-
-
-# ---- batches ----
-
-
-def test_the_ladder():
-    assert [round_up(n) for n in (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33, 128, 129)] == [
-        1, 2, 3, 4, 6, 6, 8, 12, 16, 24, 32, 48, 128, 192,
-    ]  # fmt: skip
-    assert [round_down(n) for n in (1, 2, 5, 7, 11, 12, 13, 100)] == [1, 2, 4, 6, 8, 12, 12, 96]
-
-
-def test_batches_hold_every_sentence_once_and_fit():
-    lengths = np.random.default_rng(0).integers(2, 101, size=333).tolist()
-    batches = plan_batches(lengths, longest=100, rows_of=lambda length: round_down(max(1, 640 // length)))
-    assert sorted(i for batch in batches for i in batch.indices) == list(range(333))
-    for batch in batches:
-        assert max(lengths[i] for i in batch.indices) <= batch.source_length <= 100
-        assert len(batch.indices) <= batch.rows
-    assert all(len(batch.indices) == batch.rows for batch in batches[:-1])
-    assert len({(batch.rows, batch.source_length) for batch in batches}) < 12
-
-
-def test_the_batches_of_the_docstring():
-    batches = plan_batches([3, 30, 5], longest=64, rows_of=lambda length: 2)
-    assert [(b.indices, b.rows, b.source_length) for b in batches] == [((1, 2), 2, 32), ((0,), 1, 8)]
-    alone = plan_batches([3], longest=64, rows_of=lambda length: 2)
-    assert [(b.indices, b.rows, b.source_length) for b in alone] == [((0,), 1, 8)]
-    assert plan_batches([], longest=64, rows_of=lambda length: 2) == []
 
 
 # ---- the document ----

@@ -214,6 +214,20 @@ def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, cap
     assert f"test BLEU {report['test']['bleu']:.2f}" in describe_report(report, run_dir)
 
 
+def test_workers_prepare_the_data_only_if_they_are_asked_for(base, tmp_path, monkeypatch):
+    asked = []
+
+    def prepare(*args, hands, **options):
+        asked.append(hands.workers)
+        raise UserError("no further")
+
+    monkeypatch.setattr(setup, "prepare", prepare)
+    for options in ({}, {"workers": 3}):
+        with pytest.raises(UserError, match="no further"):
+            fit(base, tmp_path / "run", **options)
+    assert asked == [None, 3]
+
+
 def test_a_second_training_of_a_run_is_refused(base, tmp_path):
     """Also where the first has not yet written anything that the second could compare."""
     with lock_run(tmp_path / "run"):

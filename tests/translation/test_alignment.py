@@ -11,15 +11,16 @@ from flaxformer_mt.decoding.forced_decoding import Watched
 from flaxformer_mt.translation.alignment import (
     align_pieces,
     align_words,
-    find_words,
     format_pharaoh,
     weigh_down_marks,
 )
 from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.assembly import combine_parts
 from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
-from flaxformer_mt.translation.result import TranslatedPart, Translation, combine_parts
-from flaxformer_mt.translation.segmentation import Part
+from flaxformer_mt.translation.result import Translation, rank
+from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab.words import find_words
 
 WEIGHTS = np.array([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.4, 0.3, 0.3]])
 
@@ -151,9 +152,11 @@ def hypothesis(text, score, alignment=None):
 
 
 def translated(start, text, *hypotheses):
-    best, *others = hypotheses
-    best = Translation(**{**vars(best), "alternatives": tuple(others)})
-    return TranslatedPart(Part(start, text), len(text.split()), best)
+    return SourcePart(0, start, text, ids=np.arange(len(text.split()) + 1)), rank(hypotheses)
+
+
+def combine(line, translated, **options):
+    return combine_parts(line, *zip(*translated, strict=True), **options, eos_id=EOS)
 
 
 def test_parts_are_added_up():
@@ -163,7 +166,7 @@ def test_parts_are_added_up():
         translated(10, "Eine Katze.", hypothesis("Cats.", -2.0, ((1, 0),))),
     ]
     for words in (True, False):
-        found = combine_parts(line, parts, n_best=1, words=words, eos_id=EOS)
+        found = combine(line, parts, n_best=1, words=words)
         assert (found.text, found.score, found.log_prob, found.parts) == ("A dog. Cats.", -3.0, -6.0, 2)
         assert found.tokens == (10, 11, EOS, 10, EOS) and sum(found.token_log_probs) == found.log_prob
         assert len(found.token_log_probs) == 5 and found.alternatives == () and not found.truncated
@@ -176,7 +179,7 @@ def test_words_cut_in_two_and_texts_without_spaces_keep_their_numbers():
         translated(0, "x abc", hypothesis("你 好", -1.0, ((0, 0), (1, 1)))),
         translated(5, "def y", hypothesis("吗 啊", -1.0, ((0, 0), (1, 1)))),
     ]
-    found = combine_parts("x abcdef y", parts, n_best=1, words=True, eos_id=EOS)
+    found = combine("x abcdef y", parts, n_best=1, words=True)
     assert found.text == "你 好吗 啊" and found.alignment == ((0, 0), (1, 1), (1, 1), (2, 2))
 
 
@@ -186,9 +189,10 @@ def test_a_repeated_language_tag_is_the_one_of_the_line():
         translated(12, "c d.", hypothesis("C D.", -1.0, ((0, 0), (2, 1)))),
     ]
     # The second part was read as ">>fr<< c d.", of three words and three pieces.
-    parts[1] = parts[1]._replace(num_pieces=3, tag_words=1, tag_pieces=1)
+    second = parts[1][0]._replace(ids=np.arange(4), tag=">>fr<< ", tag_pieces=1)
+    parts[1] = (second, parts[1][1])
     for words in (True, False):
-        found = combine_parts(">>fr<< a b. c d.", parts, n_best=1, words=words, eos_id=EOS)
+        found = combine(">>fr<< a b. c d.", parts, n_best=1, words=words)
         assert found.alignment == ((0, 0), (2, 1), (0, 2), (4, 3))
 
 
@@ -198,7 +202,7 @@ def test_thousands_of_parts_take_linear_time():
         for n in range(5000)
     ]
     start = time.process_time()
-    found = combine_parts("a " * 5000, parts, n_best=3, words=True, eos_id=EOS)
+    found = combine("a " * 5000, parts, n_best=3, words=True)
     assert time.process_time() - start < 2
     assert [one.score for one in found.n_best] == [-5000, -5001, -5001]
     assert found.alignment == tuple((n, n) for n in range(5000))
@@ -219,12 +223,12 @@ def test_every_hypothesis_says_whether_it_has_the_phrases():
 def test_the_n_best_are_the_best_sums():
     first = translated(0, "a ", hypothesis("A", -1.0), hypothesis("AA", -3.0))
     second = translated(2, "b", hypothesis("B", -2.0), hypothesis("BB", -2.5))
-    found = combine_parts("a b", [first, second], n_best=3, words=True, eos_id=EOS)
+    found = combine("a b", [first, second], n_best=3, words=True)
     assert [(one.text, one.score) for one in found.n_best] == [("A B", -3.0), ("A BB", -3.5), ("AA B", -5.0)]
     assert found.alignment is None
 
 
 def test_what_was_not_asked_for_is_absent():
     parts = [translated(0, "a", Translation("A", -1.0, -1.0, (5,), truncated=True, satisfied=False))]
-    found = combine_parts("a", parts, n_best=1, words=True, eos_id=EOS)
+    found = combine("a", parts, n_best=1, words=True)
     assert found.token_log_probs is None and found.truncated and not found.satisfied

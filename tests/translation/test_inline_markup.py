@@ -45,6 +45,7 @@ def carry(line, translation=None, alignment=None):
         ("<br/>", ""),
         ("", ""),
         ("x <b>y z", "x y z"),  # what is not balanced in the line is kept as it is
+        ("<b>w <i>x <u>y</b> z", "w x y z"),
         ("x </b> y", "x y"),
         ("<b></b>a", "a"),
         ("A <img src='a>b'> B <!-- c --> d", "A B d"),

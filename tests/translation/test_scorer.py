@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.decoding.forced_decoding import Pair, Watched
+from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
-from flaxformer_mt.translation.scorer import Scorer, TokenScorer, find_longest
+from flaxformer_mt.translation.scorer import Scorer, find_longest
 from flaxformer_mt.vocab import Vocabs
 
 SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
@@ -23,7 +23,7 @@ def make_scorer(config, params, vocabs, *, programs_of=None, **options):
     told = []
     scorer = Scorer(config, params, vocabs, warn=told.append, **options)
     if programs_of is not None:
-        scorer.tokens.decoder = programs_of.tokens.decoder
+        scorer.tokens.run = programs_of.tokens.run
     return scorer, told
 
 
@@ -109,7 +109,7 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
     def run(params, batch, *, watched, top_k):
         return np.zeros(batch.target_in.shape), [], ()
 
-    monkeypatch.setattr(scorer.tokens.decoder, "run", run)
+    monkeypatch.setattr(scorer.tokens, "run", run)
     with pytest.raises(UserError, match="there are 2 source lines and 1 target lines"):
         scorer.score(["a", "b"], ["a"])
     with pytest.raises(UserError, match="put the string in a list"):
@@ -177,9 +177,7 @@ def test_a_language_model_scores_text_alone(config, vocabs, make_params):
     network = make_model(config.model, source_size=one.source.size, target_size=one.target.size)
     ids = np.array([one.target.tokenize("we read a book .")])
     target_in = np.concatenate([[[one.target.bos_id]], ids[:, :-1]], axis=1)
-    batch = scorer.tokens.decoder._make_batch(
-        [Pair((), ids[0])], dataclasses.make_dataclass("Plan", ["rows", "source_length"])(1, ids.shape[1])
-    )
+    batch = scorer.tokens._make_batch([Pair((), ids[0])], (1, ids.shape[1], ids.shape[1]))
     assert batch.source.shape == (1, 0) and batch.target_in.tolist() == target_in.tolist()
     logits = jax.jit(
         lambda params: jax.nn.log_softmax(network.apply({"params": params}, batch, deterministic=True))
@@ -225,7 +223,7 @@ def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
         shapes.append((*batch.source.shape, batch.target_in.shape[1]))
         return np.zeros(batch.target_in.shape), [], ()
 
-    monkeypatch.setattr(scorer.decoder, "run", run)
+    monkeypatch.setattr(scorer, "run", run)
     lengths = np.random.default_rng(0).integers(1, 128, (3000, 2))
     pairs = [Pair([5] * source, [5] * target) for source, target in lengths]
     assert len(scorer.read_all(pairs, params=())) == 3000

@@ -149,7 +149,7 @@ def test_sentences_are_parts_and_long_ones_several(characters):
         return read_sources(lines, vocab=characters, longest=14, language="en", **options)
 
     found = read(long_lines="split", sentences=True)
-    assert [(part.line, part.part.start, part.part.text, part.continues) for part in found] == [
+    assert [(part.line, part.start, part.content, part.continues) for part in found] == [
         (0, 0, "Ab cd.  ", False),
         (0, 8, "Ef gh!\n", False),
         (0, 15, "Ij", False),
@@ -164,10 +164,10 @@ def test_sentences_are_parts_and_long_ones_several(characters):
     assert [characters.detokenize(part.ids) for part in found[7:9]] == [">>fr<< Ab.", ">>fr<< Cd."]
     assert warn_of_long_lines(found, first_line=1, longest=14)[0].startswith("line 4: longer than")
     cut = read(long_lines="cut", sentences=True)
-    assert [part.part.text for part in cut if part.line == 3] == ["Abcdefg hij klm. ", "No. "]
+    assert [part.content for part in cut if part.line == 3] == ["Abcdefg hij klm. ", "No. "]
     assert [part.cut for part in cut if part.line == 3] == [True, False]
     whole = read(long_lines="cut")
-    assert [part.part.text for part in whole] == [line for line in lines if line]
+    assert [part.content for part in whole] == [line for line in lines if line]
 
 
 # ---- language tags ----
@@ -215,7 +215,7 @@ def test_given_tags_are_put_before_all_parts_and_belong_to_none(tmp_path):
     added = ">>fr<< <from:de> "
     tags = [added, added, added, added, ""]
     found = read_sources(lines, vocab=vocab, longest=17, long_lines="split", tags=tags)
-    assert [(part.line, part.part.text) for part in found[:4]] == [
+    assert [(part.line, part.content) for part in found[:4]] == [
         (0, "x y"),
         (1, "Ab cd. "),
         (1, "Ef gh. "),
@@ -252,8 +252,8 @@ def test_all_parts_of_a_line_have_its_language_tag(characters):
     assert read[3] == ["Ab cd.", "Ef gh.", "Ij kl."]
     assert "".join(read[4]) == lines[4]  # no room for text
     for number, line in enumerate(lines):
-        assert "".join(part.part.text for part in parts[number]) == line
-        assert all(line[part.part.start :].startswith(part.part.text) for part in parts[number])
+        assert "".join(part.content for part in parts[number]) == line
+        assert all(line[part.start :].startswith(part.content) for part in parts[number])
         assert all(len(part.ids) <= 14 and not part.cut for part in parts[number])
         for part, text in zip(parts[number], read[number], strict=True):
             assert part.text.strip() == text

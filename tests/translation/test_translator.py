@@ -16,7 +16,7 @@ from tiny_experiment import change
 from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.decoding.compiled_programs import Generated, StatePrograms
+from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
@@ -24,7 +24,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
-from flaxformer_mt.search import NO_LINE, SearchResult
+from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import make_sentence
@@ -149,7 +149,7 @@ class FakeStatePrograms:
         tokens = np.full((*shape, self.size.capacity), self.programs.eos_id, np.int32)
         ones = np.ones(shape)
         results = SearchResult(tokens, -ones, -ones, ones.astype(int))
-        return Generated((), np.full(self.size.rows, NO_LINE), results)
+        return QueueResult((), np.full(self.size.rows, NO_LINE), results)
 
 
 def fake_search(translator, monkeypatch):
@@ -500,10 +500,12 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
 
 def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam):
     """Matrices are 8-bit integers, scores nearly those of float32, and the description is another one."""
+    plain = Translator.load(run_dir, checkpoint="10", spread=False)
+    plain.translate(SENTENCES[:1])  # keeps programs on disk, which are not those of 8-bit integers
     quantized = Translator.load(run_dir, checkpoint="10", quantization="int8", spread=False)
     kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(quantized.all_params[0]))
     assert kinds["int8"] > 10 and kinds["float32"] > 10
-    assert quantized.describe() != Translator.load(run_dir, checkpoint="10", spread=False).describe()
+    assert quantized.describe() != plain.describe()
     found = quantized.translate(SENTENCES)
     assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
     sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
@@ -701,7 +703,7 @@ def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, transl
 def parts_of(translator, lines):
     """The texts that long lines are split into."""
     vocab, longest = translator.vocabs.source, translator.config.data.max_source_length
-    return [part.part.text for part in read_sources(lines, vocab=vocab, longest=longest, long_lines="split")]
+    return [part.content for part in read_sources(lines, vocab=vocab, longest=longest, long_lines="split")]
 
 
 SHORTER = "Der Hund schläft . Anna kauft Milch ."

@@ -278,11 +278,17 @@ def test_half_a_vocabulary_is_made_again(tmp_path):
     assert make_vocabs(config, make_pairs(), tmp_path).target.fingerprint == made.target.fingerprint
 
 
+class Selectable(list):
+    def select(self, numbers):
+        return [self[number] for number in numbers]
+
+
 def test_max_sentences_are_spread_over_the_data(tmp_path):
-    lines = vocab_module._Lines(small_config(max_sentences=20), make_pairs(100), ("source", "target"))
+    pairs = Selectable(make_pairs(100))
+    lines = vocab_module._Lines(small_config(max_sentences=20), pairs, ("source", "target"))
     numbers = [int(re.search(r"\d+", line)[0]) for line in lines]
     assert numbers == [n for n in range(9, 100, 10) for _ in range(2)]
-    assert len(list(vocab_module._Lines(small_config(max_sentences=33), make_pairs(100), ("source",)))) == 33
+    assert len(list(vocab_module._Lines(small_config(max_sentences=33), pairs, ("source",)))) == 33
     assert len(list(vocab_module._Lines(small_config(), make_pairs(100), ("source",)))) == 100
 
 

@@ -1,7 +1,7 @@
 """The files that a user gives to `new`, as the fields of a config that reads them.
 
-Files are read where they are, if their names are SPLIT.LANGUAGE, SPLIT.tsv or SPLIT.jsonl; other names get
-links in a folder beside the config.
+Files are read where they are, if their names are SPLIT.LANGUAGE, SPLIT.tsv, SPLIT.jsonl or
+SPLIT.parquet; other names get links in a folder beside the config.
 """
 
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flaxformer_mt.config.directions import LANGUAGE_CODE
+from flaxformer_mt.corpus.packed_files import find_packing, name_unpacked
 from flaxformer_mt.corpus.text_files import TABLES
 from flaxformer_mt.errors import UserError, find_url
 
@@ -46,7 +47,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
     paths = [_check_file(name) for name in files]
     if len(paths) == 2 and paths[0].samefile(paths[1]):
         raise UserError(f"both files are {files[0]}; give the source's and the target's")
-    names = [path.name.removesuffix(".gz") for path in paths]
+    names = [name_unpacked(path) for path in paths]
     if len(paths) == 1:
         return _find_table(paths[0], names[0], languages, links)
     source, target = (
@@ -61,7 +62,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
     if in_place and len(stems) == 1 and paths[0].parent == paths[1].parent:
         return CorpusFiles(paths[0].parent, stems.pop(), source, target, {})
     linked = {
-        f"train.{language}{'.gz' if path.name.endswith('.gz') else ''}": path
+        f"train.{language}{find_packing(path)}": path
         for language, path in zip((source, target), paths, strict=True)
     }
     return CorpusFiles(links, "train", source, target, linked)
@@ -93,9 +94,7 @@ def _find_table(path: Path, name: str, languages: tuple[str | None, str | None],
     stem, _, ending = name.rpartition(".")
     if ending in TABLES:
         return CorpusFiles(path.parent, stem, source, target, {})
-    return CorpusFiles(
-        links, "train", source, target, {f"train.tsv{'.gz' if path.name.endswith('.gz') else ''}": path}
-    )
+    return CorpusFiles(links, "train", source, target, {f"train.tsv{find_packing(path)}": path})
 
 
 def _check_file(name: str) -> Path:

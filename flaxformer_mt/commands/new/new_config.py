@@ -30,6 +30,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.errors import UserError, command_line, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
+from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.workers.open_crew import choose_hands
 
 # Pairs whose characters and scripts are looked at.
@@ -99,7 +100,11 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
     choices = [
-        Choice("data.dataset", "parallel_text", f"text files; training reads {name} (or .tsv, .jsonl, .gz)"),
+        Choice(
+            "data.dataset",
+            "parallel_text",
+            f"text files; training reads {name} (or .tsv, .jsonl, .parquet, .gz, .zst)",
+        ),
         Choice("data.text_dir", str(corpus.text_dir), ""),
         Choice("data.train_split", corpus.train_split, ""),
         Choice(
@@ -118,7 +123,7 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
-    train = read_pairs(data, "train", hands=choose_hands(None, None))
+    train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
     if len(train) < FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
@@ -156,7 +161,9 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     while True:
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
-            prepared = prepare(config, say=_say, overlap=True, hands=choose_hands(None, None))
+            prepared = prepare(
+                config, progress=WorkProgress(sys.stderr), overlap=True, hands=choose_hands(None, None)
+            )
             break
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} pieces at most"
@@ -179,10 +186,6 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
     return config, report, [*limits, *vocabulary, *model, *training, search]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _quantiles(lengths: np.ndarray) -> tuple[int, int]:

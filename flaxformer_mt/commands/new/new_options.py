@@ -9,8 +9,8 @@ class NewOptions:
     """Writes a config for a corpus: held-out pairs, and sizes that fit the corpus and this machine."""
 
     # Files of the corpus, which may be written without `--files=`: two with a sentence a line, source first
-    # (corpus.fr corpus.en), or one table, of two columns (corpus.tsv) or of JSON objects (corpus.jsonl); each
-    # also as .gz.
+    # (corpus.fr corpus.en), or one table: two columns (corpus.tsv), JSON objects (corpus.jsonl) or parquet
+    # (corpus.parquet). Text may be packed, as .gz or .zst.
     files: tuple[str, ...]
     # Run directory of the training to come. The config is written beside it, as RUN.py.
     run: Path

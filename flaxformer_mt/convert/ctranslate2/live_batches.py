@@ -18,10 +18,10 @@ from flaxformer_mt.convert.format_interface import Given, find_config, find_voca
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.processor import core_count
-from flaxformer_mt.translation.annotation import Annotated, Notes, add_attention
-from flaxformer_mt.translation.assembly import FoundLine, one_line
+from flaxformer_mt.translation.annotation import Notes, add_attention
+from flaxformer_mt.translation.assembly import FoundLine
 from flaxformer_mt.translation.constraints import make_symbols
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Translation, one_line, rank
 from flaxformer_mt.translation.segmentation import (
     SourcePart,
     SplitSentences,
@@ -160,7 +160,7 @@ class LiveBatches:
             language=common_languages(find_directions(self.config.data)).source,
             tags=[tags],
         )
-        self._waiting[name] = FoundLine(line, n_best, notes, parts, [])
+        self._waiting[name] = FoundLine(line, n_best, notes, parts, {})
         self._leads[name] = self._vocabs.target.tokenize(lead)[:-1] if lead else []
 
     def cancel(self, name: Hashable) -> None:
@@ -188,12 +188,10 @@ class LiveBatches:
         self.num_active = len(parts)
         translated = iter(self._translate(parts, leads, first.n_best, first.notes.watched_any))
         for name, found in chosen.items():
-            annotated = []
-            for part in found.parts:
+            for number, part in enumerate(found.parts):
                 hypotheses = [self._annotate(part, one, found.notes) for one in next(translated)]
-                best, *others = hypotheses
-                annotated.append(dataclasses.replace(best, alternatives=tuple(others)))
-            yield name, found._replace(translations=annotated)
+                found.translations[number] = rank(hypotheses)
+            yield name, found
         self.num_active = 0
 
     def _translate(
@@ -261,12 +259,11 @@ class LiveBatches:
         attention = np.zeros((len(translation.tokens), len(part.ids)), np.float32)
         for row, own in zip(attention, weights, strict=False):
             row[: len(own)] = own[: len(row)]
-        item = Annotated(part.ids, part.text, translation, part.added_pieces)
-        return add_attention(item, translation, attention, notes, self._vocabs)
+        return add_attention(part, translation, attention, notes, self._vocabs)
 
     def finish(self, found: FoundLine) -> Translation:
         """Returns the translation of a line, joined from its parts."""
-        return found.join(found.translations, eos_id=self._vocabs.target.eos_id)
+        return found.join([*found.translations.values()], eos_id=self._vocabs.target.eos_id)
 
     def source_pieces(self, found: FoundLine) -> list[str]:
         """Returns the pieces of a line that was translated as one part, without eos."""

@@ -77,6 +77,7 @@ def _problems(config: Config) -> list[str]:
             "model.decoder_self_attention": ("attention",),
             "model.positions": ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative"),
             "model.attention_scale": (True, False),
+            "model.source_end": (True, False),
             "model.embedding_bias": (False,),
             "model.padding_mask": ("source", "both"),
         },
@@ -90,7 +91,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = tokens
     spec.config.decoder_start_token = spec.config.bos_token
     spec.config.add_source_bos = False
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = weights.config.model.source_end
     spec.register_source_vocabulary(vocabs.source.pieces(range(vocabs.source.size)))
     spec.register_target_vocabulary(vocabs.target.pieces(range(vocabs.target.size)))
     quantize(spec, quantization)

@@ -135,8 +135,7 @@ class HuggingFaceFormat:
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
         facts = read_model_fields(folder)
-        with open_tensors(folder) as tensors:
-            return self._read_tensors(path, given, stored, facts, tensors)
+        return self._read_tensors(path, given, stored, facts, open_tensors(folder))
 
     def _read_tensors(
         self,

@@ -151,8 +151,8 @@ def _read(path: Path, given: Given) -> Weights:
             f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
         )
     facts = read_facts(folder, stored)
-    with open_tensors(folder) as tensors:
-        return _read_tensors(folder, facts, {n: t for n, t in tensors.items() if n not in t5_table.UNUSED})
+    tensors = {name: one for name, one in open_tensors(folder).items() if name not in t5_table.UNUSED}
+    return _read_tensors(folder, facts, tensors)
 
 
 def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:

@@ -5,7 +5,8 @@ PyTorch reads without running code (`weights_only`) and by mapping the file into
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,16 @@ class StoredTensor:
         return np.asarray(self._read().float().numpy(), dtype)
 
 
-@contextlib.contextmanager
-def open_tensors(folder: Path) -> Iterator[dict[str, StoredTensor]]:
-    """Yields the arrays of a folder by name, as float32 when they are read.
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the arrays of a folder by name, as float32 when they are read.
 
     Raises:
       UserError: no file has them, a file is missing or damaged, or has something else than plain floating-
         point arrays.
     """
-    with contextlib.ExitStack() as stack:
-        yield _open_pickles(folder) if _has_only_pickles(folder) else _open_safetensors(folder, stack)
+    if _has_only_pickles(folder):
+        return _open_pickles(folder)
+    return open_safetensors(_find_files(folder, WEIGHTS_NAME))
 
 
 def _has_only_pickles(folder: Path) -> bool:
@@ -73,22 +74,27 @@ def _find_files(folder: Path, name: str) -> list[Path]:
     return [folder / shard for shard in names]
 
 
-def _open_safetensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Return the arrays of all these files by name, as float32 when they are read.
+
+    Raises:
+      UserError: a file is damaged, or two have an array of the same name.
+    """
     tensors: dict[str, StoredTensor] = {}
-    for path in _find_files(folder, WEIGHTS_NAME):
-        with _naming_damage(path):
-            file = stack.enter_context(safe_open(path, framework="pt"))
+    for path in paths:
+        with _naming_damage(path), safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         for name, shape in shapes.items():
-
-            def read(file: Any = file, name: str = name, path: Path = path) -> torch.Tensor:
-                with _naming_damage(path):
-                    tensor = file.get_tensor(name)
-                check_tensors({name: tensor}, path)
-                return tensor
-
-            _add(tensors, name, StoredTensor(read, shape), path)
+            _add(tensors, name, StoredTensor(functools.partial(_read_tensor, path, name), shape), path)
     return tensors
+
+
+def _read_tensor(path: Path, name: str) -> torch.Tensor:
+    """An array of a file, which is mapped into memory for this array alone: pages of others do not stay."""
+    with _naming_damage(path), safe_open(path, framework="pt") as file:
+        tensor = file.get_tensor(name)
+    check_tensors({name: tensor}, path)
+    return tensor
 
 
 def _open_pickles(folder: Path) -> dict[str, StoredTensor]:

@@ -115,6 +115,9 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Encoder output [B, S, D] of source ids [B, S], and the attention mask over it (None: no mask)."""
         self._check_length(source.shape[1])
+        if not self.facts.source_end:  # the last token of a row is not read, unless it is its only one
+            ends = source_mask & ~functional.pad(source_mask[:, 1:], (0, 1))
+            source_mask = source_mask & ~(ends & (torch.arange(source.shape[1], device=source.device) > 0))
         mask = None if self.facts.padding_mask == "none" else source_mask[:, None, None, :]
         return self.encoder(self.source_embedding(source), _indices(source), mask, None, None), mask
 
@@ -171,7 +174,8 @@ def _set_defaults(model: dict[str, Any]) -> SimpleNamespace:
     rates = {n: model["dropout_rate"] for n in model if n.endswith("dropout_rate") and model[n] is None}
     m = SimpleNamespace(**model | rates)
     m.decoder_only = m.architecture == "decoder_only"
-    m.recurrent = model.get("decoder_self_attention") == "ssru"  # older configs have no such field
+    m.recurrent = model.get("decoder_self_attention") == "ssru"  # older configs have no such field,
+    m.source_end = model.get("source_end", True)  # nor this one
     m.key_dim = m.key_dim or m.model_dim // m.num_heads
     m.value_dim = m.value_dim or m.model_dim // m.num_heads
     m.final_norm = m.norm_position == "pre" if m.final_norm is None else m.final_norm

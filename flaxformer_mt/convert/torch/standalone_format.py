@@ -199,5 +199,6 @@ def load_tensors(path: Path) -> Tensors:
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.positions": ("sinusoidal", "learned", "rotary", "one_vector"),
     "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu"),
+    "model.source_end": (True, False),
 }
 FORMAT = Format("torch", lambda config: unsupported_fields(config, _ALLOWED), _write, _open, _read)

@@ -124,7 +124,7 @@ def test_names_of_files(tmp_path):
         "en.txt",
         "a.fr-en.tsv",
         "t.tsv",
-        "a.fr-en.jsonl.gz",
+        "a.fr-en.jsonl.zst",
         "t.jsonl",
         "c.fr.gz",
         "d.zh_Hant",
@@ -140,7 +140,7 @@ def test_names_of_files(tmp_path):
     assert find("d.zh_Hant", "d.en") == (tmp_path, "d", "zh_Hant", "en", {})
     assert find("a.fr-en.tsv") == (tmp_path, "a.fr-en", "fr", "en", {})
     assert find("t.tsv", languages=("fr", "en")) == (tmp_path, "t", "fr", "en", {})
-    assert find("a.fr-en.jsonl.gz") == (tmp_path, "a.fr-en", "fr", "en", {})
+    assert find("a.fr-en.jsonl.zst") == (tmp_path, "a.fr-en", "fr", "en", {})
     assert find("t.jsonl", languages=("fr", "en")) == (tmp_path, "t", "fr", "en", {})
     named = {"train.fr": tmp_path / "fr.txt", "train.en": tmp_path / "en.txt"}
     assert find("fr.txt", "en.txt") == (tmp_path / "links", "train", "fr", "en", named)

@@ -1,0 +1,346 @@
+"""Format fairseq: a Transformer that fairseq has trained, from its checkpoint and dictionaries; import only.
+
+    model.pt (or checkpoint_best.pt)    `model`: the arrays; `args`, or `cfg` with `model` and `task`: options
+    dict.LANGUAGE.txt                   a piece and its count a line; <s>, <pad>, </s>, <unk> come before them
+    sentencepiece.bpe.model             or another .model, if SentencePiece segments the text
+
+Decoders start with </s>. Sinusoidal positions are sines before cosines, counted from 2, as in M2M100.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
+from flaxformer_mt.convert.format_interface import Format, Given, Weights
+from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
+from flaxformer_mt.convert.name_table import Rule, rules_for
+from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
+from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
+from flaxformer_mt.convert.toolkits.toolkit_model import (
+    COUNT,
+    FFN_WIDTH,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Languages,
+    check_options,
+    find_file,
+    make_weights,
+    refuse_given,
+)
+from flaxformer_mt.errors import UserError
+
+_NAME = "fairseq"
+_FILES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
+_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+_PAD = 1
+_DICTIONARY_BYTES = 1 << 28
+
+# Values of options that an old checkpoint may lack.
+_DEFAULTS: dict[str, Any] = {
+    "activation_fn": "relu",
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "max_source_positions": 1024,
+    "max_target_positions": 1024,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "encoder_learned_pos": False,
+    "decoder_learned_pos": False,
+    "share_all_embeddings": False,
+    "share_decoder_input_output_embed": False,
+    "layernorm_embedding": False,
+    "no_scale_embedding": False,
+}
+_ACTIVATIONS: dict[str, Any] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+_REQUIRED = [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("embed_dim", "layers")] + [
+    f"{side}_{name}" for side in ("encoder", "decoder") for name in ("ffn_embed_dim", "attention_heads")
+]
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), COUNT),
+    **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), WIDTH),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), WIDTH),
+    **dict.fromkeys(("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"), FFN_WIDTH),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), LENGTH),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "relu_dropout"), RATE),
+}
+_FLAGS = [name for name, value in _DEFAULTS.items() if isinstance(value, bool)]
+_OFF = (
+    "adaptive_input",
+    "char_inputs",
+    "character_embeddings",
+    "cross_self_attention",
+    "merge_src_tgt_embed",
+    "no_cross_attention",
+    "no_decoder_final_norm",
+    "no_token_positional_embeddings",
+    "scale_attn",
+    "scale_fc",
+    "scale_heads",
+    "scale_resids",
+    "tie_adaptive_weights",
+)
+_NOUGHT = ("base_layers", "quant_noise_pq", "quant_noise_scalar")
+# Options that are None unless the network has something that this package lacks.
+_ABSENT = (
+    "adaptive_softmax_cutoff",
+    "encoder_layers_to_keep",
+    "decoder_layers_to_keep",
+    "encoder_xformers_att_config",
+    "decoder_xformers_att_config",
+)
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "activation_fn": tuple(_ACTIVATIONS),
+    "task": ("translation",),
+    **dict.fromkeys(_FLAGS, (True, False)),
+    **dict.fromkeys(_OFF, (False,)),
+    **dict.fromkeys(_NOUGHT, (0,)),
+    **dict.fromkeys(_ABSENT, ("",)),
+}
+_EQUAL = [
+    *((f"encoder_{name}", f"decoder_{name}") for name in ("embed_dim", "ffn_embed_dim", "attention_heads")),
+    *((f"encoder_{name}", f"decoder_{name}") for name in ("normalize_before", "learned_pos")),
+    ("decoder_embed_dim", "decoder_input_dim"),
+    ("decoder_embed_dim", "decoder_output_dim"),
+]
+# Numbers of the norms of a layer in the first checkpoints -> their names.
+_OLD_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+# Ends of names that are no parameters: the version of the layout, and tables that fairseq computes.
+_NO_PARAMETERS = (".version", ".embed_positions._float_tensor", ".embed_positions.weights")
+
+
+def _read(path: Path, given: Given) -> Weights:
+    folder = path if path.is_dir() else path.parent
+    refuse_given(given, folder)
+    file = find_file(path, _FILES, what="a fairseq model")
+    checkpoint = load_checkpoint(file)
+    options = _read_options(checkpoint, file)
+    state = take_tensors(checkpoint.get("model"), file, what="model")
+    tensors = _rename_old(state)
+    final_norm = _has_final_norm(state, options, file)
+    languages = Languages(*(_text_or_none(options.get(name)) for name in ("source_lang", "target_lang")))
+    lists = [_read_dictionary(folder, language) for language in languages]
+    vocabs = read_vocabs(folder, lists, languages)
+    network = _make_network(options, final_norm=final_norm)
+    return make_weights(
+        network,
+        vocabs,
+        {name: StoredTensor(lambda one=one: one, tuple(one.shape)) for name, one in tensors.items()},
+        _make_rules(network),
+        path=file,
+        what=_NAME,
+        tied=_tied_names(network),
+        languages=languages,
+    )
+
+
+# ---- options ----
+
+
+def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The options of the network and of the task, of either layout, with the defaults of absent ones."""
+    config = attributes_of(checkpoint.get("cfg"))
+    found = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
+    if not found:
+        raise UserError(f"{file} has no options under args or cfg.model; give a checkpoint of fairseq-train")
+    task = attributes_of(config.get("task"))
+    found |= {"task": found.get("task") or task.get("_name")}
+    found |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
+    for side in ("encoder", "decoder", "quant_noise"):  # of configs in groups
+        found |= {f"{side}_{name}": value for name, value in attributes_of(found.get(side)).items()}
+    options = _DEFAULTS | {name: value for name, value in found.items() if value is not None}
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        options.setdefault(name, options.get("decoder_embed_dim"))
+    check_options(
+        options, file, required=_REQUIRED, numbers=_NUMBERS, supported=_SUPPORTED, equal=_equal(options)
+    )
+    return options
+
+
+def _equal(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs of options that must be equal; learned positions have one table size."""
+    learned = options.get("encoder_learned_pos")
+    return [*_EQUAL, *([("max_source_positions", "max_target_positions")] if learned else [])]
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfig:
+    pre_norm, learned = bool(options["encoder_normalize_before"]), bool(options["encoder_learned_pos"])
+    tying: Any = "target_output" if options["share_decoder_input_output_embed"] else "none"
+    return ModelConfig(
+        num_encoder_layers=options["encoder_layers"],
+        num_decoder_layers=options["decoder_layers"],
+        model_dim=options["encoder_embed_dim"],
+        num_heads=options["encoder_attention_heads"],
+        ffn_dim=options["encoder_ffn_embed_dim"],
+        activation=_ACTIVATIONS[options["activation_fn"]],
+        norm_position="pre" if pre_norm else "post",
+        final_norm=final_norm,
+        embedding_norm=bool(options["layernorm_embedding"]),
+        positions="learned" if learned else "sinusoidal_halves",
+        first_position=_PAD + 1,
+        max_positions=max(options["max_source_positions"], options["max_target_positions"]),
+        embedding_scale=not options["no_scale_embedding"],
+        tying="all" if options["share_all_embeddings"] else tying,
+        dropout_rate=float(options["dropout"]),
+        attention_dropout_rate=float(options["attention_dropout"]),
+        ffn_dropout_rate=float(options["activation_dropout"] or options.get("relu_dropout") or 0),
+    )
+
+
+# ---- arrays ----
+
+
+def _make_rules(network: ModelConfig) -> list[Rule]:
+    shared = network.tying == "all"
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    rules = [
+        Rule(f"{source}/embedding", "encoder.embed_tokens.weight"),
+        Rule(f"{target}/embedding", "decoder.embed_tokens.weight"),
+    ]
+    if network.tying == "none":
+        rules.append(Rule("output_kernel", "decoder.output_projection.weight", TRANSPOSED))
+    else:
+        rules.append(Rule(f"{target}/embedding", "decoder.output_projection.weight"))
+    for side, attentions in _ATTENTIONS.items():
+        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.layers.{{n}}."
+        norms = [("feedforward_residual/norm", "final_layer_norm")]
+        for name, other in attentions.items():
+            rules += rules_for([(ours + name, theirs + other)], _ATTENTION)
+            norms.append((f"{name}_residual/norm", f"{other}_layer_norm"))
+        rules += rules_for([(f"{ours}feedforward", theirs[:-1])], _FEEDFORWARD)
+        rules += rules_for([(ours + name, theirs + other) for name, other in norms], _NORM)
+        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
+        rules += rules_for([(f"{side}/embedding_norm", f"{side}.layernorm_embedding")], _NORM)
+        rules.append(Rule(f"{side}/positions/embedding", f"{side}.embed_positions.weight"))
+    return rules
+
+
+_ATTENTIONS = {
+    "encoder": {"self_attention": "self_attn"},
+    "decoder": {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
+}
+_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+_ATTENTION = [
+    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
+    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
+    Rule("/output/kernel", ".out_proj.weight", HEADS_OUT),
+    Rule("/output/bias", ".out_proj.bias"),
+]
+_FEEDFORWARD = [
+    Rule("/input/kernel", ".fc1.weight", TRANSPOSED),
+    Rule("/input/bias", ".fc1.bias"),
+    Rule("/output/kernel", ".fc2.weight", TRANSPOSED),
+    Rule("/output/bias", ".fc2.bias"),
+]
+_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+
+
+def _tied_names(network: ModelConfig) -> list[str]:
+    names = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"]
+    if network.tying == "all":
+        return ["encoder.embed_tokens.weight", *names]
+    return names if network.tying == "target_output" else []
+
+
+def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The arrays of a checkpoint under the names of newer ones, without what is no parameter."""
+    return {
+        name: tensor
+        for old, stored in state.items()
+        if not old.endswith(_NO_PARAMETERS)
+        for name, tensor in _rename(old, stored)
+    }
+
+
+def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    if name == "decoder.embed_out":
+        yield "decoder.output_projection.weight", tensor
+    elif (
+        ".in_proj_" in name and tensor.ndim and len(tensor) % 3 == 0
+    ):  # queries, keys and values in one array
+        before, _, kind = name.partition("in_proj_")
+        for projection, part in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
+            yield f"{before}{projection}_proj.{kind}", part
+    elif ".layer_norms." in name:
+        before, _, rest = name.partition("layer_norms.")
+        number, _, kind = rest.partition(".")
+        norms = _OLD_NORMS.get(name.partition(".")[0], ())
+        known = number.isdecimal() and int(number) < len(norms)
+        yield f"{before}{norms[int(number)]}.{kind}" if known else name, tensor
+    else:
+        yield name, tensor
+
+
+def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any], file: Path) -> bool:
+    """Whether both stacks end in a norm: in pre-norm models, but for those of the first versions."""
+    if not options["encoder_normalize_before"]:
+        return False
+    stored = "decoder.layer_norm.weight" in state
+    version = state.get("decoder.version")
+    number = 1.0 if version is None or version.numel() != 1 else float(version)
+    if stored and number < 3:
+        raise UserError(
+            f"{file}: decoder.version is {number:g}, with which fairseq leaves out the last norms, "
+            "but the file has them; load and save the model with a newer fairseq"
+        )
+    return stored
+
+
+# ---- vocabulary ----
+
+
+def _read_dictionary(folder: Path, language: str | None) -> PieceList:
+    """The pieces of a language's dictionary: those of fairseq, then one a line with its count."""
+    names = [f"dict.{language}.txt"] * (language is not None) + ["dict.txt"]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{folder} has no {' and no '.join(names)}; copy the dictionaries from the folder of "
+            "fairseq-preprocess"
+        )
+    try:
+        lines = read_file(path, most=_DICTIONARY_BYTES).decode().split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy it again") from error
+    pieces: list[str] = list(_SPECIALS)
+    places = {name: number for number, name in enumerate(pieces)}
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        piece, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
+        if not piece or not count.isdecimal():
+            raise UserError(f"line {number} of {path} is {line[:40]!r}; each line is a piece and its count")
+        if piece in places and not line.rstrip().endswith(" #fairseq:overwrite"):
+            raise UserError(
+                f"line {number} of {path} repeats {piece!r:.40}; each piece needs an id of its own"
+            )
+        if piece in places:  # later lines take the name, and the earlier entry keeps its id
+            pieces[places[piece]] = f"<overwritten {places[piece]}>"
+        places[piece] = len(pieces)
+        pieces.append(piece)
+    unused = {"<s>", *(piece for piece in pieces if piece.startswith(("madeupword", "<overwritten ")))}
+    bos, pad, eos, unk = _SPECIALS
+    return PieceList(pieces, Specials(unk, eos, pad, bos=eos), unused)
+
+
+FORMAT = Format.read_only(_NAME, _read)

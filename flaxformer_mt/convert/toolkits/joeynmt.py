@@ -1,0 +1,253 @@
+"""Format joeynmt: a Transformer that Joey NMT has trained, from its model directory; import only.
+
+config.yaml                        options, languages, special symbols
+best.ckpt (or latest.ckpt)         under `model_state`: the arrays
+src_vocab.txt, trg_vocab.txt       a piece a line, in the order of ids
+*.model                            if SentencePiece segments the text
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
+from flaxformer_mt.convert.format_interface import Format, Given, Weights
+from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
+from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, rules_for
+from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
+from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
+from flaxformer_mt.convert.toolkits.toolkit_model import (
+    COUNT,
+    FFN_WIDTH,
+    RATE,
+    WIDTH,
+    Languages,
+    check_options,
+    find_file,
+    make_weights,
+    refuse_given,
+)
+from flaxformer_mt.convert.toolkits.yaml_text import read_yaml
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model.positions import sinusoidal_table
+
+_NAME = "joeynmt"
+_FILES = ("best.ckpt", "latest.ckpt", "*.ckpt")
+# Rows of the stored table of positions.
+_POSITIONS = 5000
+_VOCAB_BYTES = 1 << 28
+_SIDES = {"src": "encoder", "trg": "decoder"}
+
+_ACTIVATIONS: dict[str, Any] = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "num_layers": COUNT,
+    **dict.fromkeys(("num_heads", "hidden_size"), WIDTH),
+    "ff_size": FFN_WIDTH,
+    **dict.fromkeys(("dropout", "emb_dropout"), RATE),
+}
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "layer_norm": ("pre", "post"),
+    "activation": tuple(_ACTIVATIONS),
+    "alpha": (1,),
+    "scale": (True, False),
+}
+_EQUAL = ("num_heads", "hidden_size", "ff_size", "layer_norm", "activation", "dropout", "scale")
+
+
+def _read(path: Path, given: Given) -> Weights:
+    folder = path if path.is_dir() else path.parent
+    refuse_given(given, folder)
+    config_file = folder / "config.yaml"
+    config = read_yaml(config_file)
+    file = find_file(path, _FILES, what="a model of Joey NMT")
+    state = take_tensors(load_checkpoint(file).get("model_state"), file, what="model_state")
+    sides = _read_sides(config.get("model"), state, config_file)
+    data = attributes_of(config.get("data"))
+    languages = _find_languages(data)
+    _warn_of_text(data, folder)
+    lists = [_read_list(folder / f"{side}_vocab.txt", data.get("special_symbols")) for side in _SIDES]
+    vocabs = read_vocabs(folder, lists, languages)
+    network = _make_network(sides, config["model"])
+    return make_weights(
+        network,
+        vocabs,
+        {name: StoredTensor(lambda one=one: one, tuple(one.shape)) for name, one in state.items()},
+        [*_make_rules(network), *_make_tables(network)],
+        path=file,
+        what=_NAME,
+        tied=_tied_names(network),
+        languages=languages,
+    )
+
+
+# ---- options ----
+
+
+def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
+    """The options of both stacks, with those of their embeddings."""
+    if not isinstance(model, dict):
+        raise UserError(f"{file} has no section model; give the model_dir of Joey NMT")
+    flags = dict.fromkeys(("tied_embeddings", "tied_softmax"), (True, False))
+    check_options(model, file, required=(), numbers={}, supported=flags)
+    sides = {}
+    for side in ("encoder", "decoder"):
+        options = model.get(side)
+        if not isinstance(options, dict):
+            raise UserError(f"{file} has no section model.{side}; give the model_dir of Joey NMT")
+        embeddings = attributes_of(options.get("embeddings"))
+        options = {"activation": "relu", "dropout": 0.0, "scale": embeddings.get("scale", False)} | options
+        options["emb_dropout"] = embeddings.get("dropout", options["dropout"])
+        if options.get("layer_norm") is None and f"{side}.layer_norm.weight" in state:
+            options["layer_norm"] = "pre"  # of version 1, which has no other
+        width = {"embedding_dim": embeddings.get("embedding_dim")}
+        required = ("num_layers", "num_heads", "hidden_size", "ff_size", "layer_norm")
+        check_options(options, file, required=required, numbers=_NUMBERS, supported=_SUPPORTED)
+        check_options(
+            width, file, required=(), numbers={}, supported={"embedding_dim": (options["hidden_size"],)}
+        )
+        sides[side] = options
+    merged = {f"{side}.{name}": options.get(name) for side, options in sides.items() for name in _EQUAL}
+    pairs = [(f"encoder.{name}", f"decoder.{name}") for name in _EQUAL]
+    check_options(merged, file, required=(), numbers={}, supported={}, equal=pairs)
+    return sides
+
+
+def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, Any]) -> ModelConfig:
+    encoder, decoder = sides["encoder"], sides["decoder"]
+    tying: Any = {
+        (False, False): "none",
+        (False, True): "target_output",
+        (True, False): "embeddings",
+        (True, True): "all",
+    }[bool(model.get("tied_embeddings", False)), bool(model.get("tied_softmax", False))]
+    return ModelConfig(
+        num_encoder_layers=encoder["num_layers"],
+        num_decoder_layers=decoder["num_layers"],
+        model_dim=encoder["hidden_size"],
+        num_heads=encoder["num_heads"],
+        ffn_dim=encoder["ff_size"],
+        activation=_ACTIVATIONS[encoder["activation"]],
+        norm_position=encoder["layer_norm"],
+        norm_epsilon=1e-6,
+        max_positions=_POSITIONS,
+        embedding_scale=bool(encoder["scale"]),
+        tying=tying,
+        dropout_rate=float(encoder["dropout"]),
+        embedding_dropout_rate=float(encoder["emb_dropout"]),
+    )
+
+
+def _find_languages(data: Mapping[str, Any]) -> Languages:
+    found = [attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES]
+    return Languages(*(one if isinstance(one, str) and one else None for one in found))
+
+
+def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
+    """Warn of what Joey NMT does to text and this package does not."""
+    found = []
+    for side in _SIDES:
+        section = attributes_of(data.get(side))
+        tokenizer = attributes_of(section.get("tokenizer_cfg"))
+        if section.get("lowercase"):
+            found.append(f"data.{side}.lowercase is True")
+        if (pretokenizer := tokenizer.get("pretokenizer", "none")) not in (None, "none"):
+            found.append(f"data.{side}.tokenizer_cfg.pretokenizer is {str(pretokenizer)[:20]}")
+    if found:
+        warn_user(
+            f"{folder}: {', '.join(found)}, which this package does not do: give it text that is lowercased "
+            "and tokenized as for Joey NMT"
+        )
+
+
+# ---- arrays ----
+
+
+def _make_rules(network: ModelConfig) -> list[Rule]:
+    shared = network.tying in ("all", "embeddings")
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    rules = [
+        Rule(f"{source}/embedding", "src_embed.lut.weight"),
+        Rule(f"{target}/embedding", "trg_embed.lut.weight"),
+    ]
+    if network.tying in ("all", "target_output"):
+        rules.append(Rule(f"{target}/embedding", "decoder.output_layer.weight"))
+    else:
+        rules.append(Rule("output_kernel", "decoder.output_layer.weight", TRANSPOSED))
+    for side, sublayers in _SUBLAYERS.items():
+        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.layers.{{n}}."
+        for name, (other, norm) in sublayers.items():
+            own = _FEEDFORWARD if name == "feedforward" else _ATTENTION
+            rules += rules_for([(ours + name, theirs + other)], own)
+            rules += rules_for([(f"{ours}{name}_residual/norm", theirs + norm)], _NORM)
+        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
+    return rules
+
+
+# Stack -> sublayer -> its name, and that of its norm.
+_SUBLAYERS = {
+    "encoder": {
+        "self_attention": ("src_src_att", "layer_norm"),
+        "feedforward": ("feed_forward", "feed_forward.layer_norm"),
+    },
+    "decoder": {
+        "self_attention": ("trg_trg_att", "x_layer_norm"),
+        "cross_attention": ("src_trg_att", "dec_layer_norm"),
+        "feedforward": ("feed_forward", "feed_forward.layer_norm"),
+    },
+}
+_PROJECTIONS = {"query": "q_layer", "key": "k_layer", "value": "v_layer"}
+_ATTENTION = [
+    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
+    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
+    Rule("/output/kernel", ".output_layer.weight", HEADS_OUT),
+    Rule("/output/bias", ".output_layer.bias"),
+]
+_FEEDFORWARD = [
+    Rule("/input/kernel", ".pwff_layer.0.weight", TRANSPOSED),
+    Rule("/input/bias", ".pwff_layer.0.bias"),
+    Rule("/output/kernel", ".pwff_layer.3.weight", TRANSPOSED),
+    Rule("/output/bias", ".pwff_layer.3.bias"),
+]
+_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+
+
+def _make_tables(network: ModelConfig) -> list[Constant]:
+    table = sinusoidal_table(_POSITIONS, network.model_dim)[None]
+    names = ("encoder.pe.pe", "decoder.pe.pe")
+    return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
+
+
+def _tied_names(network: ModelConfig) -> list[str]:
+    names = ["src_embed.lut.weight"] if network.tying in ("all", "embeddings") else []
+    names += ["trg_embed.lut.weight"]
+    names += ["decoder.output_layer.weight"] if network.tying in ("all", "target_output") else []
+    return names if len(names) > 1 else []
+
+
+# ---- vocabulary ----
+
+
+def _read_list(path: Path, symbols: Any) -> PieceList:
+    try:
+        text = read_file(path, most=_VOCAB_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy it from the model_dir of Joey NMT") from error
+    names = text.removesuffix("\n").split("\n")
+    own = symbols if isinstance(symbols, dict) else {}
+    if own.get("lang_tags") or own.get("sep_token"):
+        raise UserError(
+            f"{path}: data.special_symbols has lang_tags or sep_token; models of several languages or with "
+            "prompts are not imported"
+        )
+    unk, eos, pad, bos = (
+        str(own.get(f"{name}_token") or usual)
+        for name, usual in (("unk", "<unk>"), ("eos", "</s>"), ("pad", "<pad>"), ("bos", "<s>"))
+    )
+    return PieceList(names, Specials(unk, eos, pad, bos))
+
+
+FORMAT = Format.read_only(_NAME, _read)

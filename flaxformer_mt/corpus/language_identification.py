@@ -1,0 +1,103 @@
+"""Which language a text is in, as a fastText model of the user says: lid.176.bin, lid.176.ftz and others.
+
+The only importer of fasttext (extra `languages`, the package fasttext-predict).
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config.tag_styles import find_codes
+from flaxformer_mt.corpus.cached_json import digest_file
+from flaxformer_mt.errors import UserError, install_command
+
+_LABEL = "__label__"
+
+
+class Identified(NamedTuple):
+    """The most probable language of a text, as the model calls it, and its probability."""
+
+    language: str
+    probability: float
+
+
+class LanguageIdentifier:
+    """A model; `digest` changes whenever the file does."""
+
+    def __init__(self, path: str) -> None:
+        """Loads a file.
+
+        Raises:
+          UserError: the package is not installed, or the file is missing or no fastText model.
+        """
+        self.path, file = path, Path(path).expanduser()
+        try:
+            import fasttext
+        except ImportError as error:
+            raise UserError(
+                f"data.clean.language_model needs the package {error.name}, which is not installed; install "
+                f"it with {install_command(extra='languages')}"
+            ) from error
+        if not file.is_file():
+            raise UserError(
+                f"there is no file {path} (data.clean.language_model); give a fastText model of language "
+                "identification, such as lid.176.bin of fasttext.cc"
+            )
+        try:
+            self._model: Any = fasttext.load_model(str(file))
+            labels = self._model.predict("a", k=1 << 16, threshold=-1.0)[0]
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise UserError(f"{path} is no fastText model of language identification: {error}") from error
+        self.digest = digest_file(file)
+        self._labels = [_read_label(label) for label in labels]
+
+    def identify(self, text: str) -> Identified:
+        """Returns the most probable language of a text."""
+        (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
+        return Identified(_read_label(label), min(1.0, float(probability)))
+
+    def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
+        """Returns for each text the language that it is in instead of `language`; "" if it is in that one.
+
+        Args:
+          least: the probability from which on another language counts.
+
+        Raises:
+          UserError: the model does not know the language.
+        """
+        codes = self._find_codes(language)
+        found = map(self.identify, texts)
+        return [
+            one.language if one.probability >= least and _find_base(one.language) not in codes else ""
+            for one in found
+        ]
+
+    def is_same(self, one: str, language: str) -> bool:
+        """Whether a language, as the model calls it, is this one of the config."""
+        return _find_base(one) in find_codes(language)
+
+    def _find_codes(self, language: str) -> frozenset[str]:
+        codes = find_codes(language)
+        if not codes & {_find_base(label) for label in self._labels}:
+            raise UserError(
+                f"the model {self.path} (data.clean.language_model) does not know the language {language}; "
+                f"it knows {', '.join(sorted(self._labels))}"
+            )
+        return codes
+
+
+@functools.cache
+def load_identifier(path: str) -> LanguageIdentifier:
+    """Loads a model once in each process; see `LanguageIdentifier`."""
+    return LanguageIdentifier(path)
+
+
+def _read_label(label: str) -> str:
+    return label.removeprefix(_LABEL)
+
+
+def _find_base(language: str) -> str:
+    """The language without its script or region: zh of zh_Hant."""
+    return re.split("[_-]", language)[0]
