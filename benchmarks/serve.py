@@ -66,13 +66,17 @@ def running_server(folder: Path, backend: str) -> Iterator[str]:
     process = subprocess.Popen([*command, f"--backend={backend}"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
+        url, ready = "", False
         for line in process.stderr:
             print(line, end="", file=sys.stderr)
             if found := re.search(r" at (http://\S+/)", line):
+                url = found[1]
+            ready |= "all programs are ready" in line
+            if url and ready:
                 break
         else:
             raise SystemExit("the server did not start")
-        yield found[1]
+        yield url
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
         assert process.wait(timeout=60) == 0 and rest.count("\n") == 1, rest

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from flaxformer_mt.commands.shared_options import CheckpointOptions
+
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(CheckpointOptions):
     """Writes a trained model in the format of another system and checks that its outputs agree."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
@@ -15,8 +17,6 @@ class ExportOptions:
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
     # int16, float16 or bfloat16. none: float32.
     quantization: str = "none"

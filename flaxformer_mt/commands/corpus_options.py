@@ -6,10 +6,18 @@ from typing import Literal
 
 from flaxformer_mt.commands.experiment_options import WorkerOptions
 from flaxformer_mt.commands.options import SearchOptions
+from flaxformer_mt.commands.shared_options import (
+    EncodingOptions,
+    EnsembleOptions,
+    NonfiniteOptions,
+    SearchModelOptions,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(WorkerOptions, SearchOptions):
+class CorpusOptions(
+    WorkerOptions, SearchOptions, SearchModelOptions, NonfiniteOptions, EnsembleOptions, EncodingOptions
+):
     """Options of all commands that make training data."""
 
     # ---- input and output ----
@@ -31,32 +39,15 @@ class CorpusOptions(WorkerOptions, SearchOptions):
     max_repetitions: int = 3
     # Keep pairs whose sides are equal, apart from case.
     copies: bool = False
-    # ---- ensemble ----
-
-    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
-    ensemble: tuple[str, ...] = ()
-    # With --ensemble: mean of log-probabilities (geometric) or probabilities. None: as in the run's config.
-    ensemble_mean: Literal["log_probs", "probs"] | None = None
     # ---- lines and interruptions ----
 
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
     window: int | None = None
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # Use a checkpoint although parameters of it are NaN or infinite.
-    allow_nonfinite: bool = False
     # Resume an interrupted command with the same flags; nothing is done twice.
     resume: bool = False
     # Discard the translations in DIR and start over. Without --resume or --overwrite, existing ones are kept,
     # and the command ends with an error.
     overwrite: bool = False
-    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
-    invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

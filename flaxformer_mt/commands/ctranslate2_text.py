@@ -14,7 +14,7 @@ from flaxformer_mt.commands.corpus_options import BacktranslateOptions
 from flaxformer_mt.commands.options import SearchOptions
 from flaxformer_mt.commands.translate_and_score import WINDOW
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.mbr_options import MbrConfig
+from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.text_io.lines import count_lines, open_input, partial_of, read_lines

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flaxformer_mt.commands.shared_options import JsonOptions
 from flaxformer_mt.config import Config
 
 
@@ -65,11 +66,9 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ExperimentOptions):
+class PrepareOptions(ExperimentOptions, JsonOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
-    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
-    json: bool = False
     # ---- workers ----
 
     # Number of worker processes that check and tokenize a large training set. None: one for each core of this
@@ -98,10 +97,8 @@ class AlignOptions(ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class ShowOptions(ExperimentOptions):
+class ShowOptions(ExperimentOptions, JsonOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
-    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
-    json: bool = False
     # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
     target: str | None = None

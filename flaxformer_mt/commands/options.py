@@ -1,7 +1,7 @@
 """Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
 
-Those of the commands that start from a config are in experiment_options.py, those of `export` and `import` in
-conversion_options.py.
+Options that several commands have are in shared_options.py, those of the commands that start from a config in
+experiment_options.py, those of `export` and `import` in conversion_options.py.
 
 The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
 """
@@ -12,6 +12,16 @@ from typing import Any, Literal
 
 from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
 from flaxformer_mt.commands.section_flags import make_flags
+from flaxformer_mt.commands.shared_options import (
+    CheckpointOptions,
+    DtypeOptions,
+    EncodingOptions,
+    EnsembleOptions,
+    LanguageOptions,
+    NonfiniteOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+)
 from flaxformer_mt.config import SearchConfig
 
 # Values of the flags that may be given without a value.
@@ -31,17 +41,15 @@ _GenerateFlags: Any = make_flags(
 
 
 @dataclass(frozen=True)
-class SearchOptions(_SearchFlags):
+class SearchOptions(CheckpointOptions, _SearchFlags):
     """Options of all commands that search for translations."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(ProcessOptions, SearchOptions):
+class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, ShortlistOptions, NonfiniteOptions):
     """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
     # ---- sentences to score ----
@@ -76,22 +84,19 @@ class EvaluateOptions(ProcessOptions, SearchOptions):
     # Checkpoint (.ckpt) of a COMET model, for this learned metric too; needs the program comet-score. None:
     # no COMET.
     comet: str | None = None
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
-    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
-    shortlist: Path | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
-    # Use a checkpoint although parameters of it are NaN or infinite.
-    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
-class TranslateOptions(WorkerOptions, SearchOptions):
+class TranslateOptions(
+    WorkerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+    NonfiniteOptions,
+    EnsembleOptions,
+    EncodingOptions,
+    LanguageOptions,
+):
     """Translates text line by line, and writes one line for each input line in the same order."""
 
     # ---- input and output ----
@@ -100,13 +105,6 @@ class TranslateOptions(WorkerOptions, SearchOptions):
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # ---- languages ----
-
-    # Language to translate into, of a model of several. None: the one that the model has, or that the tag of
-    # each line names.
-    target_language: str | None = None
-    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
-    source_language: str | None = None
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -115,12 +113,6 @@ class TranslateOptions(WorkerOptions, SearchOptions):
     # File with phrases that each line's translation must contain, separated by tabs, one line for each input
     # line; an empty line requires nothing. None: no required phrases.
     required: str | None = None
-    # ---- ensemble ----
-
-    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
-    ensemble: tuple[str, ...] = ()
-    # With --ensemble: mean of log-probabilities (geometric) or probabilities. None: as in the run's config.
-    ensemble_mean: Literal["log_probs", "probs"] | None = None
     # ---- what is written ----
 
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
@@ -152,34 +144,22 @@ class TranslateOptions(WorkerOptions, SearchOptions):
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: int | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
     # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
-    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
-    shortlist: Path | None = None
     # First prepare the programs for few sentences, and keep them for later commands: these then start faster.
     warm_up: bool = False
-    # Use a checkpoint although parameters of it are NaN or infinite.
-    allow_nonfinite: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
     # Discard the FILE.partial of an interrupted command and start over. Without --resume or --overwrite, an
     # existing FILE.partial is kept, and the command ends with an error.
     overwrite: bool = False
-    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
-    invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
 
 @dataclass(frozen=True)
-class ScoreOptions(_ScoreFlags):
+class ScoreOptions(
+    CheckpointOptions, _ScoreFlags, DtypeOptions, NonfiniteOptions, EncodingOptions, LanguageOptions
+):
     """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
@@ -191,15 +171,6 @@ class ScoreOptions(_ScoreFlags):
     source: str | None = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
-    # ---- languages ----
-
-    # Language of the translations, of a model of several. None: the one that the model has, or that the tag
-    # of each line names.
-    target_language: str | None = None
-    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
-    source_language: str | None = None
     # ---- what is written ----
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
@@ -213,16 +184,10 @@ class ScoreOptions(_ScoreFlags):
     batch_tokens: int | None = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-    # Use a checkpoint although parameters of it are NaN or infinite.
-    allow_nonfinite: bool = False
-    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
-    invalid_utf8: Literal["refuse", "replace"] = "refuse"
 
 
 @dataclass(frozen=True)
-class GenerateOptions(_GenerateFlags):
+class GenerateOptions(CheckpointOptions, _GenerateFlags):
     """Writes texts by a language model (a run without data.source_language), one a line."""
 
     # Run directory of a trained language model.
@@ -233,26 +198,22 @@ class GenerateOptions(_GenerateFlags):
     n_best: int = 1
     # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
     length: int | None = None
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
     # Random sampling, greedy search or beam search.
     method: Literal["sample", "greedy", "beam"] = "sample"
 
 
 @dataclass(frozen=True)
-class AverageOptions:
+class AverageOptions(NonfiniteOptions):
     """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Number of newest checkpoints to average.
     last: int
-    # Average checkpoints although parameters of them are NaN or infinite.
-    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
-class PlotOptions:
+class PlotOptions(CheckpointOptions):
     """Plots position encodings and metrics of a run, and attention weights of a sentence, as PNG files."""
 
     # Run directory to plot.
@@ -263,8 +224,6 @@ class PlotOptions:
     source: str = ""
     # Folder for the PNG files. None: RUN/plots, or plots.
     output: Path | None = None
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)

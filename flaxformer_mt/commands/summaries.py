@@ -6,15 +6,8 @@ Takes the JSON values of the commands and lays them out as tables; computes noth
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Problem of a pair, as the report names it -> words.
-_PROBLEMS = {
-    "weight_0": "weight 0",
-    "invalid_utf8": "not UTF-8",
-    "empty": "empty or blank side",
-    "too_long": "too many characters",
-    "length_ratio": "lengths differ too much",
-    "duplicates": "exact duplicates",
-}
+from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
+
 _MORE = "All values: --json."
 
 
@@ -118,7 +111,7 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
     """A row with the numbers of pairs, and a row for each problem."""
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
     problems = [
-        [_PROBLEMS.get(name, name), f"{found['count']:,}", _ACTIONS[found["action"]], _first(found)]
+        [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]
         for name, found in part["problems"].items()
     ]
     if held := part.get("held_out"):
@@ -132,9 +125,6 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         ]
     problems = problems or [[""] * 4]
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
-
-
-_ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
 
 def _first(found: Mapping[str, Any]) -> str:

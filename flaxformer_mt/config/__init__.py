@@ -5,23 +5,23 @@ reads and writes configs, `find_config` locates them.
 """
 
 from flaxformer_mt.config.cleaning_rules import CleanConfig
-from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
-from flaxformer_mt.config.low_rank import LoraConfig
-from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig, TypoConfig
 from flaxformer_mt.config.schema import (
     Config,
     DataConfig,
     Dtype,
+    GuidedAlignmentConfig,
+    LoraConfig,
+    MbrConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
     Quantization,
     SearchConfig,
+    StageConfig,
     TrainConfig,
     VocabConfig,
 )
-from flaxformer_mt.config.stages import StageConfig
 
 __all__ = [
     "CleanConfig",

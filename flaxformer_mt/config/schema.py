@@ -11,18 +11,33 @@ from typing import Annotated, Any, Literal
 from flaxformer_mt.config.bounds import above, at_least, between, share
 from flaxformer_mt.config.cleaning_rules import CleanConfig
 from flaxformer_mt.config.field_values import replace_fields
-from flaxformer_mt.config.guided_alignment import GuidedAlignmentConfig
-from flaxformer_mt.config.length_options import LengthConfig
-from flaxformer_mt.config.low_rank import LoraConfig
-from flaxformer_mt.config.mbr_options import MbrConfig
 from flaxformer_mt.config.noise import NoiseConfig
-from flaxformer_mt.config.stages import StageConfig
-from flaxformer_mt.config.subword_vocabulary import VocabConfig
 from flaxformer_mt.config.tag_styles import TagStyle
 
 # Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]
 Quantization = Literal["int8"]
+Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"]
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One stage, as in StageConfig("mid", mix=("clean 0.6", "medium 0.4"), until="medium 2")."""
+
+    # Name of the stage in messages.
+    name: str = ""
+    # Data sets and their shares of the pairs, "NAME SHARE"; only ratios count. A set is named as in
+    # data.dataset, or by the last part of its folder or name.
+    mix: tuple[str, ...] = ()
+    # End of the stage: "NAME N" when the set NAME has been seen N times in it, "steps N" after N updates.
+    # Empty or "NAME inf", for the last stage: until train.steps.
+    until: str = ""
+    # Noise in this stage. None: data.noise.
+    noise: NoiseConfig | None = None
+
+    def __str__(self) -> str:
+        """The name, as messages and help texts show the stage."""
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,75 @@ class DataConfig:
     loader_threads: Annotated[int, between(0, 1024)] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
     prefetch: Annotated[int, between(0, 100_000)] = 8
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """SentencePiece vocabularies, trained on the training split unless model files are given."""
+
+    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words; or
+    # pretrained: the tokenizer of an imported model, as import sets it.
+    kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
+    # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
+    # words (kind=word) or characters (kind=char) of the training text.
+    size: Annotated[int, at_least(0)] = 8000
+    # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
+    source_size: Annotated[int | None, at_least(0)] = None
+    # True: one vocabulary shared by both languages. False: one vocabulary for each.
+    joint: bool = True
+    # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
+    source_model: str = ""
+    # Existing SentencePiece .model file for the target language. Empty: with joint=True that of source_model,
+    # else train one.
+    target_model: str = ""
+    # Whether to encode characters outside the vocabulary as UTF-8 bytes (256 pieces) instead of unknown.
+    byte_fallback: bool = True
+    # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
+    # thousands of characters, such as Chinese.
+    character_coverage: Annotated[float, between(0.98, 1)] = 1.0
+    # SentencePiece's Unicode normalization of sources, which also removes characters that nobody sees (soft
+    # hyphens, zero-width spaces, marks of direction); identity: none; nmt_nfkc_cf: also case folding.
+    normalization: Normalization = "nmt_nfkc"
+    # The same of targets. identity: a model can produce every character of its training text; any other
+    # normalization replaces characters, which translations then lack, and costs BLEU in many languages.
+    target_normalization: Normalization = "identity"
+    # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
+    # vocab.size includes them. Given models must have them.
+    symbols: tuple[str, ...] = ()
+    # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
+    max_sentences: Annotated[int, at_least(1)] = 2_000_000
+    # Token id of padding; a given source_model or target_model keeps its own id.
+    pad_id: Annotated[int, at_least(0)] = 0
+    # Token id of the start symbol (bos); a given source_model or target_model keeps its own id.
+    bos_id: Annotated[int, at_least(0)] = 1
+    # Token id of the end symbol (eos); a given source_model or target_model keeps its own id.
+    eos_id: Annotated[int, at_least(0)] = 2
+    # Token id of the unknown symbol; a given source_model or target_model keeps its own id.
+    unk_id: Annotated[int, at_least(0)] = 3
+    # Subword regularization: segment training text anew in each epoch, with this rate of merge dropout for
+    # bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
+    sampling: Annotated[float, between(0, 1)] = 0.0
+
+    @property
+    def size_of_source(self) -> int:
+        """The number of pieces of a source vocabulary of its own."""
+        return self.size if self.source_size is None else self.source_size
+
+
+@dataclass(frozen=True)
+class GuidedAlignmentConfig:
+    """Training of one head of cross-attention on the word alignments in data.alignments."""
+
+    # Weight of the cross-entropy between the head's attention and the given alignments, added to the loss of
+    # the translation; 0.05 to 0.5 is usual. 0: no guided alignment.
+    weight: Annotated[float, between(0, 100)] = 0.0
+    # Decoder layer of the head. 0: first layer; -1: last.
+    layer: Annotated[int, between(-10_000, 10_000)] = -1
+    # Number of the head in its layer, from 0.
+    head: Annotated[int, at_least(0)] = 0
+    # Decoder step whose attention aligns a target token. predict: the step that predicts the token; read: the
+    # next one, which reads it, and so knows what it aligns. read is more accurate, best in layer 0 or 1.
+    step: Literal["predict", "read"] = "predict"
 
 
 @dataclass(frozen=True)
@@ -237,6 +321,27 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adaptation (Hu et al. 2022) of a trained model: small changes of frozen matrices."""
+
+    # Rank of the trained change of each adapted matrix, such as 8 or 32; all other parameters are frozen.
+    # Needs a trained model to start from, as with --init. 0: off.
+    rank: Annotated[int, at_least(0)] = 0
+    # Each change is multiplied by alpha / rank, so that another rank needs no other learning rate.
+    alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
+    # Matrices that are adapted, as patterns of their paths: *attention*,decoder/*/kernel adapts those of all
+    # attention and of the decoder.
+    targets: tuple[str, ...] = ("*/kernel",)
+    # Parameters that are trained as a whole besides, as patterns of their paths: *norm,*bias. Empty: none.
+    also_train: tuple[str, ...] = ()
+    # Rank of the changes of embeddings and of an output layer, if it is another one. 0: the same rank.
+    embedding_rank: Annotated[int, at_least(0)] = 0
+    # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
+    # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
+    tokens: Annotated[int, at_least(0)] = 0
+
+
+@dataclass(frozen=True)
 class OptimConfig:
     """Optimizer and learning-rate schedule."""
 
@@ -352,6 +457,40 @@ class ParallelConfig:
     # Flags of XLA for the programs of training, each xla_NAME=VALUE. Those named for another platform
     # (xla_tpu_... on a GPU) have no effect.
     xla_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MbrConfig:
+    """Minimum Bayes risk: the candidate that is most like the others is chosen."""
+
+    # ---- minimum Bayes risk ----
+
+    # Minimum Bayes risk: candidates are random samples, or the beam_size hypotheses of beam search.
+    mbr_candidates: Literal["samples", "beam"] = "samples"
+    # Minimum Bayes risk: number of samples of each sentence, of which one is chosen.
+    mbr_samples: Annotated[int, between(1, 4096)] = 32
+    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references.
+    mbr_utility: Literal["chrf", "bleu"] = "chrf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthConfig:
+    """Minimum and maximum lengths of translations, and the length that is expected of them."""
+
+    # ---- content and length of translations ----
+
+    # Minimum translation length in tokens: min_length_ratio * source length + min_length_offset.
+    min_length_ratio: Annotated[float, between(0, 1000)] = 0.0
+    # Number of tokens added to min_length_ratio * source length to give the minimum translation length.
+    min_length_offset: Annotated[int, between(0, 1_000_000)] = 0
+    # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset.
+    max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
+    # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
+    max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
+    # Length up to which beam search expects a better translation, and that memory is reserved for.
+    # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
+    # maximum.
+    length_bound: Literal["learned", "limit"] = "learned"
 
 
 @dataclass(frozen=True)

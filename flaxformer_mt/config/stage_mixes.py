@@ -7,8 +7,7 @@ from typing import NamedTuple
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import Member, read_members
 from flaxformer_mt.config.noise import SOURCE_NOISE, NoiseConfig
-from flaxformer_mt.config.schema import DataConfig
-from flaxformer_mt.config.stages import StageConfig
+from flaxformer_mt.config.schema import DataConfig, StageConfig
 from flaxformer_mt.errors import UserError
 
 _LARGEST_COUNT = 2**31 - 1

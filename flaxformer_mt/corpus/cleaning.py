@@ -21,9 +21,10 @@ from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
+# Problem of a pair -> words for a reader.
 _PROBLEMS = {
     "invalid_utf8": "not UTF-8",
-    "empty": "one side is empty",
+    "empty": "empty or blank side",
     "too_long": "one side has too many characters",
     "length_ratio": "the lengths of the sides differ too much",
     "numbers": "the digits of the sides differ",
@@ -34,6 +35,9 @@ _PROBLEMS = {
 }
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
+PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0"}
+# What becomes of the pairs with it.
+ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 # Rows that are searched for repetitions at a time.
 _SEARCHED = 1 << 20
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.

@@ -3,10 +3,12 @@
 A flag that goes gets a line in CHANGELOG.md with its name and the reason, and an entry in GONE.
 """
 
+import dataclasses
 import re
 from pathlib import Path
 
 from flaxformer_mt.commands.flags import _flag_names
+from flaxformer_mt.commands.help_text import _read_own_comments
 from flaxformer_mt.commands.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,3 +41,16 @@ def test_no_flag_is_lost_but_those_that_the_changelog_names():
     assert lost == set(GONE)
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert all(name in changes for name in GONE.values())
+
+
+def test_an_option_that_several_commands_have_is_declared_once():
+    """No two classes of options declare a field of the same name with the same comment."""
+    places: dict[tuple[str, str], str] = {}
+    for command in COMMANDS.values():
+        for kind in command.options.__mro__:
+            if not dataclasses.is_dataclass(kind) or "DECLARED_IN" in kind.__dict__:
+                continue
+            for name, comment in _read_own_comments(kind).items():
+                place = places.setdefault((name, comment.text), kind.__qualname__)
+                assert place == kind.__qualname__ or name in ("run", "output"), (name, place, kind)
+    assert len(places) > 100

@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("ctranslate2")
 from flaxformer_mt.commands.ctranslate2_text import _WITHOUT_EFFECT
-from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.mbr_options import MbrConfig
+from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError

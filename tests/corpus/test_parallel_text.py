@@ -203,7 +203,7 @@ def test_all_refusals_are_reported_together_with_counts():
     with pytest.raises(UserError) as error:
         clean(split, CleanConfig(empty="refuse", duplicates="refuse"), may_drop=True)
     empty, duplicates = str(error.value).split("\n")
-    assert "2 pairs are refused: one side is empty (x.de line 1, x.en line 3)" in empty
+    assert "2 pairs are refused: empty or blank side (x.de line 1, x.en line 3)" in empty
     assert "2 pairs are refused: exact duplicates (x.de line 4, x.de line 5)" in duplicates
 
 

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flaxformer_mt.commands.shared_options import CheckpointOptions, SearchModelOptions, ShortlistOptions
+
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
     # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. Several, of
@@ -33,19 +35,7 @@ class ServeOptions:
 
     # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE wrote it:
-    # faster on CPUs. Only for a single run. None: all pieces.
-    shortlist: Path | None = None
     # Compile for all sizes from the start. Requests that come meanwhile wait for what they need only.
     warm_up: bool = True

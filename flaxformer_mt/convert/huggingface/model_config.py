@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
-from flaxformer_mt.config.subword_vocabulary import Normalization
+from flaxformer_mt.config.schema import Normalization
 from flaxformer_mt.convert.foreign_limits import check_fields
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface import bart_fields

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config.files import flatten
+from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.metrics import (
     choose_tokenizer,
@@ -19,14 +20,6 @@ from flaxformer_mt.evaluation.translation_files import Translations
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
-_PROBLEMS = {
-    "invalid_utf8": "not UTF-8",
-    "empty": "empty or blank side",
-    "too_long": "too many characters",
-    "length_ratio": "lengths differ too much",
-    "duplicates": "exact duplicates",
-}
-_ACTIONS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 
 # What a section consists of: the kind of a block, as the template names it, and its values.
 Blocks = list[tuple[str, Any]]
@@ -336,7 +329,7 @@ def make_data(runs: Sequence[RunFacts]) -> Blocks:
         for split, found in run.report.get("data", {}).items():
             for part in (found or {}).get("parts", []):
                 problems = [
-                    f"{_PROBLEMS.get(name, name)}: {one['count']:,} {_ACTIONS.get(one['action'], '')}"
+                    f"{PROBLEM_WORDS.get(name, name)}: {one['count']:,} {ACTION_WORDS.get(one['action'], '')}"
                     for name, one in part["problems"].items()
                 ]
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
