@@ -43,8 +43,8 @@ class ImportOptions:
     # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
     # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
     format: str | None = None
-    # With --format=hf: the languages to translate between, as in de,en; the first is the source language of
-    # two. None: those that the model's files name, or de,en.
+    # Languages to translate between, as in de,en; the first is the source language of two. More than two only
+    # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
     languages: str | None = None
     # With --format=hf: files of text in the languages in use, with commas. Pieces that occur in none of them
     # are left out of the vocabulary, and of the embeddings. None: all are kept.

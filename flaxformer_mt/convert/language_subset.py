@@ -19,16 +19,18 @@ from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     """Return the config of a model of many languages for the directions between some of them.
 
+    A model without tags translates from the first language to the second one, whatever its files say.
+
     Raises:
       UserError: fewer than two languages, or the model does not have one.
     """
     data, tags = weights.config.data, weights.vocabs.target.tags
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
         raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
-    if data.tag_style == "opus":
+    if data.tag_style == "opus" and len(languages) > 2:
         raise UserError(
-            f"--languages is {','.join(languages)}, but this model has no tags of languages; leave it out, "
-            "and set data.source_language and data.target_language when you train"
+            f"--languages is {','.join(languages)}, but this model has no tags of languages; give the two "
+            "that it translates between, as de,en"
         )
     source, target = languages[:2]
     data = dataclasses.replace(data, source_language=source, target_language=target)

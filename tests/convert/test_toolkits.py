@@ -33,6 +33,7 @@ from toolkit_twins import as_ids, half_sinusoids  # noqa: E402
 
 from flaxformer_mt.config import SearchConfig  # noqa: E402
 from flaxformer_mt.config.checks import validate  # noqa: E402
+from flaxformer_mt.config.directions import Direction, find_directions  # noqa: E402
 from flaxformer_mt.convert.export_run import export_run  # noqa: E402
 from flaxformer_mt.convert.format_interface import Given, Weights  # noqa: E402
 from flaxformer_mt.convert.format_of_files import find_format_name  # noqa: E402
@@ -46,6 +47,7 @@ from flaxformer_mt.convert.toolkits.pickled_checkpoint import (  # noqa: E402
 )
 from flaxformer_mt.convert.toolkits.yaml_text import parse_yaml  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402
+from flaxformer_mt.runs.load_run import read_config  # noqa: E402
 from flaxformer_mt.shapes import Batch  # noqa: E402
 from flaxformer_mt.translation.translator import Translator  # noqa: E402
 
@@ -298,7 +300,10 @@ def test_exports_of_imports_compute_the_same(tmp_path):
     """Sources without end symbol go to CTranslate2 and to the PyTorch file."""
     write_onmt(tmp_path / "model", onmt_options())
     run = tmp_path / "run"
-    found = import_run(tmp_path / "model", run_dir=run)
+    with pytest.raises(UserError, match="this model has no tags of languages; give the two"):
+        import_run(tmp_path / "model", run_dir=run, languages=["de", "en", "fr"])
+    found = import_run(tmp_path / "model", run_dir=run, languages=["sv", "da"])
+    assert find_directions(read_config(run / "config.json").data) == [Direction("sv", "da")]
     assert found["checked_on"] == "nothing: opennmt-py files are read without their toolkit"
     for name in ("ctranslate2", "torch"):
         out = export_run(run, format_name=name, output=tmp_path / name)
