@@ -190,7 +190,8 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
     Raises:
       UserError: search.suppress contains eos, or a piece that is absent from the vocabulary.
     """
-    suppressed = {_find_token(vocab, name) for name in search.suppress}
+    pieces = vocab.pieces(range(vocab.size))
+    suppressed = {_find_token(pieces, name) for name in search.suppress}
     if vocab.eos_id in suppressed:
         raise UserError(
             f"search.suppress contains the end symbol (id {vocab.eos_id}), which ends every translation; "
@@ -198,29 +199,18 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
         )
     if not search.allow_unknown and vocab.unk_id >= 0:
         suppressed.add(vocab.unk_id)
-    return Symbols(
-        vocab.pad_id,
-        vocab.bos_id,
-        vocab.eos_id,
-        tuple(sorted(suppressed)),
-        _find_word_starts(vocab),
-        vocab.num_forced,
-    )
+    # Pieces that begin a word contain the space before it.
+    word_starts = tuple(number for number, piece in enumerate(pieces) if piece.startswith("\u2581"))
+    never = tuple(sorted(suppressed))
+    return Symbols(vocab.pad_id, vocab.bos_id, vocab.eos_id, never, word_starts, vocab.num_forced)
 
 
-def _find_word_starts(vocab: Vocab) -> tuple[int, ...]:
-    """Returns the ids of the pieces that begin a word, which contain the space before it."""
-    pieces = vocab.pieces(range(vocab.size))
-    return tuple(number for number, piece in enumerate(pieces) if piece.startswith("\u2581"))
-
-
-def _find_token(vocab: Vocab, name: str) -> int:
+def _find_token(pieces: list[str], name: str) -> int:
     """Returns the id of a piece, or the id that `name` spells in digits; a piece takes precedence."""
-    pieces = vocab.pieces(range(vocab.size))
     if name in pieces:
         return pieces.index(name)
-    if name.isascii() and name.isdigit() and int(name) < vocab.size:
+    if name.isascii() and name.isdigit() and int(name) < len(pieces):
         return int(name)
     near = difflib.get_close_matches(name, pieces, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"give one of its pieces, or an id below {vocab.size}"
+    hint = f"did you mean {near[0]}?" if near else f"give one of its pieces, or an id below {len(pieces)}"
     raise UserError(f"search.suppress contains {name!r}, which is not in the target vocabulary; {hint}")

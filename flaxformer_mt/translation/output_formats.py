@@ -36,7 +36,10 @@ class TranslationFormat:
     def lines(self, number: int, source: str, translation: Translation, pieces: Pieces) -> list[str]:
         """Returns the output lines of input line `number`, counted from 0."""
         if self.json:
-            return [write_json(_describe(number, source, translation, pieces, n_best=self.n_best))]
+            described = {"line": number, "source": source, **_describe(translation, pieces)}
+            if self.n_best:
+                described["n_best"] = [_describe(one, pieces) for one in translation.n_best]
+            return [write_json(described)]
         if self.n_best:
             return [self._format_hypothesis(number, hypothesis) for hypothesis in translation.n_best]
         columns = [f"{translation.score:.6f}"] if self.scores or self.token_scores else []
@@ -53,16 +56,7 @@ class TranslationFormat:
         return " ||| ".join(fields)
 
 
-def _describe(
-    number: int, source: str, translation: Translation, pieces: Pieces, *, n_best: bool
-) -> dict[str, Any]:
-    described = {"line": number, "source": source, **_describe_hypothesis(translation, pieces)}
-    if n_best:
-        described["n_best"] = [_describe_hypothesis(hypothesis, pieces) for hypothesis in translation.n_best]
-    return described
-
-
-def _describe_hypothesis(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
+def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
     return {
         "text": hypothesis.text,
         "score": hypothesis.score,
